@@ -4,11 +4,11 @@ BIN := $(VENV)/bin
 PYTHON ?= python3
 # Of the tests, which often wait: two cores are busy with three, if none computes while it waits for another.
 WORKERS ?= 3
-# Which tests: all of them, or `make test TESTS=packages/mcp/tests`.
+# Which tests: all of them, or `make test TESTS=tests/mcp`.
 TESTS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check format test test-core test-all audit mutants
+.PHONY: help setup demo check format test test-all audit mutants
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -32,10 +32,6 @@ format: setup  ## Format the code and apply the safe fixes
 
 test: setup  ## The tests that every change must pass
 	OMP_WAIT_POLICY=passive $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not slow and not gpu" $(TESTS)
-
-test-core: setup  ## The tests of the core alone, as if no other distribution were installed
-	PYTHONPATH=$(CURDIR)/tools/core_alone $(BIN)/pytest -n $(WORKERS) --dist loadfile -m "not slow and not gpu" tests \
-		--ignore tests/whole --ignore tests/cluster
 
 test-all: setup  ## Slow tests too, and those for a GPU where there is one
 	$(BIN)/pytest

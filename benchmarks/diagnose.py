@@ -35,7 +35,7 @@ _TOKENS = 250
 _MEASURE = """
 import resource, sys, time
 begun = time.perf_counter()
-from buckeye_audit.diagnosis.diagnose import diagnose
+from buckeye.analysis.diagnosis.diagnose import diagnose
 found, notes, failed = diagnose(sys.argv[1])
 memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 seconds = time.perf_counter() - begun

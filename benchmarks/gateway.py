@@ -37,7 +37,7 @@ import httpx
 import psutil
 
 from buckeye.base.process import clean_environment
-from buckeye_mcp.client.server_process import ServerProcess
+from buckeye.mcp.client.server_process import ServerProcess
 
 SERVER = """
 import json, sys

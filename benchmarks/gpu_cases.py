@@ -251,7 +251,7 @@ def _run_config(settings: Settings, output: Path) -> Settings:
 
 def _devices(settings: Settings) -> Settings:
     """Which GPUs a run takes: two if there are two; of a single one the engine gets less than half."""
-    from buckeye.sizing.devices import this_machine
+    from buckeye.launch.preflight.devices import this_machine
 
     if settings["device"] != "cuda":
         return {"inference_gpu_ids": [0], "trainer_gpu_ids": [1], "inference_share": None, "gpu_gb": None}

@@ -34,9 +34,9 @@ from buckeye.base.storage import read_json
 from buckeye.config.load import load_with_warnings
 from buckeye.config.rl import RLConfig
 from buckeye.inference.client import InferenceClient
-from buckeye.sizing.devices import MainMemory, main_memory
-from buckeye.sizing.memory import Hardware, plan_memory, processor_has_bfloat16
-from buckeye.sizing.model import shape_of
+from buckeye.launch.preflight.devices import MainMemory, main_memory
+from buckeye.launch.preflight.memory import Hardware, plan_memory, processor_has_bfloat16
+from buckeye.launch.preflight.model import shape_of
 from buckeye.transport.batches import Batch, Sample, end_batches, write_batch
 from buckeye.transport.weights import publish_weights, read_weights_manifest
 

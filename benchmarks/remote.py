@@ -20,12 +20,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from packages.machines.tests.proxy import proxied  # noqa: E402
-from packages.machines.tests.sshd import Host, sshd  # noqa: E402
+from tests.remote.proxy import proxied  # noqa: E402
+from tests.remote.sshd import Host, sshd  # noqa: E402
 
-from buckeye_machines.connection import Link  # noqa: E402
-from buckeye_machines.manifest import project_manifest  # noqa: E402
-from buckeye_machines.upload import send_project  # noqa: E402
+from buckeye.remote.connection import Link  # noqa: E402
+from buckeye.remote.manifest import project_manifest  # noqa: E402
+from buckeye.remote.upload import send_project  # noqa: E402
 
 
 def main() -> None:

@@ -24,7 +24,7 @@ import sys
 from pathlib import Path
 
 from buckeye.monitor.metrics import read_run
-from buckeye_audit.demo.stages import DemoPaths, config_file, warm_started_model
+from buckeye.setup.demo.stages import DemoPaths, config_file, warm_started_model
 
 LOSSES = {
     "uncorrected": {"type": "reinforce"},

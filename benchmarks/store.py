@@ -20,7 +20,7 @@ from pathlib import Path
 
 from buckeye.base.process import RunIdentity
 from buckeye.transport.checkpoint import list_checkpoints, read_commit, save_checkpoint
-from buckeye_machines.object_store import Store, name_in_store
+from buckeye.transport.object_store import Store, name_in_store
 
 ME = RunIdentity(run_id="aaaa1111", attempt=1)
 

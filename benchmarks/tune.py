@@ -30,14 +30,14 @@ from unittest import mock
 
 from benchmarks.letters import LETTERS, questions
 from benchmarks.recipes import RECIPES, Chat, warm_start, write_settings
-from packages.audit.tests.tuning.here import carry_out, play
+from tests.setup.tuning.here import carry_out, play
 
 from benchmarks import guess
 from buckeye import runs
 from buckeye.config.load import load_config
 from buckeye.config.rl import RLConfig
-from buckeye_audit.tuning import forks
-from buckeye_audit.tuning.tune import Tuning
+from buckeye.setup.tuning import forks
+from buckeye.setup.tuning.tune import Tuning
 
 GRID = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
 MOST, STILL, LONG = 36, 8, 300  # steps

@@ -18,7 +18,7 @@ import time
 import msgspec
 
 from buckeye.envs.base import Message, Reply, Tool
-from buckeye_adapters.proxy import serve
+from buckeye.workers.proxy import serve
 
 AGENTS = r"""
 import asyncio, sys

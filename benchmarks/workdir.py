@@ -16,12 +16,12 @@ import tempfile
 import time
 from pathlib import Path
 
-from buckeye_mcp.config import GymConfig
-from buckeye_mcp.isolation.plays import compare_plays
-from buckeye_mcp.tasks.task_schema import McpTask
-from buckeye_mcp.workdir.folder import open_workdir
+from buckeye.mcp.config import GymConfig
+from buckeye.mcp.isolation.plays import compare_plays
+from buckeye.mcp.tasks.task_schema import McpTask
+from buckeye.mcp.workdir.folder import open_workdir
 
-_NOTES = Path(__file__).parents[1] / "packages/mcp/tests/workdir/notes_server.py"
+_NOTES = Path(__file__).parents[1] / "tests/mcp/workdir/notes_server.py"
 _CASES = (("no files", 0, 0), ("10 kB in 10 files", 10, 1_000), ("50 MB in 500 files", 500, 100_000))
 
 

@@ -24,7 +24,7 @@ import psutil
 
 from buckeye.envs.base import Environment, Message, Outcome, Policy, Reply, Task, Tool
 from buckeye.envs.settings import WorkerSettings
-from buckeye_adapters.workers.environment import WorkerEnvironment, open_worker_environment
+from buckeye.workers.environment import WorkerEnvironment, open_worker_environment
 
 SAID = "the answer is probably " + "x" * 100
 

@@ -1,78 +1,103 @@
-"""Make a virtual environment with Buckeye, its environments and its development tools in it.
+"""Make a virtual environment with Buckeye, its environments and its development tools.
 
 Run by `make setup` with any Python >= 3.11; does nothing if nothing has changed since the last time.
 
-Where there is no NVIDIA GPU, the CPU build of torch is asked for by its own version number (`+cpu`), so no
-CUDA build (several gigabytes) can be chosen: first from the package index that pip is set up with, then from
-PyTorch's own index of CPU builds. Set BUCKEYE_TORCH to a requirement (`torch==2.14.0`) to choose yourself.
+Everything but torch comes from `uv.lock`, installed by uv; where uv cannot be had, pip resolves the
+requirements of pyproject.toml instead. Where there is no NVIDIA GPU, torch is its CPU build, asked for by
+its own version number (`+cpu`), so no CUDA build (several gigabytes) can be chosen: first from the package
+index that pip is set up with, then from PyTorch's own index of CPU builds. Set BUCKEYE_TORCH to a requirement
+(`torch==2.14.0`) to choose another.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import venv
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 TORCH = "2.13.0"
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
-PROJECTS = (".[train,dev,docs]", "environments/dakota1890", "environments/text_2048")
-SATELLITES = ("packages/adapters", "packages/audit", "packages/machines", "packages/mcp", "packages/ui")
-FORMER_NAME = "buckeye"  # of our distribution, until 0.1.0; on PyPI it is somebody else's
+ENVIRONMENTS = ("environments/dakota1890", "environments/text_2048")
+EXTRAS = ("train", "dev", "docs")
+UV = "uv>=0.9"
+FORMER_NAMES = (
+    "buckeye",
+    "buckeye-adapters",
+    "buckeye-audit",
+    "buckeye-machines",
+    "buckeye-mcp",
+    "buckeye-ui",
+)
 INPUTS = (
     "pyproject.toml",
-    "hatch_build.py",
-    *(f"{satellite}/pyproject.toml" for satellite in SATELLITES),
-    "environments/dakota1890/pyproject.toml",
-    "environments/text_2048/pyproject.toml",
+    "uv.lock",
+    *(f"{environment}/pyproject.toml" for environment in ENVIRONMENTS),
     "tools/setup.py",
 )
+_OF_CUDA = re.compile(r"(torch|triton|nvidia-[\w-]+|cuda-[\w-]+)==")
 
 
 def main() -> int:
-    """Create or bring up to date the environment named on the command line."""
+    """Create or update the environment named on the command line."""
     target = ROOT / (sys.argv[1] if len(sys.argv) > 1 else ".venv")
-    if sys.version_info < (3, 11):  # noqa: UP036  this script is what tells the user
+    if sys.version_info < (3, 11):  # noqa: UP036  this script reports it to the user
         print("error: Buckeye needs Python 3.11 or newer; set PYTHON, e.g. `make setup PYTHON=python3.12`")
         return 2
-    stamp, wanted = target / ".buckeye-setup", fingerprint()
-    if stamp.exists() and stamp.read_text() == wanted:
+    with alone(target):
+        stamp, wanted = target / ".buckeye-setup", fingerprint()
+        if stamp.exists() and stamp.read_text() == wanted:
+            return 0
+        python = target / "bin" / "python"
+        if python.exists():  # their commands have the same names
+            pip(python, "uninstall", "--yes", *FORMER_NAMES, quiet=True)
+        else:
+            print(f"creating {target}", flush=True)
+            venv.create(target, with_pip=True)
+        if not install_torch(python):
+            return 1
+        print("installing Buckeye and its dependencies", flush=True)
+        if not (install_locked(python) or install_resolved(python)):
+            print("error: the installation failed; see the lines above")
+            return 1
+        stamp.write_text(wanted)
         return 0
-    python = target / "bin" / "python"
-    if python.exists():  # first, as both names have the same commands
-        pip(python, "uninstall", "--yes", FORMER_NAME, quiet=True)
-    else:
-        print(f"creating {target}", flush=True)
-        venv.create(target, with_pip=True)
-    if not install_torch(python):
-        return 1
-    print("installing Buckeye and what it needs", flush=True)
-    satellites = [word for project in SATELLITES for word in ("-e", project)]
-    editable = [word for project in PROJECTS for word in ("-e", project)]
-    # The first brings the satellites as copies, with all that they need; the second makes them editable.
-    if not (pip(python, "install", *editable) and pip(python, "install", "--no-deps", *satellites)):
-        print("error: the installation failed; the lines above say why")
-        return 1
-    stamp.write_text(wanted)
-    return 0
+
+
+@contextmanager
+def alone(target: Path) -> Iterator[None]:
+    """Hold the lock of an environment, so that a second `make setup` waits."""
+    folder = ROOT / ".cache"
+    folder.mkdir(exist_ok=True)
+    with (folder / f"setup{hashlib.sha256(str(target).encode()).hexdigest()[:8]}.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(f"waiting: another `make setup` works on {target}", flush=True)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def fingerprint() -> str:
-    """Changes when what would be installed does."""
+    """Return a digest that changes with what would be installed."""
     parts = [(ROOT / name).read_bytes() for name in INPUTS]
     parts += [os.environ.get("BUCKEYE_TORCH", "").encode(), str(ROOT).encode(), sys.version.encode()]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()
 
 
 def install_torch(python: Path) -> bool:
-    """Install the build of torch that suits the machine, if there is none yet."""
-    there = subprocess.run([python, "-c", "import torch"], capture_output=True, check=False)
-    if there.returncode == 0:
+    """Install the build of torch that suits the machine, unless there is one."""
+    if run(python, "-c", "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"):
         return True
     print("installing torch", flush=True)
     chosen = os.environ.get("BUCKEYE_TORCH")
@@ -85,17 +110,54 @@ def install_torch(python: Path) -> bool:
         return True
     if pip(python, "install", cpu_build, "--extra-index-url", CPU_INDEX):
         return True
-    print(
-        f"error: no CPU build of torch {TORCH} could be had; choose one: BUCKEYE_TORCH='torch==X' make setup"
-    )
+    print(f"error: no CPU build of torch {TORCH} found; choose one: BUCKEYE_TORCH='torch==X' make setup")
     return False
 
 
+def install_locked(python: Path) -> bool:
+    """Install the versions in uv.lock, all but torch, and this project. Return False if uv cannot."""
+    uv = python.parent / "uv"
+    if not (uv.exists() or pip(python, "install", UV, quiet=True)):
+        return False
+    extras = [word for extra in EXTRAS for word in ("--extra", extra)]
+    export = [
+        uv,
+        "export",
+        "--quiet",
+        "--frozen",
+        "--no-emit-project",
+        "--no-hashes",
+        "--no-annotate",
+        *extras,
+    ]
+    exported = subprocess.run(export, cwd=ROOT, check=False, capture_output=True, text=True)
+    if exported.returncode != 0:
+        return False
+    lines = [line for line in exported.stdout.splitlines() if not _OF_CUDA.match(line)]
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as requirements:
+        requirements.write("\n".join(lines))
+        requirements.flush()
+        install = (uv, "pip", "install", "--quiet", "--python", python, "--no-deps")
+        projects = [word for project in (".", *ENVIRONMENTS) for word in ("-e", project)]
+        return run(*install, "-r", requirements.name) and run(*install, *projects)
+
+
+def install_resolved(python: Path) -> bool:
+    """Install what pip resolves from pyproject.toml."""
+    print("uv is not available: pip resolves the requirements", flush=True)
+    project = f".[{','.join(EXTRAS)}]"
+    return pip(python, "install", *(word for path in (project, *ENVIRONMENTS) for word in ("-e", path)))
+
+
 def pip(python: Path, *words: str, quiet: bool = False) -> bool:
-    """Run pip; `quiet` also hides its errors (another attempt follows, or nothing was to be done)."""
-    command = [python, "-m", "pip", "--quiet", "--disable-pip-version-check", *words]
+    """Run pip; `quiet` hides its errors, where another attempt follows."""
+    return run(python, "-m", "pip", "--quiet", "--disable-pip-version-check", *words, quiet=quiet)
+
+
+def run(*argv: str | Path, quiet: bool = False) -> bool:
+    """Run a program in the root of the checkout. Return True if it succeeded."""
     hidden = subprocess.DEVNULL if quiet else None
-    return subprocess.run(command, cwd=ROOT, check=False, stderr=hidden).returncode == 0
+    return subprocess.run(argv, cwd=ROOT, check=False, stderr=hidden).returncode == 0
 
 
 if __name__ == "__main__":

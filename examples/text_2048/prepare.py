@@ -15,9 +15,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from buckeye_mcp.config import GymConfig, load_gym_config
-from buckeye_mcp.rollout import first_messages
-from buckeye_mcp.tasks.task_schema import McpTask
+from buckeye.mcp.config import GymConfig, load_gym_config
+from buckeye.mcp.rollout import first_messages
+from buckeye.mcp.tasks.task_schema import McpTask
 from text_2048.board import DIRECTIONS, Game
 
 HERE = Path(__file__).parent

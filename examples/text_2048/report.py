@@ -16,7 +16,7 @@ from pathlib import Path
 
 from prepare import HERE, SIZE, SPLITS, TARGET
 
-from buckeye_mcp.config import load_gym_config
+from buckeye.mcp.config import load_gym_config
 from text_2048.board import DIRECTIONS, Game
 from text_2048.grading import grade
 

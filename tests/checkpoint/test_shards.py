@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from buckeye.errors import CheckpointError
-from buckeye.sizing.model import fetch_model
+from buckeye.launch.preflight.model import fetch_model
 from buckeye.trainer.parallel.shards import load_shards
 from buckeye.transport.checkpoint import CheckpointInfo, trainer_state
 from tests.ports import free_port
@@ -78,7 +78,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from buckeye.errors import CheckpointError
-from buckeye.sizing.model import fetch_model
+from buckeye.launch.preflight.model import fetch_model
 from buckeye.trainer.parallel.shards import checkpoint_group, load_shards, save_shards, staged
 
 rank, port, directory = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])

@@ -10,8 +10,8 @@ from typer.main import get_command
 from buckeye.cli.app import app
 from buckeye.cli.completion import app_of, configurations
 from buckeye.cli.launch import COMMANDS, RL_COMMANDS, RUN_COMMANDS
-from buckeye.cli.rl_flags import TrainFlags
 from buckeye.config.help import flag_names
+from buckeye.setup.recipe.flags import TrainFlags
 
 VALUE = "\0"
 """Stands for what a text is filled with."""
@@ -64,7 +64,7 @@ def problem(command):
         name[2:] for name in flag_names(configurations()[program])
     }
     if program == "rl":
-        from buckeye_machines.slurm.command import LauncherFlags  # the core's tests have no such command
+        from buckeye.cli.slurm import LauncherFlags  # the core's tests have no such command
 
         flags |= {name[2:] for one in (TrainFlags, LauncherFlags) for name in flag_names(one)} | {"launcher"}
     for name, own in _ON_CONFIGURATIONS.items():

@@ -337,7 +337,7 @@ def test_following_the_logs_ends_quietly(tmp_path):
 EQUAL = {"batch/with_spread": 0.0, "reward/std": 0.0, "batch/groups": 4, "batch/rollouts": 32}
 
 
-@pytest.mark.skipif(not is_there("buckeye_audit"), reason="findings are of buckeye-audit")
+@pytest.mark.skipif(not is_there("buckeye.evaluation"), reason="findings are of buckeye-audit")
 @pytest.mark.parametrize(
     ("batch", "said"),
     [

@@ -6,7 +6,7 @@ import threading
 import time
 from types import SimpleNamespace
 
-from buckeye.cli import terminal
+from buckeye.base import terminal
 
 
 def test_without_a_terminal_plain_lines_say_what_is_being_done(monkeypatch):

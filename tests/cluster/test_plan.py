@@ -6,9 +6,9 @@ from buckeye.cli.dry_run import plan_table
 from buckeye.config.load import load_config
 from buckeye.config.rl import RLConfig
 from buckeye.errors import ConfigError, UsageError
-from buckeye.sizing.devices import Machine
-from buckeye.sizing.plan import Site, make_plan, scaled
-from buckeye.sizing.ports import held_ports
+from buckeye.launch.plan import Site, make_plan, scaled
+from buckeye.launch.preflight.devices import Machine
+from buckeye.launch.preflight.ports import held_ports
 
 WORDS = ("--trainer", "--orchestrator.env.0.id", "x", "--inference", "{}", "--inference-gpu-ids", "0,1")
 

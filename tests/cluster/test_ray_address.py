@@ -4,13 +4,13 @@ import sysconfig
 from importlib.metadata import version
 
 import pytest
-from packages.machines.tests.venvs import venv_with
 
 from tests.cluster.conftest import STEPS
 from tests.cluster.hosts import needs_hosts, some_hosts, wait_until
 from tests.cluster.project import result
 from tests.cluster.ray import ray_cluster
 from tests.cluster.test_ray_run import CLUSTER, SECONDS, left
+from tests.remote.venvs import venv_with
 
 pytestmark = [needs_hosts, pytest.mark.slow, pytest.mark.timeout(3600)]
 

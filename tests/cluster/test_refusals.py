@@ -24,7 +24,7 @@ import sys
 from buckeye.config.load import load_config
 from buckeye.config.rl import RLConfig
 from buckeye.errors import UsageError
-from buckeye_machines.engines.ray_cluster import ray_nodes
+from buckeye.launch.engines.ray_cluster import ray_nodes
 
 words = ["@", "python.toml", "--cluster.engine", "ray", "--cluster.ray-address", sys.argv[1]]
 try:

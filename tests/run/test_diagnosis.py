@@ -7,9 +7,9 @@ import time
 import pytest
 
 from buckeye.launch import why_it_ended as module
+from buckeye.launch.plan import Role
 from buckeye.launch.processes import Processes
 from buckeye.launch.why_it_ended import Memory, diagnosis, how_it_ended, named_cause
-from buckeye.sizing.plan import Role
 
 FEW = Memory(in_cgroup=2, on_machine=5)
 

@@ -20,11 +20,11 @@ from buckeye.config.trainer import (
     TrainerCheckpointConfig,
     TrainerConfig,
 )
+from buckeye.launch.plan import make_plan
+from buckeye.launch.preflight.devices import this_machine
+from buckeye.launch.preflight.disk import check_disk, count_parameters, disk_table, estimate_disk
+from buckeye.launch.preflight.ports import AnyPorts
 from buckeye.run_files.logs import prune_logs
-from buckeye.sizing.devices import this_machine
-from buckeye.sizing.disk import check_disk, count_parameters, disk_table, estimate_disk
-from buckeye.sizing.plan import make_plan
-from buckeye.sizing.ports import AnyPorts
 from tests.small_disk import fill, small_disk
 
 

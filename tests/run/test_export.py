@@ -20,10 +20,10 @@ from buckeye.config.load import load_with_warnings
 from buckeye.config.rl import RLConfig
 from buckeye.config.sft import SFTConfig
 from buckeye.errors import CheckpointError, RunError, UsageError
+from buckeye.launch.preflight.model import fetch_base
 from buckeye.monitor.metrics import MetricsLog
 from buckeye.runs.checkpoint_facts import choose_checkpoint
 from buckeye.runs.export import ExportRequest, export_model
-from buckeye.sizing.model import fetch_base
 from buckeye.trainer.output import release
 from buckeye.trainer.sft import run_sft
 from buckeye.transport.checkpoint import read_scores

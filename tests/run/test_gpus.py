@@ -3,7 +3,7 @@
 import pytest
 
 from buckeye.errors import UsageError
-from buckeye.sizing.devices import Gpus, parse_gpus
+from buckeye.launch.preflight.devices import Gpus, parse_gpus
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ import time
 import pytest
 
 from buckeye.base.process import RunIdentity
+from buckeye.launch.plan import Role
 from buckeye.launch.processes import Processes
-from buckeye.sizing.plan import Role
 from tests.waiting import wait_for
 
 HEARTBEATS = """

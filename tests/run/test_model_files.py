@@ -3,7 +3,7 @@
 import pytest
 
 from buckeye.errors import UsageError
-from buckeye.sizing.model import fetch_model
+from buckeye.launch.preflight.model import fetch_model
 
 
 def test_an_adapter_is_no_model_and_is_told_apart(tmp_path):

@@ -4,9 +4,9 @@ import pytest
 
 from buckeye.config.load import load_config
 from buckeye.config.rl import RLConfig
-from buckeye.sizing.devices import Machine
-from buckeye.sizing.plan import make_plan
-from buckeye.sizing.ports import held_ports
+from buckeye.launch.plan import make_plan
+from buckeye.launch.preflight.devices import Machine
+from buckeye.launch.preflight.ports import held_ports
 
 WORDS = ("--trainer", "--orchestrator.env.0.id", "x", "--inference", "{}")
 

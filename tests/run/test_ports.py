@@ -9,7 +9,7 @@ import pytest
 
 from buckeye.base.storage import private_folder
 from buckeye.errors import RunError, UsageError
-from buckeye.sizing.ports import Ports, held_ports, is_free
+from buckeye.launch.preflight.ports import Ports, held_ports, is_free
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +33,7 @@ def test_no_port_is_given_twice_as_long_as_it_is_held(folder):
 def test_one_run_asks_for_ports_again_and_gets_others(monkeypatch):
     with held_ports() as ports:
         some = ports.choose(3)
-        monkeypatch.setattr("buckeye.sizing.ports._CHOICE", range(min(some), min(some) + 40))
+        monkeypatch.setattr("buckeye.launch.preflight.ports._CHOICE", range(min(some), min(some) + 40))
         assert not set(some) & set(ports.choose(20))
 
 
@@ -52,7 +52,9 @@ def test_a_port_that_somebody_listens_on_is_waited_for_and_refused():
 
 
 def test_a_port_is_free_again_when_its_holder_is_killed(folder):
-    code = "from buckeye.sizing.ports import Ports; print(Ports().choose(1)[0], flush=True); input()"
+    code = (
+        "from buckeye.launch.preflight.ports import Ports; print(Ports().choose(1)[0], flush=True); input()"
+    )
     holder = subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )

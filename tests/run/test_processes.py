@@ -8,8 +8,8 @@ import sys
 import psutil
 
 from buckeye.launch import processes as processes_module
+from buckeye.launch.plan import Role
 from buckeye.launch.processes import Processes
-from buckeye.sizing.plan import Role
 from tests.waiting import wait_for
 
 LEAVES_ONE_BEHIND = (

@@ -6,9 +6,9 @@ import pytest
 
 from buckeye.config.rl import SupervisionConfig
 from buckeye.errors import RunError
+from buckeye.launch.plan import Role
 from buckeye.launch.processes import Processes
 from buckeye.launch.restarts import Restarts
-from buckeye.sizing.plan import Role
 from buckeye.transport.inference_servers import request_restart
 from tests.waiting import wait_for
 

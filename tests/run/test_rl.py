@@ -16,7 +16,7 @@ from tests.cli.printed_commands import follow
 from tests.rounding import logprob_error
 from tests.waiting import wait_for
 
-WITH_AUDIT = pytest.mark.skipif(not is_there("buckeye_audit"), reason="uses commands of buckeye-audit")
+WITH_AUDIT = pytest.mark.skipif(not is_there("buckeye.evaluation"), reason="uses commands of buckeye-audit")
 
 
 def processes_of(directory):
@@ -102,11 +102,11 @@ def test_the_commands_at_the_end_of_a_run_work(finished, runner):
     shutil.copytree(finished.root / "out", runner.root / "out")
     done = follow(runner, f"{finished.printed}\nbuckeye export out\nrl status out\nrl stop out")
     wrong = done.pop("buckeye rl diagnose out", None)  # its replies are cut off
-    assert (wrong is not None) == is_there("buckeye_audit")
+    assert (wrong is not None) == is_there("buckeye.evaluation")
     if wrong is not None:
         assert (wrong.returncode, "1. truncated (likely" in wrong.stdout) == (1, True)
     failed = {command: ended.stderr for command, ended in done.items() if ended.returncode}
-    if not is_there("buckeye_audit"):
+    if not is_there("buckeye.evaluation"):
         assert failed  # what was played is shown by it
         assert all(" needs buckeye-audit" in why for why in failed.values())
         failed = {}

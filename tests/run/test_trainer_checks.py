@@ -5,7 +5,7 @@ import pytest
 from buckeye.config.load import load_config
 from buckeye.config.rl import RLConfig
 from buckeye.errors import ConfigError
-from buckeye.sizing.trainer_checks import reference_warnings, trainer_warnings
+from buckeye.launch.preflight.trainer_checks import reference_warnings, trainer_warnings
 
 LORA = "--trainer.model.experimental.lora.target-modules"
 

@@ -19,8 +19,8 @@ from buckeye.base.faults import DONE, FAULTS
 from buckeye.base.process import RunIdentity
 from buckeye.config.trainer import ModelConfig
 from buckeye.errors import UsageError
+from buckeye.launch.preflight.model import fetch_model
 from buckeye.monitor.metrics import read_run
-from buckeye.sizing.model import fetch_model
 from buckeye.trainer.output.release import Passages, write_model
 from buckeye.trainer.output.state import OPTIMIZER_DIRECTORY
 from buckeye.trainer.parallel.shards import load_shards

@@ -17,8 +17,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from buckeye.config.load import load_config
 from buckeye.config.rl import RLConfig
 from buckeye.errors import UsageError
-from buckeye.sizing.model import check_model
-from buckeye.sizing.trainer_checks import trainer_warnings
+from buckeye.launch.preflight.model import check_model
+from buckeye.launch.preflight.trainer_checks import trainer_warnings
 from buckeye.trainer.model.attention import PACKED_ATTENTION
 from buckeye.trainer.model.policy import load_policy, make_policy
 from buckeye.trainer.model.trainable import FAMILIES, untrainable

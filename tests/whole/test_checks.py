@@ -17,12 +17,11 @@ from buckeye.base.distribution import install_command
 from buckeye.config.load import load_config
 from buckeye.config.rl import RLConfig
 from buckeye.envs.base import Outcome, Task
-from buckeye.orchestrator.evaluation import EvalResult
-from buckeye.orchestrator.rollout import Rollout
-from buckeye.sizing import software
-from buckeye.sizing.devices import gpus, main_memory, read_gpus
-from buckeye.sizing.model import has_template, missing_files
-from buckeye.sizing.places import (
+from buckeye.evaluation.doctor_checks import spread_check, spread_of
+from buckeye.launch.preflight import software
+from buckeye.launch.preflight.devices import gpus, main_memory, read_gpus
+from buckeye.launch.preflight.model import has_template, missing_files
+from buckeye.launch.preflight.places import (
     check_clock,
     check_directory,
     check_open_files,
@@ -30,8 +29,9 @@ from buckeye.sizing.places import (
     check_shared_memory,
     file_system,
 )
-from buckeye.sizing.software import check_libraries, check_torch_build
-from buckeye_audit.doctor_checks import spread_check, spread_of
+from buckeye.launch.preflight.software import check_libraries, check_torch_build
+from buckeye.orchestrator.evaluation import EvalResult
+from buckeye.orchestrator.rollout import Rollout
 
 MIB = 2**20
 

@@ -7,20 +7,20 @@ import sys
 
 import pytest
 import typer
-from packages.machines.tests.landlord import KEY, Landlord, serve
-from packages.mcp.tests.recipe.rl_project import fill
 from tests.command import run_here
+from tests.remote.landlord import KEY, Landlord, serve
 from tests.run.conftest import ENVIRONMENT
 from tests.run.made_runs import made_run
+from tests.setup.recipe.rl_project import fill
 
 from buckeye.cli import launch
 from buckeye.cli.app import app
+from buckeye.cli.init import init_app
+from buckeye.cli.pods import pods_app
 from buckeye.cli.runs import runs_app
 from buckeye.config.load import load_config, to_json
 from buckeye.config.rl import RLConfig
 from buckeye.launch.resume_checks import as_recorded
-from buckeye_machines.pods_command import pods_app
-from buckeye_mcp.init.command import init_app
 
 RUN = """
 output_dir = "outputs/new"

@@ -7,8 +7,8 @@ import subprocess
 import sys
 
 import pytest
-from packages.adapters.tests.installed.package_index import serving, wheel
 from tests.places import ROOT
+from tests.workers.installed.package_index import serving, wheel
 
 from buckeye.base.distribution import DISTRIBUTION, SATELLITES
 

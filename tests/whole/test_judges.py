@@ -4,8 +4,8 @@ import json
 import os
 
 import pytest
-from packages.audit.tests.evaluation.chat_server import chat_server
 from tests.command import run_here
+from tests.evaluation.chat_server import chat_server
 
 JUDGED = """
 import os

@@ -6,19 +6,19 @@ from itertools import chain
 import pytest
 from typer.main import get_command
 
-from buckeye.cli import rl_help
+from buckeye.cli import settings_help as rl_help
 from buckeye.cli.app import app
 from buckeye.cli.help import show_page
+from buckeye.cli.init import init_app
 from buckeye.cli.launch import RL_COMMANDS
-from buckeye.cli.rl_flags import TrainFlags, written
-from buckeye.cli.rl_help import show_help
+from buckeye.cli.pods import pods_app
 from buckeye.cli.runs import runs_app
+from buckeye.cli.settings_help import show_help
 from buckeye.config.help import flag_names
 from buckeye.config.rl import RLConfig
 from buckeye.config.sft import SFTConfig
 from buckeye.errors import UsageError
-from buckeye_machines.pods_command import pods_app
-from buckeye_mcp.init.command import init_app
+from buckeye.setup.recipe.flags import TrainFlags, written
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from buckeye.cli.removed import REMOVED_COMMANDS
 
 SOURCES = (ROOT / "src", *ROOT.glob("packages/*/src"))
 # Not commands: what a shell script of ours runs is looked at by those who run it.
-MACHINES = ROOT / "packages/machines/src/buckeye_machines"
+MACHINES = ROOT / "src/buckeye/remote"
 SCRIPTS = {MACHINES / "scripts.py", MACHINES / "slurm" / "script.py"}
 
 

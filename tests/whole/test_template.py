@@ -7,9 +7,9 @@ import subprocess
 import sys
 
 import pytest
-from packages.mcp.tests.environment.scripted import Scripted
+from tests.mcp.environment.scripted import Scripted
 
-from buckeye_mcp.environment import load_environment
+from buckeye.mcp.environment import load_environment
 
 
 def run(*words, cwd, **env):

@@ -6,11 +6,11 @@ import json
 import httpx
 import openai as openai_sdk
 import pytest
-from packages.adapters.tests.proxy.players import SCHEMA, Saying, anthropic, letters, openai
 from tests.orchestrator.fakes import FakeEngine
+from tests.workers.proxy.players import SCHEMA, Saying, anthropic, letters, openai
 
 from buckeye.envs.base import Reply
-from buckeye_audit.evaluation.chat_policy import ChatPolicy, ChatSampling, ChatServer
+from buckeye.evaluation.chat_policy import ChatPolicy, ChatSampling, ChatServer
 
 ASK = [{"role": "user", "content": "a"}]
 TOOL = {"type": "function", "function": {"name": "find", "parameters": SCHEMA}}

@@ -7,7 +7,7 @@ import pytest
 
 from buckeye.envs.base import Environment, Reply
 from buckeye.errors import UsageError
-from buckeye_audit.check import CheckOptions, check_environment
+from buckeye.evaluation.check import CheckOptions, check_environment
 from dakota1890 import environment as environment_module
 from dakota1890.__main__ import main
 from dakota1890.environment import load_environment

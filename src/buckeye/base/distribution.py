@@ -167,11 +167,11 @@ def _of_extra(lines: Iterable[Requirement], extra: str | None) -> Iterator[str]:
 
 
 SATELLITES = {
-    "buckeye_mcp": "buckeye-mcp",
-    "buckeye_adapters": "buckeye-adapters",
-    "buckeye_audit": "buckeye-audit",
-    "buckeye_machines": "buckeye-machines",
-    "buckeye_ui": "buckeye-ui",
+    "buckeye.mcp": "buckeye-mcp",
+    "buckeye.workers": "buckeye-adapters",
+    "buckeye.evaluation": "buckeye-audit",
+    "buckeye.remote": "buckeye-machines",
+    "buckeye.ui": "buckeye-ui",
 }
 """The module of each, and the distribution to install."""
 
@@ -208,7 +208,7 @@ def code_digest() -> str:
 
 
 def ask(target: str, what: str) -> Any:
-    """The attribute that `target` names, as `buckeye_mcp.gateway.for_runs:run_gateways`.
+    """The attribute that `target` names, as `buckeye.launch.mcp_gateways:run_gateways`.
 
     Raises UsageError, with the command that installs it, if its distribution is not there, saying `what`
     needs it.

@@ -129,7 +129,7 @@ def install(
 ) -> None:
     """Install vLLM beside this environment, so that its pins of torch and transformers meet nobody else's."""
     from buckeye.inference.vllm.interpreter import PYTHON_VARIABLE, default_environment, install_vllm
-    from buckeye.sizing.devices import this_machine
+    from buckeye.launch.preflight.devices import this_machine
 
     environment = path or default_environment()
     for_cpu = not this_machine().gpus if cpu is None else cpu
@@ -178,22 +178,22 @@ app.add_typer(vllm_app, name="vllm")
 app.command()(export)
 
 _OFFERED = {
-    "env check": "buckeye_audit",
-    "env play": "buckeye_audit",
-    "env trust": "buckeye_mcp",
-    "env install": "buckeye_adapters",
-    "env list": "buckeye_adapters",
-    "env info": "buckeye_adapters",
-    "env shell": "buckeye_adapters",
-    "env remove": "buckeye_adapters",
-    "env build": "buckeye_mcp",
-    "env push": "buckeye_mcp",
-    "eval": "buckeye_audit",
-    "gateway": "buckeye_mcp",
-    "hf": "buckeye_mcp",
-    "workers": "buckeye_adapters",
-    "demo": "buckeye_audit",
-    "ui": "buckeye_ui",
+    "env check": "buckeye.evaluation",
+    "env play": "buckeye.evaluation",
+    "env trust": "buckeye.mcp",
+    "env install": "buckeye.workers",
+    "env list": "buckeye.workers",
+    "env info": "buckeye.workers",
+    "env shell": "buckeye.workers",
+    "env remove": "buckeye.workers",
+    "env build": "buckeye.mcp",
+    "env push": "buckeye.mcp",
+    "eval": "buckeye.evaluation",
+    "gateway": "buckeye.mcp",
+    "hf": "buckeye.mcp",
+    "workers": "buckeye.workers",
+    "demo": "buckeye.evaluation",
+    "ui": "buckeye.ui",
 }
 """Which satellite has which command, in its `commands.COMMANDS`."""
 _OF_RUNS = {"workers"}  # which people do not type
@@ -297,9 +297,9 @@ def chat(
 
 async def _talk(model: str, prompt: str | None, temperature: float, max_tokens: int) -> None:
     """Answer `prompt` and return, or hold a conversation until an empty line or Ctrl-D."""
-    from buckeye.cli.terminal import status_line
+    from buckeye.base.terminal import status_line
+    from buckeye.launch.preflight.model import fetch_served
     from buckeye.launch.serve import served_model
-    from buckeye.sizing.model import fetch_served
 
     with status_line(f"fetching {model}"):
         path = fetch_served(model)

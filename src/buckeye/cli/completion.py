@@ -30,8 +30,8 @@ class _Word:
 
 
 _APPS = {
-    "init": "buckeye_mcp.init.command:init_app",
-    "pods": "buckeye_machines.pods_command:pods_app",
+    "init": "buckeye.cli.init:init_app",
+    "pods": "buckeye.cli.pods:pods_app",
 }
 """Commands of `rl` that satellites have."""
 
@@ -132,8 +132,8 @@ def _programs() -> Sequence[str]:
 
 def _next_words(name: str, before: Sequence[str], *, is_flag: bool) -> Iterable[str]:
     from buckeye.cli.launch import RL_COMMANDS
-    from buckeye.cli.rl_flags import TrainFlags
     from buckeye.config.help import flag_names
+    from buckeye.setup.recipe.flags import TrainFlags
 
     if name == "rl" and before and (command := app_of(before[0])) is not None:
         return _words_of(command, before, is_flag=is_flag)

@@ -17,14 +17,14 @@ from buckeye.base.columns import aligned
 from buckeye.config.load import to_json
 from buckeye.config.rl import RLConfig
 from buckeye.errors import BuckeyeError, UsageError
+from buckeye.launch.plan import RolePlan, make_plan
+from buckeye.launch.preflight.devices import this_machine
+from buckeye.launch.preflight.disk import disk_table
+from buckeye.launch.preflight.doctor import Examination, examine
+from buckeye.launch.preflight.model import find_model
+from buckeye.launch.preflight.ports import AnyPorts
 from buckeye.launch.resume import beginning, resume_command
 from buckeye.run_files.directory import refuse_used
-from buckeye.sizing.devices import this_machine
-from buckeye.sizing.disk import disk_table
-from buckeye.sizing.doctor import Examination, examine
-from buckeye.sizing.model import find_model
-from buckeye.sizing.plan import RolePlan, make_plan
-from buckeye.sizing.ports import AnyPorts
 
 
 def describe(config: RLConfig, command: Sequence[str]) -> tuple[str, list[str]]:

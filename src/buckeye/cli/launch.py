@@ -98,8 +98,8 @@ RL_COMMANDS = ("init", "doctor", "tune", "schema", "pods", *RUN_COMMANDS)
 
 
 _ON_CONFIGURATIONS = {
-    "doctor": "buckeye_audit.doctor:run_doctor",
-    "tune": "buckeye_audit.tuning.command:run_tune",
+    "doctor": "buckeye.cli.doctor:run_doctor",
+    "tune": "buckeye.cli.tune:run_tune",
 }
 """`rl COMMAND` with the words of a configuration, and what carries it out."""
 
@@ -115,26 +115,26 @@ def _rl(argv: list[str]) -> int:
         run = ask(_ON_CONFIGURATIONS[argv[0]], f"`rl {argv[0]}`")
         return int(run(argv[1:], lambda words: _load(RLConfig, words, "rl")))
     if argv[:1] == ["init"]:
-        return int(ask("buckeye_mcp.init.command:run_init", "`rl init`")(argv[1:]))
+        return int(ask("buckeye.cli.init:run_init", "`rl init`")(argv[1:]))
     if argv[:1] == ["pods"]:
-        return int(ask("buckeye_machines.pods_command:run_pods", "`rl pods`")(argv[1:]))
+        return int(ask("buckeye.cli.pods:run_pods", "`rl pods`")(argv[1:]))
     if argv and argv[0] in RUN_COMMANDS:
         from buckeye.cli.runs import runs_app
 
         return run_typer(runs_app, argv, "rl")
-    from buckeye.cli.rl_help import asks_for_help, show_help
+    from buckeye.cli.settings_help import asks_for_help, show_help
 
     if asks_for_help(argv):
         show_help(RLConfig, "rl", argv)
         return 0
     if any(word == "--launcher" or word.startswith("--launcher=") for word in argv):
-        launch = ask("buckeye_machines.slurm.command:launch", "--launcher")
+        launch = ask("buckeye.cli.slurm:launch", "--launcher")
         return int(launch(argv, lambda words: _load(RLConfig, words, "rl"), _carry_out_run))
-    from buckeye.cli.rl_flags import read_words
+    from buckeye.setup.recipe.flags import read_words
 
     words = read_words(argv)
     if words.is_of_parts:
-        run_of_parts = ask("buckeye_mcp.recipe.command:run_of_parts", "a run from its parts")
+        run_of_parts = ask("buckeye.cli.from_flags:run_of_parts", "a run from its parts")
         _tune_libraries("rl")
         return int(run_of_parts(words, _start_run))
     settings = words.plain_settings()
@@ -142,8 +142,8 @@ def _rl(argv: list[str]) -> int:
     if words.flags.remote:
         from buckeye.cli.dry_run import carry_out
 
-        show_remote = ask("buckeye_machines.command:show_remote", "--provider")
-        start_remote = ask("buckeye_machines.command:start_remote", "--provider")
+        show_remote = ask("buckeye.cli.remote:show_remote", "--provider")
+        start_remote = ask("buckeye.cli.remote:start_remote", "--provider")
         file, flags, resume = words.only_file(), words.flags, words.resumes
         return carry_out(
             config,
@@ -184,8 +184,8 @@ def _start_run(config: RLConfig, command: list[str]) -> int:
 def _tell_before_start(config: RLConfig) -> None:
     """Warn of what the quick checks have found. Raises UsageError for what the run would not survive; the
     memory plan is an estimate and only warns."""
-    from buckeye.sizing.doctor import Examination, examine
-    from buckeye.sizing.fitting import MEMORY
+    from buckeye.launch.preflight.doctor import Examination, examine
+    from buckeye.launch.preflight.fitting import MEMORY
 
     checks = examine(Examination(config=config), "start")
     broken = [check for check in checks if check.state == "failed" and check.name != MEMORY]
@@ -218,7 +218,7 @@ def _inference(argv: list[str]) -> None:
     from buckeye.config.inference import InferenceConfig
 
     config = _load(InferenceConfig, argv, "inference")
-    from buckeye.sizing.model import fetch_base, is_adapter
+    from buckeye.launch.preflight.model import fetch_base, is_adapter
 
     adapter = Path(config.model.name).resolve() if is_adapter(config.model.name) else None
     local = _with_local_model(config) if adapter is None else _of_model(config, fetch_base(adapter))
@@ -281,7 +281,7 @@ def _refuse_misfit(config: SFTConfig) -> None:
 
 def _load(model: type[T], argv: list[str], program: str) -> T:
     _tune_libraries(program)
-    from buckeye.cli.rl_help import asks_for_help, show_help
+    from buckeye.cli.settings_help import asks_for_help, show_help
 
     if asks_for_help(argv):
         show_help(model, program, argv)
@@ -312,7 +312,7 @@ def _tune_libraries(program: str) -> None:
 
 def _with_local_model(config: T) -> T:
     """Replace `model.name` by the local directory of the model, fetching it if need be."""
-    from buckeye.sizing.model import fetch_model
+    from buckeye.launch.preflight.model import fetch_model
 
     return _of_model(config, fetch_model(config.model.name))  # type: ignore[attr-defined]
 
@@ -324,7 +324,7 @@ def _of_model(config: T, directory: Path) -> T:
 
 def _schema(argv: list[str]) -> int:
     """`rl schema [DIR]`: print the JSON Schemas of all configuration files, or write one file each."""
-    from buckeye.cli.rl_help import asks_for_help, show_schema_help
+    from buckeye.cli.settings_help import asks_for_help, show_schema_help
 
     if asks_for_help(argv):
         show_schema_help()
@@ -334,8 +334,8 @@ def _schema(argv: list[str]) -> int:
     from buckeye.config.help import json_schema
 
     schemas = {name: json_schema(model) for name, model in configurations().items()}
-    if is_there("buckeye_mcp"):
-        schemas["gym"] = ask("buckeye_mcp.config:gym_schema", "`rl schema`")()
+    if is_there("buckeye.mcp"):
+        schemas["gym"] = ask("buckeye.mcp.config:gym_schema", "`rl schema`")()
     if not argv:
         print(json.dumps(schemas, indent=1))
         return 0

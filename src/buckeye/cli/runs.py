@@ -48,11 +48,11 @@ for _words in (
     "rl diagnose",
     "rl replay",
 ):
-    runs_app.offer(_words, "buckeye_audit.run_commands")
-runs_app.offer("rl report", "buckeye_ui.commands")
+    runs_app.offer(_words, "buckeye.cli.run_commands")
+runs_app.offer("rl report", "buckeye.cli.ui_commands")
 
 _FOLLOW_SECONDS = 0.3
-_STEERING = "buckeye_machines.steer"
+_STEERING = "buckeye.remote.steer"
 _ELSEWHERE = "a run on another machine"
 
 _Run = Annotated[

@@ -45,11 +45,11 @@ _LIBRARIES = {"reasoning-gym": "reasoning_gym", "textarena": "textarena"}
 _AGENT = "agent"
 """Any program that speaks to a model; its tasks and its command are arguments."""
 
-_ADAPTERS = "buckeye_adapters"
-_INSTALLED = "buckeye_adapters.installed"
+_ADAPTERS = "buckeye.workers"
+_INSTALLED = "buckeye.workers.installed"
 _HOSTS = "an environment in an interpreter of its own"
 
-_IN_SATELLITES = {"buckeye-vf-gym": "buckeye_mcp"} | dict.fromkeys((_AGENT, *_LIBRARIES), _ADAPTERS)
+_IN_SATELLITES = {"buckeye-vf-gym": "buckeye.mcp"} | dict.fromkeys((_AGENT, *_LIBRARIES), _ADAPTERS)
 """Environments that a distribution beside the core has, or plays."""
 
 _BUNDLED = "dakota1890"
@@ -161,7 +161,7 @@ def _built_here(env_id: str, args: Mapping[str, Any]) -> Environment | None:
 def _open_worker(env_id: str, args: Mapping[str, Any], settings: WorkerSettings) -> Environment:
     """Load the environment in a worker: in the interpreter asked for, the one it is installed in, or this."""
     open_worker_environment = ask(
-        "buckeye_adapters.workers.environment:open_worker_environment",
+        "buckeye.workers.environment:open_worker_environment",
         f"the environment {env_id}, which is played in a process of its own,",
     )
     package = _package_of(env_id)

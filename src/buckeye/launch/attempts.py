@@ -15,13 +15,13 @@ from buckeye.base.process import RunIdentity
 from buckeye.config.rl import RLConfig
 from buckeye.errors import CheckpointError, RunError, UsageError
 from buckeye.launch.hosts import Nodes
+from buckeye.launch.plan import RolePlan
 from buckeye.launch.processes import Child, Origin, Processes, write_role_configs
 from buckeye.launch.restarts import NODE_SECONDS, Budget, Ended, GiveUp, described
 from buckeye.launch.resume import newest_commit
 from buckeye.launch.why_it_ended import Memory, diagnosis, how_it_ended, named_cause
 from buckeye.run_files.directory import attempt_logs, begin_attempt
 from buckeye.run_files.logs import prune_logs
-from buckeye.sizing.plan import RolePlan
 
 log = logging.getLogger(__name__)
 

@@ -17,12 +17,12 @@ from buckeye.base.keys import KEYS, variables
 from buckeye.base.process import is_secret
 from buckeye.config.environments import EnvConfig, TrainEnvConfig
 from buckeye.config.rl import RLConfig
-from buckeye.sizing.plan import Role, Site
+from buckeye.launch.plan import Role, Site
 
-_MCP = "buckeye_mcp"
-_FOR_RUNS = "buckeye_mcp.gateway.for_runs"
+_MCP = "buckeye.mcp"
+_FOR_RUNS = "buckeye.launch.mcp_gateways"
 _WHAT = "an environment of MCP servers"
-_WORKER_HOSTS = "buckeye_adapters.workers.elsewhere:worker_hosts"
+_WORKER_HOSTS = "buckeye.launch.worker_hosts:worker_hosts"
 DEFAULT_ROLLOUTS = 64
 """At a time, where nobody has said how many are played."""
 

@@ -23,8 +23,8 @@ from buckeye.base.heartbeat import HEARTBEAT_VARIABLE
 from buckeye.base.process import ChildProcess, handed_over
 from buckeye.config.rl import RLConfig
 from buckeye.errors import UsageError
-from buckeye.sizing.devices import Machine
-from buckeye.sizing.plan import Site
+from buckeye.launch.plan import Site
+from buckeye.launch.preflight.devices import Machine
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,7 +113,7 @@ def other_nodes(config: RLConfig) -> Iterator[Nodes]:
     if config.cluster.nodes == 1:
         yield Nodes()
         return
-    engine: AbstractContextManager[Nodes] = ask("buckeye_machines.engines:nodes", "a run on several nodes")(
+    engine: AbstractContextManager[Nodes] = ask("buckeye.launch.engines:nodes", "a run on several nodes")(
         config
     )
     with engine as nodes:

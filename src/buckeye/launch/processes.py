@@ -19,9 +19,9 @@ from buckeye.config.rl import RLConfig
 from buckeye.config.trainer import TrainerCheckpointConfig
 from buckeye.launch.heartbeats import HeartbeatReader
 from buckeye.launch.hosts import Handle, Host, LocalHost, Start
+from buckeye.launch.plan import Role, RolePlan
 from buckeye.run_files.directory import attempt_logs, link_log, log_path
 from buckeye.run_files.record import PLACE_VARIABLE, place_of
-from buckeye.sizing.plan import Role, RolePlan
 
 log = logging.getLogger(__name__)
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from buckeye.config.rl import SupervisionConfig
 from buckeye.errors import RunError, UsageError
+from buckeye.launch.plan import Role
 from buckeye.launch.processes import Child, Processes
 from buckeye.launch.why_it_ended import Memory, diagnosis, how_it_ended, named_cause
-from buckeye.sizing.plan import Role
 from buckeye.transport.inference_servers import take_restart_requests
 
 # How often, and after how long, what has died is started again. Pure: the times are given.

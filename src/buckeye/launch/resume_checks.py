@@ -16,10 +16,10 @@ from buckeye.config.rl import RLConfig
 from buckeye.config.sft import SFTConfig
 from buckeye.config.trainer import LoRAConfig, TrainerConfig
 from buckeye.errors import UsageError
+from buckeye.launch.preflight.disk import is_one_of
+from buckeye.launch.preflight.model import find_model
 from buckeye.monitor.redact import redacted
 from buckeye.run_files.record import RunRecord, read_record
-from buckeye.sizing.disk import is_one_of
-from buckeye.sizing.model import find_model
 from buckeye.transport.checkpoint import CheckpointInfo, trainer_state
 from buckeye.transport.checkpoint.base_digest import base_digest
 

@@ -20,6 +20,11 @@ from buckeye.errors import RunError, UsageError
 from buckeye.launch.attempts import Launch
 from buckeye.launch.gateways import forget_other_keys, played_environments, run_hosts
 from buckeye.launch.hosts import Nodes, other_nodes, site_of, sites_of
+from buckeye.launch.plan import RolePlan, make_plan
+from buckeye.launch.preflight.devices import this_machine
+from buckeye.launch.preflight.disk import check_disk
+from buckeye.launch.preflight.model import fetch_model
+from buckeye.launch.preflight.ports import Ports, held_ports
 from buckeye.launch.processes import TERM_GRACE_SECONDS, Child, Origin, Processes, write_role_configs
 from buckeye.launch.progress import ChildWarnings, Progress, human_duration
 from buckeye.launch.recorder import Recorder
@@ -49,11 +54,6 @@ from buckeye.run_files.directory import (
 from buckeye.run_files.known_runs import register
 from buckeye.run_files.logs import LAUNCHER, prune_logs
 from buckeye.run_files.record import RunRecord
-from buckeye.sizing.devices import this_machine
-from buckeye.sizing.disk import check_disk
-from buckeye.sizing.model import fetch_model
-from buckeye.sizing.plan import RolePlan, make_plan
-from buckeye.sizing.ports import Ports, held_ports
 from buckeye.transport.checkpoint import bring, checkpoints_by_age, list_checkpoints, uploads_of
 
 log = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ log = logging.getLogger(__name__)
 # `rl`: start inference, orchestrator and trainer, watch them, show progress, end them all in good order.
 
 _POLL_SECONDS = 0.1
-_NOTHING_LEARNT = "buckeye_audit.diagnosis.learning:nothing_learnt"
+_NOTHING_LEARNT = "buckeye.monitor.learning:nothing_learnt"
 _AT_ONCE_SECONDS = 1.0
 _LONGEST_SHOWN = 3000  # characters of a rollout's text
 _PORT_SECONDS = 30.0  # of a server that was ended a moment ago
@@ -195,13 +195,13 @@ def _last_words(config: RLConfig, seconds: float) -> str | None:
         log.log(_success(steps), "RL training finished!")
     else:
         log.warning("RL training finished! But %s", why)
-    ask_if_there("buckeye_audit.diagnosis.command:tell_at_end", lambda run: None)(config.output_dir)
+    ask_if_there("buckeye.cli.diagnose:tell_at_end", lambda run: None)(config.output_dir)
     log.info("%s | %s", human_duration(seconds), _what_is_there(config))
     return why
 
 
 def _not_told(steps: Sequence[Step], run: Path) -> None:
-    log.info("Whether anything is wrong with it was not looked at: %s", absent("buckeye_audit", "That"))
+    log.info("Whether anything is wrong with it was not looked at: %s", absent("buckeye.evaluation", "That"))
 
 
 def _run(

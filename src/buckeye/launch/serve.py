@@ -20,11 +20,11 @@ from buckeye.config.inference import InferenceConfig
 from buckeye.config.load import to_json
 from buckeye.errors import InferenceError, RunError
 from buckeye.inference.client import InferenceClient
+from buckeye.launch.plan import Role
+from buckeye.launch.preflight.devices import this_machine
+from buckeye.launch.preflight.ports import held_ports
 from buckeye.launch.processes import Processes
 from buckeye.launch.why_it_ended import Memory, diagnosis
-from buckeye.sizing.devices import this_machine
-from buckeye.sizing.plan import Role
-from buckeye.sizing.ports import held_ports
 
 _START_SECONDS = 300.0
 _WATCH_SECONDS = 0.2

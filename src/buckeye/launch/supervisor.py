@@ -10,15 +10,15 @@ from buckeye.errors import RunError, UsageError
 from buckeye.launch.attempts import Attempts, Launch
 from buckeye.launch.heartbeats import described, illness
 from buckeye.launch.hosts import site_of
+from buckeye.launch.plan import RolePlan, Site, scaled, this_site
+from buckeye.launch.preflight.devices import this_machine
+from buckeye.launch.preflight.ports import Ports
 from buckeye.launch.processes import Child, Origin, Processes, write_role_configs
 from buckeye.launch.progress import human_duration
 from buckeye.launch.recorder import Recorder
 from buckeye.launch.restarts import Restarts
 from buckeye.launch.waits import circle, sentence, waits_of
 from buckeye.run_files.directory import take_scale
-from buckeye.sizing.devices import this_machine
-from buckeye.sizing.plan import RolePlan, Site, scaled, this_site
-from buckeye.sizing.ports import Ports
 from buckeye.transport.checkpoint import checkpoints_by_age
 from buckeye.transport.inference_servers import write_servers
 

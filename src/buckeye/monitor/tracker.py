@@ -275,7 +275,7 @@ def tracker_of(settings: Settings) -> type[Tracker]:
     if isinstance(settings, WandbConfig):
         return _Wandb
     name = type(settings).__name__.removesuffix("Config")
-    found: type[Tracker] = ask(f"buckeye_audit.trackers:{name}", f"Logging to {name}")
+    found: type[Tracker] = ask(f"buckeye.monitor.trackers:{name}", f"Logging to {name}")
     return found
 
 

@@ -105,7 +105,7 @@ class Orchestrator:
         self.throughput = Throughput()
         self.times = LoopTimes(self.client)
         self.loop_watch = LoopWatch(TaskPlayer._play_once.__code__, tell_of_a_held_up_loop)
-        watch = ask_if_there("buckeye_audit.diagnosis.watch:RunWatch", None)
+        watch = ask_if_there("buckeye.monitor.run_watch:RunWatch", None)
         self.run_watch = watch(config.output_dir) if watch is not None else None
         self.collection = CollectionWatch()
         self.shaping = reward_shaping(config)

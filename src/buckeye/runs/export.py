@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from buckeye.base.keys import key
 from buckeye.base.storage import write_directory
 from buckeye.errors import RunError, UsageError
+from buckeye.launch.preflight.model import fetch_model, find_model, revision_of
 from buckeye.monitor.redact import redacted
 from buckeye.runs.checkpoint_facts import (
     Choice,
@@ -22,7 +23,6 @@ from buckeye.runs.checkpoint_facts import (
     passages_of,
     read_config,
 )
-from buckeye.sizing.model import fetch_model, find_model, revision_of
 from buckeye.transport.checkpoint import CheckpointInfo, read_scores, trainer_state, verify_checkpoint
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ STALE_SECONDS = 60.0
 """How long a run that goes on may say nothing, before that is called stale."""
 
 _PACE_STEPS = 20
-_FINDINGS = "buckeye_audit.diagnosis.learning:findings"
+_FINDINGS = "buckeye.monitor.learning:findings"
 _ERROR_LINE = re.compile(r"\] +ERROR (.*)")
 _LAST_WORDS = re.compile(r"^ *\| (?:error: |.*\] +ERROR |(?=[\w.]+(?:Error|Exception): ))(.*)")
 """In the reason of a failure, a line of the failed process: its message, or the end of a traceback."""

@@ -8,10 +8,10 @@ import pytest
 
 from buckeye.config.load import load_with_warnings
 from buckeye.config.rl import RLConfig
-from buckeye.sizing.devices import Gpu, MainMemory
-from buckeye.sizing.fitting import check_memory, longest_that_fits, needed, with_length
-from buckeye.sizing.memory import MAIN, Hardware, plan_memory, slot_bytes
-from buckeye.sizing.model import read_shape, shape_of
+from buckeye.launch.preflight.devices import Gpu, MainMemory
+from buckeye.launch.preflight.fitting import check_memory, longest_that_fits, needed, with_length
+from buckeye.launch.preflight.memory import MAIN, Hardware, plan_memory, slot_bytes
+from buckeye.launch.preflight.model import read_shape, shape_of
 
 GB = 10**9
 # 1,000 x 64 embedding; a layer: 64 x 32 x (2 x 2 + 2 x 1) + 3 x 64 x 128 + 2 x 64 = 36,992

@@ -8,7 +8,7 @@ import pytest
 
 from buckeye.config.load import load_config
 from buckeye.config.rl import RLConfig
-from buckeye.sizing.tasks import check_tasks, check_tasks_at_once
+from buckeye.launch.preflight.tasks import check_tasks, check_tasks_at_once
 from tests.ports import free_port
 from tests.run.conftest import ENVIRONMENT
 
@@ -129,7 +129,7 @@ def test_a_tokenizer_that_cannot_be_read_is_told(project, tmp_path):
 
 
 def test_gpus_that_are_not_here_are_slots_of_the_processor_and_that_is_said(project, monkeypatch):
-    monkeypatch.setattr("buckeye.sizing.devices._visible_gpus", tuple)
+    monkeypatch.setattr("buckeye.launch.preflight.devices._visible_gpus", tuple)
     words = ("--inference-gpu-ids", "0,1", "--trainer-gpu-ids", "6")
     shown = project.here(project.rl("out", *words, "--dry-run"))
     assert "the ids mean CPU slots" in shown.stderr

@@ -7,7 +7,7 @@ from tests.places import ROOT
 
 from buckeye.config.load import load_config
 from buckeye.config.orchestrator import OrchestratorConfig
-from buckeye_adapters.worker_side.adapters import agent, reasoning_gym, textarena, verifiers_v1
+from buckeye.workers.worker_side.adapters import agent, reasoning_gym, textarena, verifiers_v1
 
 PAGE = (ROOT / "docs" / "environments-of-others.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```toml\n(.*?)^```", PAGE, re.S | re.M)

@@ -9,11 +9,11 @@ from tests.places import ROOT
 from typer.testing import CliRunner
 
 from buckeye.cli.app import app
+from buckeye.cli.init import init_app
 from buckeye.config.load import load_config
 from buckeye.config.orchestrator import OrchestratorConfig
-from buckeye_mcp.environment import load_environment
-from buckeye_mcp.init.command import init_app
-from buckeye_mcp.tasks.lock import Lock, read_lock
+from buckeye.mcp.environment import load_environment
+from buckeye.mcp.tasks.lock import Lock, read_lock
 
 DOCS = ROOT / "docs"
 PAGES = {name: (DOCS / f"{name}.md").read_text(encoding="utf-8") for name in ("init", "hf")}

@@ -8,12 +8,12 @@ from tests.places import ROOT
 from buckeye.config.load import load_config
 from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.config.source import read_yaml
-from buckeye_mcp.actions.check import compile_actions
-from buckeye_mcp.actions.expressions import FUNCTIONS, METHODS
-from buckeye_mcp.actions.literals import read_call
-from buckeye_mcp.actions.parser import parse_reply
-from buckeye_mcp.config import DefaultsConfig, GymConfig, ParserConfig, RubricConfig, load_gym_config
-from buckeye_mcp.tasks.files import read_tasks
+from buckeye.mcp.actions.check import compile_actions
+from buckeye.mcp.actions.expressions import FUNCTIONS, METHODS
+from buckeye.mcp.actions.literals import read_call
+from buckeye.mcp.actions.parser import parse_reply
+from buckeye.mcp.config import DefaultsConfig, GymConfig, ParserConfig, RubricConfig, load_gym_config
+from buckeye.mcp.tasks.files import read_tasks
 
 PAGE = (ROOT / "docs" / "mcp.md").read_text(encoding="utf-8")
 

@@ -5,9 +5,9 @@ from typing import get_args
 
 from tests.places import ROOT
 
-from buckeye_mcp.client.errors import McpFault
-from buckeye_mcp.environment import load_environment
-from buckeye_mcp.rollout import StopReason
+from buckeye.mcp.client.errors import McpFault
+from buckeye.mcp.environment import load_environment
+from buckeye.mcp.rollout import StopReason
 
 DOCS = ROOT / "docs"
 

@@ -9,7 +9,7 @@ from tests.places import ROOT
 
 from buckeye.config.load import load_config
 from buckeye.config.orchestrator import OrchestratorConfig
-from buckeye_mcp.environment import load_environment
+from buckeye.mcp.environment import load_environment
 
 README = ROOT / "README.md"
 

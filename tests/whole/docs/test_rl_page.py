@@ -7,10 +7,10 @@ import pytest
 from tests.places import ROOT
 
 from buckeye.base.keys import KEYS
-from buckeye.cli.rl_flags import read_words
-from buckeye.cli.rl_help import flag_rows
-from buckeye.sizing.devices import parse_gpus
-from buckeye_mcp.recipe.model import usual_model
+from buckeye.cli.settings_help import flag_rows
+from buckeye.launch.preflight.devices import parse_gpus
+from buckeye.setup.recipe.flags import read_words
+from buckeye.setup.recipe.model import usual_model
 
 PAGE = (ROOT / "docs" / "rl.md").read_text(encoding="utf-8")
 COMMANDS = [

@@ -6,8 +6,8 @@ import subprocess
 import pytest
 import typer
 import yaml
-from packages.machines.tests.venvs import venv_with
 from tests.places import ROOT
+from tests.remote.venvs import venv_with
 
 from buckeye.cli.app import app
 from buckeye.config.load import load_config

@@ -13,8 +13,8 @@ from tests.places import ROOT
 from tests.ports import free_port
 
 from buckeye.inference.render import ChatRenderer
+from buckeye.mcp.config import load_gym_config
 from buckeye.trainer.model.tiny import TinySize, make_tiny_model
-from buckeye_mcp.config import load_gym_config
 from examples.text_2048 import prepare
 
 EXAMPLE = ROOT / "examples" / "text_2048"

@@ -346,16 +346,16 @@ def _flags(folder):
 
 
 def _gym(folder):
-    from buckeye_mcp.config import load_gym_config
+    from buckeye.mcp.config import load_gym_config
 
     return load_gym_config(folder / "gym.yaml").actions
 
 
 def _tasks(name):
     def load(folder):
-        from buckeye_mcp.tasks.lock import read_lock
-        from buckeye_mcp.tasks.rows import as_row, read_with_lock, split_tasks
-        from buckeye_mcp.tasks.variables import names_in_servers
+        from buckeye.mcp.tasks.lock import read_lock
+        from buckeye.mcp.tasks.rows import as_row, read_with_lock, split_tasks
+        from buckeye.mcp.tasks.variables import names_in_servers
 
         lock = read_lock(folder / "lock.yaml") if (folder / "lock.yaml").exists() else None
         tasks, _ = read_with_lock(folder / name, lock)
@@ -366,14 +366,14 @@ def _tasks(name):
 
 
 def _rows(folder):
-    from buckeye_mcp.tasks.files import read_rows
+    from buckeye.mcp.tasks.files import read_rows
 
     rows = json.loads((folder / "rows.json").read_bytes())
     return read_rows((row for row in rows if isinstance(row, dict)), "the dataset")
 
 
 def _parquet(folder):
-    from buckeye_mcp.tasks.dataset import read_splits
+    from buckeye.mcp.tasks.dataset import read_splits
 
     return read_splits(folder / "data")
 
@@ -381,8 +381,8 @@ def _parquet(folder):
 @cache
 def _parquet_file() -> bytes:
 
-    from buckeye_mcp.tasks.dataset import write_dataset
-    from buckeye_mcp.tasks.files import read_rows
+    from buckeye.mcp.tasks.dataset import write_dataset
+    from buckeye.mcp.tasks.files import read_rows
 
     with tempfile.TemporaryDirectory() as scratch:
         write_dataset(Path(scratch, "d"), "my/d", {"train": read_rows(TASKS, "here")}, replace=False)
@@ -390,13 +390,13 @@ def _parquet_file() -> bytes:
 
 
 def _lock(folder):
-    from buckeye_mcp.tasks.lock import read_lock
+    from buckeye.mcp.tasks.lock import read_lock
 
     return read_lock(folder / "lock.yaml").image_name
 
 
 def _requirements(folder):
-    from buckeye_adapters.installed.add import read_lock
+    from buckeye.workers.installed.add import read_lock
 
     return read_lock(folder / "requirements.lock").without("numpy")
 
@@ -408,7 +408,7 @@ def _dotenv(folder):
 
 
 def _variables(folder):
-    from buckeye_mcp.tasks.variables import names_of, resolve
+    from buckeye.mcp.tasks.variables import names_of, resolve
 
     value = json.loads((folder / "value.json").read_bytes())
     return resolve(value, {"A": "1"}), names_of(value)
@@ -436,7 +436,7 @@ def _engine(folder):
 
     from buckeye.inference.engine.architecture import read_spec
     from buckeye.inference.engine.weights import Checkpoint, Weights, auto_dtype
-    from buckeye.sizing.model import has_template, missing_files, read_shape
+    from buckeye.launch.preflight.model import has_template, missing_files, read_shape
 
     has_template(folder), missing_files(folder), read_shape(folder)
     spec, checkpoint = read_spec(folder), Checkpoint(folder)
@@ -704,33 +704,33 @@ def _evaluations(folder):
 
 
 def _remote_place(folder):
-    from buckeye_machines.steer import terminal_of
+    from buckeye.remote.steer import terminal_of
 
     return terminal_of(folder / "run")
 
 
 def _eval_rows(folder):
-    from buckeye_audit.evaluation.figures import figures_of
-    from buckeye_audit.evaluation.rows import read_rows
+    from buckeye.evaluation.figures import figures_of
+    from buckeye.evaluation.rows import read_rows
 
     rows = list(read_rows(folder / "rollouts.jsonl").values())
     return figures_of(rows, each=1, pass_reward=1.0) if rows else None
 
 
 def _ledger(folder):
-    from buckeye_machines.ledger import Ledger
+    from buckeye.remote.ledger import Ledger
 
     entry = Ledger(folder).read("p")
     return Ledger(folder).entries(), entry.cost(2e9)
 
 
 def _offers(folder):
-    from packages.machines.tests.landlord import FakeTime
+    from tests.remote.landlord import FakeTime
 
-    from buckeye_machines.base import GpuRequest
-    from buckeye_machines.offers import offer_table
-    from buckeye_machines.providers.prime import PrimeProvider
-    from buckeye_machines.providers.prime_account import PrimeAccount
+    from buckeye.remote.base import GpuRequest
+    from buckeye.remote.offers import offer_table
+    from buckeye.remote.providers.prime import PrimeProvider
+    from buckeye.remote.providers.prime_account import PrimeAccount
 
     body = (folder / "answer.json").read_bytes()
     transport = httpx.MockTransport(lambda request: httpx.Response(200, content=body))
@@ -741,16 +741,16 @@ def _offers(folder):
 
 
 def _offers_answer() -> bytes:
-    from packages.machines.tests.landlord import usual_rows
+    from tests.remote.landlord import usual_rows
 
     return _encoded({"items": usual_rows(), "totalCount": 4})
 
 
 def _pods(folder):
-    from packages.machines.tests.landlord import FakeTime
+    from tests.remote.landlord import FakeTime
 
-    from buckeye_machines.providers.prime import PrimeProvider
-    from buckeye_machines.providers.prime_account import PrimeAccount
+    from buckeye.remote.providers.prime import PrimeProvider
+    from buckeye.remote.providers.prime_account import PrimeAccount
 
     body = (folder / "answer.json").read_bytes()
     transport = httpx.MockTransport(lambda request: httpx.Response(200, content=body))
@@ -777,14 +777,14 @@ PODS = {
 
 
 def _hosts(folder):
-    from buckeye_machines.connection import known_keys, parse_target
+    from buckeye.remote.connection import known_keys, parse_target
 
     return known_keys(folder / "known_hosts", parse_target("root@1.2.3.4:2222"))
 
 
 def _manifest(folder):
     from buckeye.errors import UsageError
-    from buckeye_mcp.images.manifest import parse_manifest
+    from buckeye.mcp.images.manifest import parse_manifest
 
     try:
         content = json.loads((folder / "manifest.json").read_bytes())
@@ -814,7 +814,7 @@ def _layer_file() -> bytes:
 def _layers(folder):
     import hashlib
 
-    from buckeye_mcp.images.unpack import unpack_layers
+    from buckeye.mcp.images.unpack import unpack_layers
 
     data = gzip.compress((folder / "layer.tar").read_bytes(), mtime=0)
     with tempfile.TemporaryDirectory() as scratch:
@@ -834,8 +834,8 @@ def _layers(folder):
 
 
 def _reference(folder):
-    from buckeye_mcp.images.manifest import parse_reference
-    from buckeye_mcp.tasks.lock import parse_image
+    from buckeye.mcp.images.manifest import parse_reference
+    from buckeye.mcp.tasks.lock import parse_image
 
     text = (folder / "name").read_bytes().decode("utf-8", "replace")
     parse_image(text)
@@ -846,7 +846,7 @@ def _login(folder):
     import os
     from unittest import mock
 
-    from buckeye_mcp.images.registry import find_login
+    from buckeye.mcp.images.registry import find_login
 
     with mock.patch.dict(os.environ, {"DOCKER_CONFIG": str(folder), "HOME": str(folder)}):
         return find_login("ghcr.io")
@@ -856,7 +856,7 @@ def _prime_file(folder):
     import os
     from unittest import mock
 
-    from buckeye_machines.providers.prime_account import prime_account
+    from buckeye.remote.providers.prime_account import prime_account
 
     with mock.patch.dict(os.environ, {"HOME": str(folder)}):
         return prime_account({})
@@ -873,7 +873,7 @@ def _openai(kind):
 
 def _wire(route):
     def load(folder):
-        from packages.adapters.tests.proxy.test_wire_malformed import post
+        from tests.workers.proxy.test_wire_malformed import post
 
         status, body, _ = post(route, (folder / "body").read_bytes())
         assert status < 500, body
@@ -886,7 +886,7 @@ def _wire(route):
 
 def _worker_frame(folder):
     from buckeye.envs.stdlib_only.outcomes import checked_outcome
-    from buckeye_adapters.worker_side.frames import decode
+    from buckeye.workers.worker_side.frames import decode
 
     frame = decode((folder / "frame").read_bytes())
     return checked_outcome(frame.get("outcome"))
@@ -894,19 +894,19 @@ def _worker_frame(folder):
 
 def _worker_refusals():
     from buckeye.envs.stdlib_only.outcomes import OutcomeError
-    from buckeye_adapters.worker_side.frames import FrameError
+    from buckeye.workers.worker_side.frames import FrameError
 
     return FrameError, OutcomeError
 
 
 def _gateway_refusals():
-    from buckeye_mcp.gateway.frames import Refusal
+    from buckeye.mcp.gateway.frames import Refusal
 
     return (Refusal,)
 
 
 def _rpc(folder):
-    from buckeye_mcp.gateway.frames import one_line, read_frame, read_line
+    from buckeye.mcp.gateway.frames import one_line, read_frame, read_line
 
     body = (folder / "frame").read_bytes()
     read_line(body)
@@ -954,8 +954,8 @@ def _loss(folder):
 
 def _replies(folder):
     from buckeye.inference.render.parse_reply import bare_call, tagged_calls
-    from buckeye_mcp.actions.parser import parse_reply, parse_tool_calls
-    from buckeye_mcp.config import ParserConfig
+    from buckeye.mcp.actions.parser import parse_reply, parse_tool_calls
+    from buckeye.mcp.config import ParserConfig
 
     text = (folder / "reply").read_bytes().decode("utf-8", "replace")
     tagged_calls(text), bare_call(text)
@@ -996,7 +996,7 @@ RECORD = {
 
 
 def _installed(folder):
-    from buckeye_adapters.installed.record import read_record
+    from buckeye.workers.installed.record import read_record
 
     return read_record(folder / "env")
 

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from packages.mcp.tests.images.local_registry import (
+from tests.mcp.images.local_registry import (
     builder_environment,
     needs_registry,
     python_dockerfile,
@@ -21,8 +21,8 @@ from packages.mcp.tests.images.local_registry import (
 )
 from tests.run.fake_hub import FakeHub
 
-from buckeye_mcp.config import load_gym_config
-from buckeye_mcp.tasks.lock import read_lock
+from buckeye.mcp.config import load_gym_config
+from buckeye.mcp.tasks.lock import read_lock
 
 pytestmark = [pytest.mark.slow, needs_registry]
 

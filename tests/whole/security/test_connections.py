@@ -9,7 +9,7 @@ import sys
 from contextlib import ExitStack
 
 import httpx
-from packages.mcp.tests.gateway.client import gateway, scripted
+from tests.mcp.gateway.client import gateway, scripted
 
 IDLE, DESCRIPTORS = 150, 64
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from packages.mcp.tests.gateway.client import INITIALIZE, Client, gateway, request, scripted
 from tests.command import run_here
+from tests.mcp.gateway.client import INITIALIZE, Client, gateway, request, scripted
 
 from buckeye.errors import UsageError
-from buckeye_mcp.gateway.settings import GatewaySettings, decides_what_runs
+from buckeye.mcp.gateway.settings import GatewaySettings, decides_what_runs
 
 LOADERS = [
     "LD_PRELOAD", "LD_LIBRARY_PATH", "LD_AUDIT", "DYLD_INSERT_LIBRARIES", "GCONV_PATH", "PYTHONPATH",

@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from packages.mcp.tests.images.oci import dated, directory, entry, hardlink, layer, sparse, symlink
+from tests.mcp.images.oci import dated, directory, entry, hardlink, layer, sparse, symlink
 from tests.places import ROOT
 from tests.whole.security.surroundings import Surroundings
 
@@ -257,9 +257,9 @@ def test_memory_stays_small(unpacked):
 
 
 def test_a_benign_image_is_what_it_was(tmp_path):
-    from packages.mcp.tests.images.oci import digest
+    from tests.mcp.images.oci import digest
 
-    from buckeye_mcp.images.unpack import unpack_layers
+    from buckeye.mcp.images.unpack import unpack_layers
 
     first = layer(
         directory("usr"),

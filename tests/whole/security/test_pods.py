@@ -19,11 +19,11 @@ from buckeye.config.load import load_config
 from buckeye.config.rl import RLConfig
 from buckeye.errors import RemoteError
 from buckeye.launch.resume_checks import record_config
+from buckeye.remote.job import Questions
+from buckeye.remote.pull import Mirror, comes_home, listing
 from buckeye.run_files.known_runs import Elsewhere, write_elsewhere
 from buckeye.run_files.record import read_record
 from buckeye.runs.stop import continuation
-from buckeye_machines.job import Questions
-from buckeye_machines.pull import Mirror, comes_home, listing
 
 METRICS = b'{"step": 1}\n'
 

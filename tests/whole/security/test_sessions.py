@@ -10,12 +10,12 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from packages.mcp.tests.gateway.client import INITIALIZE, Client, gateway, request, scripted
-from packages.mcp.tests.gateway.test_gateway import HAS_NAMESPACES
+from tests.mcp.gateway.client import INITIALIZE, Client, gateway, request, scripted
+from tests.mcp.gateway.test_gateway import HAS_NAMESPACES
 
-from buckeye_mcp.sandbox import base
-from buckeye_mcp.sandbox.base import Limits
-from buckeye_mcp.sandbox.confinement import Walls, confined, confined_environment, confinement, walls
+from buckeye.mcp.sandbox import base
+from buckeye.mcp.sandbox.base import Limits
+from buckeye.mcp.sandbox.confinement import Walls, confined, confined_environment, confinement, walls
 
 NOBODY = 65534
 as_root = pytest.mark.skipif(os.getuid() != 0, reason="is about what root may")

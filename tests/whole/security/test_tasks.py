@@ -9,10 +9,10 @@ from tests.command import run_here
 
 from buckeye.config.environments import EnvConfig
 from buckeye.errors import UsageError
-from buckeye_mcp.gateway.for_runs import run_gateways
-from buckeye_mcp.tasks import trust
-from buckeye_mcp.tasks.files import read_tasks
-from buckeye_mcp.tasks.trust import UntrustedError, allow, read_taskset, uses_of
+from buckeye.launch.mcp_gateways import run_gateways
+from buckeye.mcp.tasks import trust
+from buckeye.mcp.tasks.files import read_tasks
+from buckeye.mcp.tasks.trust import UntrustedError, allow, read_taskset, uses_of
 
 
 def task(name="one", prompt="Win.", **server):

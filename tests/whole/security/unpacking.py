@@ -12,8 +12,8 @@ import os
 import sys
 from pathlib import Path
 
-from buckeye_mcp.images.unpack import unpack_layers
-from buckeye_mcp.sandbox.base import PrepareError
+from buckeye.mcp.images.unpack import unpack_layers
+from buckeye.mcp.sandbox.base import PrepareError
 
 if __name__ == "__main__":
     folder, uid = Path(sys.argv[1]), int(sys.argv[2])

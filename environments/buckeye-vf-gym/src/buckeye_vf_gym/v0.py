@@ -11,9 +11,9 @@ from datasets import Dataset
 from verifiers.utils.message_utils import normalize_messages
 
 from buckeye.envs.base import Message, Reply, Task, Tool
-from buckeye_mcp.config import WeightsConfig
-from buckeye_mcp.environment import EVAL, TRAIN, McpEnvironment
-from buckeye_mcp.environment import load_environment as load_mcp_environment
+from buckeye.mcp.config import WeightsConfig
+from buckeye.mcp.environment import EVAL, TRAIN, McpEnvironment
+from buckeye.mcp.environment import load_environment as load_mcp_environment
 from buckeye_vf_gym.replies import NO_ROOM, reply_of
 
 COMPONENTS = tuple(WeightsConfig.model_fields)
@@ -28,7 +28,7 @@ def load_environment(
 ) -> GymEnv:
     """The environment of the tasks in the file `taskset` and the configuration at `config_path`.
 
-    The arguments are those of `buckeye_mcp.environment.load_environment`. Raises UsageError.
+    The arguments are those of `buckeye.mcp.environment.load_environment`. Raises UsageError.
     """
     return GymEnv(load_mcp_environment(taskset, config_path, eval_taskset, num_tasks))
 

@@ -12,7 +12,7 @@ import verifiers.v1 as vf
 
 from buckeye.envs.base import Message, Reply, Tool
 from buckeye.errors import UsageError
-from buckeye_mcp.environment import McpEnvironment, load_environment
+from buckeye.mcp.environment import McpEnvironment, load_environment
 from buckeye_vf_gym.replies import NO_ROOM, reply_of
 
 _INFO = "buckeye"
@@ -44,7 +44,7 @@ class GymTask(vf.Task[GymData, vf.State, vf.TaskConfig]):
 
 
 class GymConfig(vf.TasksetConfig):
-    """Which tasks; the names and meanings are those of `buckeye_mcp.environment.load_environment`."""
+    """Which tasks; the names and meanings are those of `buckeye.mcp.environment.load_environment`."""
 
     taskset: str = ""
     config_path: str = ""

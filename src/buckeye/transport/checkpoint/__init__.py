@@ -367,23 +367,23 @@ UPLOADS_FILE = Path("checkpoints", "store.json")
 
 
 def open_store(url: str) -> Any:
-    """The `buckeye_machines.object_store.Store` of a URL."""
-    return ask("buckeye_machines.object_store:Store", "ckpt.store")(url)
+    """The `buckeye.transport.object_store.Store` of a URL."""
+    return ask("buckeye.transport.object_store:Store", "ckpt.store")(url)
 
 
 def bring(output_dir: Path, ckpt: CheckpointConfig | None) -> None:
-    """Have the checkpoint here that a run is to go on from: `buckeye_machines.checkpoint_resume.bring`."""
+    """Have the checkpoint here that a run is to go on from: `buckeye.transport.checkpoint_resume.bring`."""
     if ckpt is not None and ckpt.store is not None:
-        ask("buckeye_machines.checkpoint_resume:bring", "ckpt.store")(
+        ask("buckeye.transport.checkpoint_resume:bring", "ckpt.store")(
             output_dir, ckpt.store, ckpt.resume_step
         )
 
 
 def uploads_of(output_dir: Path, ckpt: CheckpointConfig | None) -> AbstractContextManager[Any]:
-    """The `buckeye_machines.uploads.Uploads` of a run; without a store a context of None."""
+    """The `buckeye.transport.uploads.Uploads` of a run; without a store a context of None."""
     if ckpt is None or ckpt.store is None:
         return nullcontext()
-    store, uploads = open_store(ckpt.store), ask("buckeye_machines.uploads:Uploads", "ckpt.store")
+    store, uploads = open_store(ckpt.store), ask("buckeye.transport.uploads:Uploads", "ckpt.store")
     made: AbstractContextManager[Any] = uploads(
         output_dir, store, keep=ckpt.keep, patience=ckpt.store_timeout
     )

@@ -1,6 +1,0 @@
-"""Environments that `buckeye env install` has installed, each in an interpreter of its own."""
-
-from buckeye_adapters.installed.record import InstalledEnvironment
-from buckeye_adapters.installed.store import all_installed, find_installed, get_installed
-
-__all__ = ["InstalledEnvironment", "all_installed", "find_installed", "get_installed"]

@@ -1,1 +1,0 @@
-"""`buckeye eval`: any environment with any model that speaks the OpenAI chat API."""

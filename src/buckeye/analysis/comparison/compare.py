@@ -1,0 +1,152 @@
+"""Two runs beside each other, and in a sentence whether the second is better."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from buckeye import runs
+from buckeye.analysis.comparison.curves import (
+    AXES,
+    Axis,
+    Evaluated,
+    Mean,
+    Part,
+    Point,
+    compared,
+    compared_evaluations,
+    points_of,
+)
+from buckeye.analysis.comparison.differences import (
+    Difference,
+    Tasks,
+    compared_tasks,
+    different_machines,
+    different_settings,
+    different_versions,
+)
+
+Outcome = Literal["better", "worse", "not told apart", "not comparable"]
+
+_UNITS = {"step": "steps", "tokens": "tokens", "seconds": "seconds of training"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verdict:
+    """Whether B is better than A: `difference` is B less A, `by` what it is the difference of."""
+
+    outcome: Outcome
+    difference: Mean | None
+    by: str
+    sentence: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """All that is said of two runs."""
+
+    a: Path
+    b: Path
+    verdict: Verdict
+    settings: Sequence[Difference]
+    versions: Sequence[Difference]
+    machines: Sequence[Difference]
+    tasks: Sequence[Tasks]
+    evaluations: Sequence[Evaluated]
+    parts: Mapping[Axis, Sequence[Part]]
+    points_a: Sequence[Point]
+    points_b: Sequence[Point]
+    unreadable: Sequence[str]
+
+
+def compare(a: str | Path, b: str | Path) -> Comparison:
+    """Compare two runs, whatever state they are in. Raises UsageError where one is no run."""
+    first, second = runs.open(a), runs.open(b)
+    points_a, points_b = points_of(first), points_of(second)
+    parts: dict[Axis, list[Part]] = {axis: compared(points_a, points_b, axis) for axis in AXES}
+    evaluations = compared_evaluations(first, second)
+    return Comparison(
+        a=first.path,
+        b=second.path,
+        verdict=_verdict(evaluations, parts, missing=_missing(points_a, points_b)),
+        settings=different_settings(first, second),
+        versions=different_versions(first, second),
+        machines=different_machines(first, second),
+        tasks=compared_tasks(first, second),
+        evaluations=evaluations,
+        parts=parts,
+        points_a=points_a,
+        points_b=points_b,
+        unreadable=[*first.unreadable, *second.unreadable],
+    )
+
+
+def _missing(a: Sequence[Point], b: Sequence[Point]) -> str:
+    without = [name for name, points in (("A", a), ("B", b)) if not points]
+    return f"{' and '.join(without)} recorded no reward" if without else "they have no step in common"
+
+
+def _verdict(
+    evaluations: Sequence[Evaluated], parts: Mapping[Axis, Sequence[Part]], *, missing: str
+) -> Verdict:
+    """By the newest evaluation of trained weights that both have; without one by the last quarter of the
+    steps that both have."""
+    trained = [one for one in evaluations if one.version > 0]
+    if trained:
+        last = trained[-1]
+        by = f"the evaluation of version {last.version}, {last.difference.n} tasks"
+        return _judged(last.a, last.b, last.difference, by)
+    if not parts["step"]:
+        return Verdict(
+            outcome="not comparable",
+            difference=None,
+            by="",
+            sentence=f"B and A cannot be compared: {missing}.",
+        )
+    part = parts["step"][-1]
+    how = "task by task" if part.paired else "not paired by task"
+    return _judged(part.a, part.b, part.difference, f"{extent(part)}, {how}")
+
+
+def _judged(a: Mean | None, b: Mean | None, difference: Mean | None, by: str) -> Verdict:
+    if a is None or b is None or difference is None or difference.low is None or difference.high is None:
+        return Verdict(
+            outcome="not told apart",
+            difference=difference,
+            by=by,
+            sentence=f"B and A cannot be told apart: too little is recorded ({by}).",
+        )
+    seen = f"reward {b.value:.4g} against {a.value:.4g}, {shown(difference, sign=True)} ({by})"
+    if difference.low > 0.0:
+        return Verdict(
+            outcome="better", difference=difference, by=by, sentence=f"B is better than A: {seen}."
+        )
+    if difference.high < 0.0:
+        return Verdict(outcome="worse", difference=difference, by=by, sentence=f"B is worse than A: {seen}.")
+    return Verdict(
+        outcome="not told apart",
+        difference=difference,
+        by=by,
+        sentence=f"B and A are not told apart: {seen}.",
+    )
+
+
+def extent(part: Part) -> str:
+    """`steps 9 to 11`, as the log counts them; `2,000 to 3,000 tokens`."""
+    if part.axis == "step":
+        first, last = int(part.after), int(part.until) - 1
+        return f"steps {first} to {last}" if first != last else f"step {first}"
+    return f"{part.after:,.0f} to {part.until:,.0f} {_UNITS[part.axis]}"
+
+
+def shown(mean: Mean | None, *, sign: bool = False) -> str:
+    """A mean with its interval; a dash for none."""
+    if mean is None:
+        return "-"
+    form = "{:+.3f}" if sign else "{:.3f}"
+    value = form.format(mean.value)
+    if mean.low is None or mean.high is None:
+        return value
+    return f"{value} [{form.format(mean.low)}, {form.format(mean.high)}]"

@@ -1,0 +1,196 @@
+"""All rules, in the order in which their findings are told: what makes all figures wrong first."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from buckeye import runs
+from buckeye.analysis.diagnosis.facts import Facts
+from buckeye.analysis.diagnosis.rollout_rules import (
+    advantages_against_rewards,
+    answer_in_prompt,
+    duplicate_tasks,
+    evaluated_on_train,
+    failing_rollouts,
+    grader_disagrees,
+    grader_never_pays,
+    slow_environment,
+    truncated_replies,
+)
+from buckeye.analysis.diagnosis.setup_rules import (
+    bounds_too_narrow,
+    kl_of_the_wrong_sign,
+    learning_rate_too_high,
+    learning_rate_too_low,
+    no_assistant_header,
+    optimizer_state_lost,
+    training_without_transfer,
+)
+from buckeye.analysis.diagnosis.token_rules import (
+    ends_not_trained,
+    equal_seeds,
+    mismatch_from_the_start,
+    mismatch_grows,
+    rounded_logprobs,
+    shifted_logprobs,
+    unsampled_tokens,
+    weights_do_not_arrive,
+)
+from buckeye.cli.errors import DEBUG_VARIABLE
+from buckeye.monitor.finding import CONFIDENCES, Finding
+from buckeye.monitor.learning import findings
+from buckeye.run_files.record import read_events
+
+Rule = Callable[[Facts], Finding | Sequence[Finding] | None]
+
+
+def _figures(facts: Facts) -> Sequence[Finding]:
+    """What the figures alone say."""
+    return findings(facts.steps, facts.run.path)
+
+
+def _failed(facts: Facts) -> Finding | None:
+    """The run has ended with an error, and nobody has gone on."""
+    ends = [
+        event for event in read_events(facts.run.path) if event["event"] in ("failure", "start", "attempt")
+    ]
+    went_on = any(step.number > facts.until for step in facts.run.steps)
+    if not ends or ends[-1]["event"] != "failure" or went_on:
+        return None
+    cause = " ".join(str(ends[-1].get("cause") or "no cause is recorded").split())
+    return facts.finding(
+        "failed",
+        "The run has ended with an error",
+        cause[:500],
+        "mend that, and go on with `buckeye rl resume`",
+        evidence=[
+            ("what it printed last", facts.command("logs")),
+            ("its events", facts.command("logs", "--events")),
+        ],
+        confidence="sure",
+    )
+
+
+RULES: tuple[Rule, ...] = (
+    _failed,
+    unsampled_tokens,
+    shifted_logprobs,
+    rounded_logprobs,
+    advantages_against_rewards,
+    kl_of_the_wrong_sign,
+    optimizer_state_lost,
+    no_assistant_header,
+    ends_not_trained,
+    equal_seeds,
+    weights_do_not_arrive,
+    mismatch_from_the_start,
+    mismatch_grows,
+    bounds_too_narrow,
+    grader_disagrees,
+    evaluated_on_train,
+    failing_rollouts,
+    slow_environment,
+    grader_never_pays,
+    answer_in_prompt,
+    duplicate_tasks,
+    learning_rate_too_high,
+    truncated_replies,
+    _figures,
+    learning_rate_too_low,
+    training_without_transfer,
+)
+
+EXPLAINS = {
+    "mask_misplaced": (
+        "mismatch_from_the_start",
+        "temperature_mismatch",
+        "end_not_trained",
+        "mismatch_after_updates",
+    ),
+    "rounded_log_probs": ("mismatch_from_the_start", "temperature_mismatch", "mismatch_after_updates"),
+    "stale_weights": ("mismatch_after_updates", "moved_too_far", "biased"),
+    "one_engine_stale": ("mismatch_after_updates", "moved_too_far"),
+    "adapter_scale": ("mismatch_after_updates", "moved_too_far"),
+    "weights_arrive_changed": ("mismatch_after_updates", "moved_too_far"),
+    "bounds_too_narrow": ("moved_too_far", "learning_rate_too_low", "learning_rate_too_high"),
+    "equal_seeds": ("collapsed", "no_spread", "learning_rate_too_low"),
+    "kl_wrong_sign": ("learning_rate_too_high", "collapsed", "moved_too_far", "endless"),
+    "learning_rate_too_high": (
+        "collapsed",
+        "moved_too_far",
+        "endless",
+        "no_spread",
+        "none_solved",
+        "truncated",
+    ),
+    "truncated_replies": ("truncated",),
+    "answer_in_prompt": ("no_transfer",),
+    "wrong_tokenizer": (
+        "none_solved",
+        "no_spread",
+        "endless",
+        "truncated",
+        "truncated_replies",
+        "learning_rate_too_low",
+    ),
+    "temperature_mismatch": ("mismatch_from_the_start", "mismatch_after_updates"),
+}
+"""What a finding makes appear as well, which then is not told."""
+
+
+class Diagnosis(NamedTuple):
+    """What is wrong with a run, what could not be looked at, and the rules that failed, with the error."""
+
+    findings: list[Finding]
+    not_looked_at: list[str]
+    failed_rules: dict[str, str]
+
+    @property
+    def failures(self) -> list[str]:
+        """A line for each rule that failed, with their count."""
+        return [
+            f"rule {name} failed ({number} of {len(self.failed_rules)} that did): {error}. `--debug` shows "
+            "where"
+            for number, (name, error) in enumerate(self.failed_rules.items(), 1)
+        ]
+
+
+def diagnose(run: str | Path, *, step: int | None = None, tests: bool = False) -> Diagnosis:
+    """What is wrong with a run as it was after `step`, by default now: the surest first, else in the order of
+    `RULES`. A rule that fails does not hide what the others find. With `tests` those that separate causes are
+    made, which takes a minute or two with a small model. Raises UsageError where there is no run, and what a
+    rule raises under `--debug`."""
+    opened = runs.open(run)
+    facts = Facts(opened) if step is None else Facts(opened, step)
+    found, notes, failed = list[Finding](), list[str](), dict[str, str]()
+    for rule in RULES:
+        try:
+            told = rule(facts)
+        except Exception as error:
+            if os.environ.get(DEBUG_VARIABLE):
+                raise
+            failed[rule.__name__.strip("_")] = f"{type(error).__name__}: {error}"
+            continue
+        found += [told] if isinstance(told, Finding) else told or ()
+    if tests:
+        from buckeye.analysis.diagnosis.active import try_all
+
+        for one in try_all(facts):
+            if isinstance(one, str):
+                notes.append(one)
+            elif one.name not in [known.name for known in found]:
+                found.append(one)
+    return Diagnosis(in_order(found), [*opened.unreadable, *notes], failed)
+
+
+def in_order(found: Iterable[Finding]) -> list[Finding]:
+    """The surest first, without what another one explains."""
+    listed = list(found)
+    explained = {
+        name for one in listed if one.confidence != "possible" for name in EXPLAINS.get(one.name, ())
+    }
+    told = [one for one in listed if one.name not in explained]
+    return sorted(told, key=lambda one: CONFIDENCES.index(one.confidence))

@@ -1,0 +1,142 @@
+"""What rules look at: a run, up to a step, each part read when the first rule asks for it."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from buckeye.analysis.diagnosis.statistics import rms
+from buckeye.analysis.diagnosis.token_facts import TokenFacts, token_facts
+from buckeye.base.storage import read_json, step_directories
+from buckeye.monitor.finding import Confidence, Evidence, Finding
+from buckeye.monitor.metrics import Step
+from buckeye.runs import Run
+from buckeye.runs.trained import TrainedStep
+
+_MOST_STEPS = 14
+"""Of how many kept batches the tokens are looked at: the first, the last, and some between."""
+_UNTIL = 2**62
+_DTYPES = {"float32": 1e-3, "bfloat16": 0.1, "float16": 0.03}
+
+
+@dataclass(frozen=True)
+class Facts:
+    """A run up to step `until`."""
+
+    run: Run
+    until: int = _UNTIL
+
+    @cached_property
+    def steps(self) -> list[Step]:
+        """The recorded steps."""
+        return [step for step in self.run.steps if step.number <= self.until]
+
+    @cached_property
+    def played(self) -> list[Step]:
+        """Those of which the batch is recorded."""
+        return [step for step in self.steps if step.value("orchestrator/reward/mean") is not None]
+
+    def values(self, name: str) -> dict[int, float]:
+        """Step -> a number that a process recorded."""
+        return {step.number: value for step in self.steps if (value := step.value(name)) is not None}
+
+    def query(self, sql: str, *values: Any) -> list[tuple[Any, ...]]:
+        """Rows of the index; `{until}` in it stands for the last step that counts."""
+        return self.run.query(sql.replace("{until}", str(self.until)), *values)
+
+    @cached_property
+    def last(self) -> int:
+        """The last recorded step; 0 where there is none."""
+        return self.steps[-1].number if self.steps else 0
+
+    @cached_property
+    def batches(self) -> list[TrainedStep]:
+        """Some of the batches that were kept, in order."""
+        kept = [step for step in self.run.kept_steps if step <= self.until]
+        if len(kept) > _MOST_STEPS:
+            places = np.linspace(0, len(kept) - 1, _MOST_STEPS - 4).round().astype(int)
+            kept = sorted({*kept[:2], *kept[-2:], *(kept[place] for place in places)})
+        return [found for step in kept if (found := self.run.trained(step)) is not None]
+
+    @cached_property
+    def tokens(self) -> TokenFacts:
+        """The trained tokens of these batches."""
+        return token_facts(self.batches)
+
+    @cached_property
+    def rounding(self) -> float:
+        """By how much two computations of a log-prob may differ, in nats: by the kind of numbers, or by how
+        much they do before anything was trained."""
+        names = {str(self.run.setting(f"{part}.model.dtype")) for part in ("trainer", "inference")}
+        known = [_DTYPES[name] for name in names if name in _DTYPES]
+        device = str(self.run.setting("trainer.model.device"))
+        return max(known, default=_DTYPES["float32" if device == "cpu" else "bfloat16"])
+
+    @cached_property
+    def unsure(self) -> float:
+        """The same, measured: the differences of the first weights, if these are no larger than may be."""
+        first = self.tokens.at_first()
+        return min(self.rounding, max(1e-5, 5 * rms(first))) if len(first) >= 20 else self.rounding
+
+    @cached_property
+    def model(self) -> Path | None:
+        """A directory with the model, as it was published last, or as the run began."""
+        published = list(step_directories(self.run.path / "weights").values())
+        named = self.run.setting("trainer.model.name") or self.run.setting("model.name")
+        there = [*reversed(published), *([Path(named)] if named else [])]
+        return next((path for path in there if (path / "tokenizer.json").is_file()), None)
+
+    def file_of_model(self, name: str) -> dict[str, Any]:
+        """A JSON file of the model; empty where there is none."""
+        try:
+            found = read_json(self.model / name) if self.model is not None else {}
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def command(self, command: str, *words: Any) -> str:
+        """What to type to see something of the run."""
+        return shlex.join(["buckeye", "rl", command, str(self.run.path), *map(str, words)])
+
+    def rollouts(self, step: int, *words: Any) -> str:
+        """The command that shows what was played in a step."""
+        return self.command("rollouts", "--step", step, *words)
+
+    def metrics(self, *names: str) -> str:
+        """Return the command that prints the records with these metrics, which are regular expressions."""
+        return shlex.join(["grep", "-E", f'"({"|".join(names)})"', str(self.run.path / "metrics.jsonl")])
+
+    def finding(
+        self,
+        name: str,
+        seen: str,
+        cause: str,
+        advice: str,
+        *,
+        evidence: Sequence[tuple[str, str]],
+        confidence: Confidence = "likely",
+        since: int | None = None,
+        until: int | None = None,
+        **figures: float,
+    ) -> Finding:
+        """A finding; `evidence` are facts with the commands that show them, the first the most telling."""
+        until = self.last if until is None else until
+        return Finding(
+            name=name,
+            since=min(until, (self.steps[0].number if self.steps else 0) if since is None else since),
+            until=until,
+            seen=seen,
+            figures={key: value for key, value in figures.items() if math.isfinite(value)},
+            cause=cause,
+            advice=advice,
+            command=evidence[0][1],
+            confidence=confidence,
+            evidence=tuple(Evidence(fact=fact, command=command) for fact, command in evidence),
+        )

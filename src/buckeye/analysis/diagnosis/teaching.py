@@ -1,0 +1,233 @@
+"""What rewards teach: half of the rollouts of each group are trained on again, with their own advantages or
+with others, and what then becomes likelier among the other half is held against values of these.
+
+Within a group values and changes are correlated. Were the values shuffled, the correlation would be 0 on
+average, with a variance of 1 / (n - 1) among n rollouts (Pitman 1937, the permutation distribution of r).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from buckeye.analysis.diagnosis.facts import Facts
+from buckeye.analysis.replay.retrain import masked_logprobs, trainer_from
+from buckeye.runs.trained import TrainedStep
+from buckeye.trainer.model.policy import Policy
+from buckeye.transport.batches import Batch
+from buckeye.transport.checkpoint import list_checkpoints
+
+Values = npt.NDArray[np.float64]
+
+_STEPS = 12
+_SECONDS = 20.0  # that their steps took the trainer
+_UNEVEN = 0.05  # of p (1 - p), which is at most 0.25
+_EXACT = 0.98  # of the rewards' variance
+_SAME = 1e-9
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Played:
+    """A batch that was kept: `rollout` i64[N] says of which of the R rollouts each of its N samples is,
+    `group` i64[R] of which group each rollout is; `rewards` f64[R]; `components` name -> f64[R], of what the
+    rewards are made."""
+
+    batch: Batch
+    rollout: npt.NDArray[np.int64]
+    group: npt.NDArray[np.int64]
+    rewards: Values
+    components: Mapping[str, Values]
+
+    @cached_property
+    def advantages(self) -> Values:
+        """f64[R], the mean over the sampled tokens of a rollout."""
+        sampled = [sample.advantages[sample.loss_mask] for sample in self.batch.samples]
+        totals = self.sums([float(values.sum()) for values in sampled])
+        return totals / np.maximum(1, self.sums([len(values) for values in sampled]))
+
+    def component(self, name: str) -> Values:
+        """f64[R]; 0 where there is none."""
+        return self.components.get(name, np.zeros(len(self.rewards)))
+
+    def sums(self, values: Sequence[float]) -> Values:
+        """f64[R], from a value for each sample."""
+        found = np.zeros(len(self.group))
+        np.add.at(found, self.rollout, values)
+        return found
+
+    @cached_property
+    def members(self) -> Sequence[npt.NDArray[np.int64]]:
+        """i64[n] for each group: which rollouts it has."""
+        return [np.flatnonzero(self.group == group) for group in range(int(self.group.max()) + 1)]
+
+    @cached_property
+    def held_out(self) -> npt.NDArray[np.bool_]:
+        """bool[R], every second rollout of each group: not trained on, but looked at."""
+        found = np.zeros(len(self.group), bool)
+        for members in self.members:
+            found[members[1::2]] = True
+        return found
+
+    def within(self, values: Values) -> Values:
+        """f64[R], less the means of their groups."""
+        found = np.array(values, float)
+        for members in self.members:
+            found[members] -= found[members].mean()
+        return found
+
+    def without(self, name: str, weight: float) -> Values:
+        """f64[R], the rewards less one of their components."""
+        return self.rewards - weight * self.component(name)
+
+    def taught(self, values: Values) -> Batch:
+        """The batch with other advantages: the values f64[R] less the mean of what is trained on of the same
+        group, as large as the real advantages on average, and 0 for what is held out."""
+        found = np.zeros(len(values))
+        for members in self.members:
+            trained = members[::2]
+            found[trained] = values[trained] - values[trained].mean()
+        size, real = (math.sqrt(float(np.mean(each**2))) for each in (found, self.advantages))
+        found *= real / size if size > _SAME else 0.0
+        samples = [
+            replace(sample, advantages=np.where(sample.loss_mask, found[at], 0).astype(np.float32))
+            for at, sample in zip(self.rollout, self.batch.samples, strict=True)
+        ]
+        return replace(self.batch, samples=tuple(samples))
+
+    def has(self, token: int) -> Values:
+        """f64[R], 1 where the policy has written a token."""
+        found = [float(token in sample.token_ids[sample.loss_mask]) for sample in self.batch.samples]
+        return (self.sums(found) > 0).astype(float)
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """How values of rollouts go with what became likelier: the mean correlation within a group, its standard
+    error were the values shuffled, and of how many groups."""
+
+    mean: float
+    error: float
+    groups: int
+
+    def __str__(self) -> str:
+        return f"{self.mean:+.2f}, with shuffled ones 0 ± {self.error:.2f}"
+
+
+Choice = Callable[[Played], Values]
+
+
+def played_in_a_row(facts: Facts) -> list[Played]:
+    """The first batches, one after the other, from a step on whose weights are there: the first one, or one
+    with a checkpoint. As many as the trainer had done in some seconds."""
+    kept = [step for step in facts.run.kept_steps if step <= facts.until]
+    starts = {0, *(one.step for one in list_checkpoints(facts.run.path / "checkpoints"))}
+    rows = [_row(kept, step) for step in kept if step in starts]
+    found, seconds = list[Played](), 0.0
+    for number in max(rows, key=len, default=[]):
+        step = facts.run.trained(number)
+        seconds += 0.0 if step is None else float(step.record["values"].get("seconds", 0.0))
+        if step is None or not step.origins or seconds > _SECONDS:
+            break
+        found.append(_played(facts, step))
+    return found
+
+
+def _row(kept: Sequence[int], first: int) -> list[int]:
+    """Up to so many of the kept steps from one on, without a gap."""
+    return [step for step in range(first, first + _STEPS) if set(range(first, step + 1)) <= set(kept)]
+
+
+def _played(facts: Facts, step: TrainedStep) -> Played:
+    names = [origin[:2] for origin in step.origins]
+    order = {name: at for at, name in enumerate(dict.fromkeys(names))}
+    groups = {group: at for at, group in enumerate(dict.fromkeys(group for group, _ in order))}
+    rows = {
+        (group, number): (reward, json.loads(components or "{}"))
+        for group, number, reward, components in facts.query(
+            "SELECT grp, number, reward, components FROM rollouts WHERE split = 'train' AND step = ? "
+            "AND dropped IS NULL AND retried = 0",
+            step.batch.step,
+        )
+    }
+    earned = [rows[name] for name in order]
+    return Played(
+        batch=step.batch,
+        rollout=np.array([order[name] for name in names], np.int64),
+        group=np.array([groups[group] for group, _ in order], np.int64),
+        rewards=np.array([reward for reward, _ in earned], float),
+        components={
+            name: np.array([components.get(name, 0.0) for _, components in earned], float)
+            for name in sorted({name for _, components in earned for name in components})
+        },
+    )
+
+
+def teach(facts: Facts, played: Sequence[Played], values: Choice) -> list[Values]:
+    """Train on half of each batch with such advantages, always at the run's highest learning rate. Of each
+    batch f64[R], by how much its rollouts have become likelier by that, in nats; not finite where the model
+    breaks."""
+    rate, found = float(facts.run.setting("trainer.optim.lr")), list[Values]()
+    with trainer_from(facts.run.path, played[0].batch.step, rate) as trainer:
+        for batch in played:
+            before = _likelihoods(trainer.learner.policy, batch)
+            trainer.train(batch.taught(values(batch)))
+            found.append(_likelihoods(trainer.learner.policy, batch) - before)
+    return found
+
+
+def _likelihoods(policy: Policy, played: Played) -> Values:
+    """f64[R]: the log-probs of what was sampled, summed over each rollout."""
+    return played.sums([float(values.sum()) for values in masked_logprobs(policy, played.batch.samples)])
+
+
+def agreement(played: Sequence[Played], moved: Sequence[Values], values: Choice) -> Agreement:
+    """How values of the rollouts that were held out go with what has become likelier among them (`teach`)."""
+    found = list[tuple[float, float]]()
+    for batch, change in zip(played, moved, strict=True):
+        paid = values(batch)
+        for members in batch.members:
+            ours, changes = (each[members[1::2]] for each in (paid, change))
+            if len(ours) > 1 and np.isfinite(changes).all() and min(np.ptp(ours), np.ptp(changes)) > _SAME:
+                found.append((float(np.corrcoef(ours, changes)[0, 1]), 1 / (len(ours) - 1)))
+    if not found:
+        return Agreement(0.0, math.inf, 0)
+    means, variances = zip(*found, strict=True)
+    return Agreement(float(np.mean(means)), math.sqrt(sum(variances)) / len(found), len(found))
+
+
+def common_token(played: Sequence[Played]) -> int | None:
+    """The token that is in nearest to half of the rollouts of a group, in most groups; None where there is
+    none of which groups have some rollouts with it and some without it."""
+    uneven, rollouts = Counter[int](), 0
+    for batch in played:
+        written = [set[int]() for _ in batch.group]
+        for at, sample in zip(batch.rollout, batch.batch.samples, strict=True):
+            written[at].update(sample.token_ids[sample.loss_mask].tolist())
+        for members in batch.members:
+            counts, size = Counter(token for at in members for token in written[at]), len(members)
+            uneven.update({token: count * (size - count) / size for token, count in counts.items()})
+        rollouts += len(written)
+    token = max(uneven, key=lambda token: (uneven[token], -token), default=None)
+    return token if token is not None and uneven[token] >= _UNEVEN * rollouts else None
+
+
+def component_weights(played: Sequence[Played]) -> dict[str, float]:
+    """Of which components with which weights the rewards are the sum, by least squares within groups; empty
+    where they are not. What a run calls components may be no part of the reward: its weight is about 0."""
+    names = sorted(set[str]().union(*(batch.components for batch in played)))
+    if not names:
+        return {}
+    rewards = np.concatenate([batch.within(batch.rewards) for batch in played])
+    columns = [np.concatenate([batch.within(batch.component(name)) for batch in played]) for name in names]
+    table = np.stack(columns, axis=1)
+    weights, *_ = np.linalg.lstsq(table, rewards, rcond=None)
+    if float(np.var(rewards - table @ weights)) > (1 - _EXACT) * float(np.var(rewards)):
+        return {}
+    return {name: float(weight) for name, weight in zip(names, weights, strict=True)}

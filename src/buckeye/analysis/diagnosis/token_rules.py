@@ -1,0 +1,340 @@
+"""Rules on the trained tokens: is what was sampled what is trained, with the weights that it claims?"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from buckeye.analysis.diagnosis.facts import Facts
+from buckeye.analysis.diagnosis.statistics import rms, share_interval, slope_interval
+from buckeye.monitor.finding import Finding
+
+_ENOUGH = 40
+"""Fewer tokens say nothing."""
+
+
+def unsampled_tokens(facts: Facts) -> Finding | None:
+    """Tokens in the loss mask that no policy has sampled."""
+    tokens = facts.tokens
+    if len(tokens) < _ENOUGH:
+        return None
+    unsampled = tokens.version < 0
+    share = float(unsampled.mean())
+    if share_interval(int(unsampled.sum()), len(tokens))[0] < 0.01:
+        return None
+    step = int(tokens.step[unsampled][0])
+    return facts.finding(
+        "mask_misplaced",
+        f"{share:.0%} of the tokens in the loss mask were never sampled",
+        "the loss mask does not lie on the policy's tokens (is it shifted?), so what the environment "
+        "wrote is "
+        "trained and what the policy wrote is not",
+        "see where the batch is made (orchestrator/batch.py), and in a custom environment what it returns",
+        evidence=[
+            (f"step {step}: {int(unsampled.sum())} such tokens", facts.command("replay", "--step", step))
+        ],
+        confidence="sure",
+        share=share,
+    )
+
+
+def shifted_logprobs(facts: Facts) -> Finding | None:
+    """The trainer's log-probs are those of the token beside."""
+    tokens, fresh = facts.tokens, facts.tokens.fresh
+    if fresh.sum() < _ENOUGH:
+        return None
+    here = rms(tokens.apart[fresh])
+    beside = fresh[1:] & fresh[:-1] & (tokens.sample[1:] == tokens.sample[:-1])
+    shifts = {
+        1: rms((tokens.sampler[:-1] - tokens.trainer[1:])[beside]),
+        -1: rms((tokens.sampler[1:] - tokens.trainer[:-1])[beside]),
+    }
+    place, least = min(shifts.items(), key=lambda item: item[1])
+    if not (here > 10 * facts.rounding and least < here / 10):
+        return None
+    return facts.finding(
+        "mask_misplaced",
+        "The trainer's log-probs are those that the sampler has one token "
+        f"{'before' if place > 0 else 'after'}",
+        "tokens and log-probs are shifted by one against each other",
+        "see where labels are made from tokens (a shift too many, or one that is missing)",
+        evidence=[
+            (
+                f"they differ by {here:.3f} nats (root mean square), shifted by one by {least:.3g}",
+                facts.command("replay", "--step", int(tokens.step[fresh][0])),
+            )
+        ],
+        confidence="sure",
+        difference=here,
+        shifted=least,
+    )
+
+
+def rounded_logprobs(facts: Facts) -> Finding | None:
+    """Log-probs have the digits of bfloat16 only, though they are not certainties."""
+    tokens = facts.tokens
+    for name, values in (("sampler", tokens.sampler), ("trainer", tokens.trainer)):
+        found = values[np.isfinite(values) & (values < -1e-3) & (tokens.version >= 0)].astype(np.float32)
+        if len(found) < _ENOUGH:
+            continue
+        coarse = (found.view(np.uint32) & 0xFFFF) == 0
+        if share_interval(int(coarse.sum()), len(found))[0] > 0.8:
+            apart = rms(tokens.apart[tokens.fresh])
+            return facts.finding(
+                "rounded_log_probs",
+                f"{coarse.mean():.0%} of the {name}'s log-probs have no more than the 8 bits of bfloat16",
+                f"the {name} takes the log-softmax in bfloat16, so ratios are wrong by up to a percent a "
+                "token",
+                "take the log-softmax in float32, whatever the model computes in",
+                evidence=[
+                    (
+                        f"sampler and trainer are {apart:.2g} nats apart (root mean square) on the same "
+                        "weights",
+                        facts.metrics("mismatch_kl_fresh"),
+                    )
+                ],
+                confidence="sure",
+                share=float(coarse.mean()),
+                difference=apart,
+            )
+    return None
+
+
+def mismatch_from_the_start(facts: Facts) -> Finding | None:
+    """Sampler and trainer do not agree on the first weights, on which nothing was trained yet."""
+    tokens = facts.tokens
+    first = tokens.fresh & (tokens.version == 0)
+    sampler, trainer = tokens.sampler[first], tokens.trainer[first]
+    apart = rms(sampler - trainer)
+    if first.sum() < _ENOUGH or apart <= 3 * facts.rounding:
+        return None
+    beside = tokens.beside(first)
+    low, high = slope_interval(beside[1], beside[0])
+    slope = (low + high) / 2
+    left = rms(beside[0] - slope * beside[1]) / max(rms(beside[0]), 1e-9)
+    evidence = [
+        (
+            f"{int(first.sum())} tokens of the first weights: {apart:.3f} nats apart (root mean square), "
+            "where "
+            f"rounding makes {facts.rounding:g}",
+            facts.metrics("mismatch_kl_fresh"),
+        ),
+        (
+            "what the sampler's log-probs of tokens after the same text differ by is "
+            f"{low:.2f} to {high:.2f} times what the trainer's do",
+            facts.command("replay", "--step", 0),
+        ),
+    ]
+    if left < 0.1 and (high < 0.97 or low > 1.03):
+        return facts.finding(
+            "temperature_mismatch",
+            f"On the first weights the sampler's distribution is {'flatter' if slope < 1 else 'sharper'} "
+            "than "
+            f"the trainer's, everywhere by the same factor ({slope:.2f})",
+            f"the engine samples with {1 / slope:.2f} times the temperature that the trainer computes with",
+            "see orchestrator.sampling.temperature, what the engine makes of it, and sampling settings of "
+            "the "
+            "environment",
+            evidence=evidence,
+            confidence="likely",
+            difference=apart,
+            slope=slope,
+        )
+    return facts.finding(
+        "mismatch_from_the_start",
+        f"Sampler and trainer differ by {apart:.3f} nats a token on the weights that the run began with",
+        "engine and trainer do not compute the same model: other weights, another kind of numbers, or "
+        "another "
+        "way to compute",
+        "compare them on one text (--try), and the engine's settings with the trainer's",
+        evidence=evidence,
+        confidence="likely",
+        difference=apart,
+    )
+
+
+def weights_do_not_arrive(facts: Facts) -> Finding | None:
+    """The canary of recorded texts: weights moved, and what the sampler says of the same token did not, or
+    not as much, or not on all engines."""
+    change = facts.tokens.changes
+    first = facts.tokens.at_first()
+    if len(first) >= _ENOUGH and rms(first) > 3 * facts.rounding:
+        return None  # they do not agree even before anything has moved
+    clear = np.abs(change.trainer) > max(10 * facts.unsure, 0.01)
+    if clear.sum() < 10:
+        return None
+    sampler, trainer, sample = change.sampler[clear], change.trainer[clear], change.sample[clear]
+    apart = np.abs(sampler - trainer)
+    stale = np.abs(sampler) <= np.maximum(facts.unsure, 0.02 * np.abs(trainer))
+    exact = apart <= np.maximum(facts.unsure, 0.02 * np.abs(trainer))
+    if bool(exact.all()):
+        return None
+    stale_low, _ = share_interval(int(stale.sum()), len(stale), 2.0)
+    exact_low, exact_high = share_interval(int(exact.sum()), len(exact), 2.0)
+    low, high = slope_interval(trainer, sampler)
+    fact = (
+        f"{len(stale)} tokens that were sampled after the same text at two versions: the trainer's "
+        "log-prob moved "
+        f"by {rms(trainer):.3f} nats, the sampler's by {rms(sampler):.3f}; {stale.mean():.0%} did not "
+        "move at all"
+    )
+    evidence = [(fact, facts.metrics("mismatch_kl_fresh", "weights/served_kl"))]
+    figures: dict[str, Any] = {
+        "slope": (low + high) / 2,
+        "unmoved": float(stale.mean()),
+        "right": float(exact.mean()),
+    }
+    if stale_low > 0.6:
+        return facts.finding(
+            "stale_weights",
+            "The weights that are trained moved, and the sampler's log-probs of the same tokens did not",
+            "new weights do not reach the engines, which go on with old ones",
+            "see `rl logs --events` for the updates of weights, and what /update_weights of the engine does",
+            evidence=[*evidence, ("versions as the engines tell them", facts.metrics("policy_version"))],
+            confidence="sure",
+            **figures,
+        )
+    if exact_low > 0.05 and exact_high < 0.98 and _by_sample(sample, exact) > 0.8:
+        count = round(1 / max(float(exact.mean()), 1e-9))
+        return facts.finding(
+            "one_engine_stale",
+            f"{exact.mean():.0%} of the rollouts were sampled with the weights that they claim, the "
+            "others not",
+            "some engines do not get new weights" + (f" (about one of {count} does)" if count > 1 else ""),
+            "compare inference/<i>/weight_version of the engines, and restart the one that stays behind",
+            evidence=[*evidence, ("the versions by engine", facts.metrics("inference/0/weight_version"))],
+            confidence="likely",
+            **figures,
+        )
+    lora = facts.run.setting("trainer.model.experimental.lora") is not None
+    if high < 0.9 or low > 1.1 or (lora and exact_high < 0.5):
+        return facts.finding(
+            "adapter_scale" if lora else "weights_arrive_changed",
+            "An update moves the sampler's log-probs otherwise than the trainer's, "
+            f"{rms(sampler) / rms(trainer):.2f} times as far",
+            "the engine applies the adapter otherwise than the trainer: with another scale (alpha / "
+            "rank), or to "
+            "other modules"
+            if lora
+            else "the weights that the engines have are not those that were trained",
+            "compare alpha and rank in adapter_config.json with trainer.model.experimental.lora"
+            if lora
+            else "compare weights/step_N with the checkpoint of the same step",
+            evidence=evidence,
+            confidence="likely",
+            **figures,
+        )
+    return None
+
+
+def _by_sample(sample: np.ndarray, exact: np.ndarray) -> float:
+    """The share of samples all of whose tokens say the same."""
+    _, places = np.unique(sample, return_inverse=True)
+    counts, hits = np.bincount(places), np.bincount(places, exact)
+    return float(((hits == 0) | (hits == counts)).mean())
+
+
+def mismatch_grows(facts: Facts) -> Finding | None:
+    """Fresh tokens agree at first and do not later."""
+    tokens = facts.tokens
+    first, later = tokens.at_first(), tokens.apart[tokens.fresh & (tokens.version > 0)]
+    if min(len(first), len(later)) < _ENOUGH or rms(first) > 3 * facts.rounding:
+        return None
+    if rms(later) <= max(20 * rms(first), 3 * facts.rounding):
+        return None
+    return facts.finding(
+        "mismatch_after_updates",
+        f"Sampler and trainer agreed on the first weights ({rms(first):.2g} nats) and do not later "
+        f"({rms(later):.2g})",
+        "the engines do not have the weights that are trained",
+        "see `rl logs --events` for the updates of weights; restart the engines",
+        evidence=[("mismatch by step", facts.metrics("mismatch_kl_fresh"))],
+        difference=rms(later),
+    )
+
+
+def ends_not_trained(facts: Facts) -> Finding | None:
+    """The last token of each reply, which ends it, is not in the loss mask."""
+    ended = missing = 0
+    example = None
+    known = {
+        (step, group, number): (tokens, turns)
+        for step, group, number, tokens, turns in facts.query(
+            "SELECT step, grp, number, completion_tokens, turns FROM rollouts WHERE split = 'train' AND "
+            "retried = 0 "
+            "AND dropped IS NULL AND truncated = 0 AND cut = 0 AND reward IS NOT NULL AND step <= {until}"
+        )
+    }
+    for batch in facts.batches:
+        masks = np.add.reduceat(batch.column("loss_mask").astype(int), batch.starts[:-1])
+        trained: dict[tuple[int, int], int] = {}
+        for (group, number, _, _), count in zip(batch.origins, masks, strict=False):
+            trained[group, number] = trained.get((group, number), 0) + int(count)
+        for (group, number), count in trained.items():
+            sampled = known.get((batch.batch.step, group, number))
+            if sampled is None or not count:
+                continue
+            ended += 1
+            if sampled[0] - count == sampled[1]:
+                missing += 1
+                example = example or (batch.batch.step, group, number)
+    if ended < 10 or share_interval(missing, ended)[0] < 0.7 or example is None:
+        return None
+    step, group, number = example
+    return facts.finding(
+        "end_not_trained",
+        f"In {missing} of {ended} replies that ended by themselves, exactly one token a turn is not trained",
+        "the token that ends a reply is masked, so the policy never learns to end",
+        "let the loss mask cover the end token",
+        evidence=[
+            (
+                f"step {step}: one token less in the mask than was sampled",
+                facts.rollouts(step, "--group", group, "--rollout", number),
+            )
+        ],
+        confidence="sure",
+        share=missing / ended,
+    )
+
+
+def equal_seeds(facts: Facts) -> Finding | None:
+    """All rollouts of a group are the same, which chance does not make."""
+    alike = surprising = groups = 0
+    nats = 0.0
+    step = 0
+    for batch in facts.batches:
+        if not batch.origins:
+            continue
+        ids, logprobs = (
+            batch.column("token_ids"),
+            np.where(batch.column("loss_mask"), batch.column("logprobs"), 0),
+        )
+        members: dict[int, list[int]] = {}
+        for number, origin in enumerate(batch.origins):
+            members.setdefault(origin[0], []).append(number)
+        for found in members.values():
+            if len(found) < 2:
+                continue
+            groups += 1
+            pieces = [slice(int(batch.starts[n]), int(batch.starts[n + 1])) for n in found]
+            if all(np.array_equal(ids[piece], ids[pieces[0]]) for piece in pieces[1:]):
+                alike += 1
+                chance = (len(found) - 1) * float(logprobs[pieces[0]].sum())
+                nats -= chance
+                surprising += chance < -math.log(100)
+                step = batch.batch.step
+    if not alike or share_interval(alike, groups, 2.0)[0] < 0.5 or nats < 30 or surprising < alike / 4:
+        return None
+    return facts.finding(
+        "equal_seeds",
+        f"In {alike} of {groups} groups all rollouts are the same word for word, though the policy is not "
+        "certain: "
+        f"by chance that would be with probability e^-{nats:.0f}",
+        "the rollouts of a group are sampled with the same seed, so there is nothing to compare",
+        "leave orchestrator.sampling.seed out, or see how the engine uses the seeds that it is given",
+        evidence=[(f"the groups of step {step}", facts.rollouts(step))],
+        confidence="sure",
+        share=alike / groups,
+    )

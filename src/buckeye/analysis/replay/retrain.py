@@ -1,0 +1,64 @@
+"""Kept batches trained on again with another learning rate, and log-probs under the policy."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from buckeye.analysis.replay.step import Start, trainer_in
+from buckeye.config.load import load_config
+from buckeye.config.trainer import ConstantSchedulerConfig, TrainerConfig
+from buckeye.trainer.data.packing import pack_micro_batch, plan_bins
+from buckeye.trainer.model.policy import Policy
+from buckeye.trainer.rl import RLTrainer
+from buckeye.transport.batches import Sample, read_trained
+from buckeye.transport.checkpoint import list_checkpoints
+
+_ROW = 4096  # tokens
+
+
+@contextmanager
+def trainer_from(run: Path, step: int, rate: float) -> Iterator[RLTrainer]:
+    """A trainer that continues from the newest checkpoint up to `step`, or from where the run began, with a
+    constant learning rate. Its files are deleted."""
+    config = load_config(TrainerConfig, ["@", str(run / "configs" / "trainer.json")])
+    optim = config.optim.model_copy(update={"lr": rate})
+    config = config.model_copy(update={"optim": optim, "scheduler": ConstantSchedulerConfig()})
+    checkpoints = [one for one in list_checkpoints(run / "checkpoints") if one.step <= step]
+    start = Start(step=step, path=Path(config.model.name))
+    if checkpoints and step > 0:
+        start = Start(step=step, path=checkpoints[-1].path, checkpoint=checkpoints[-1])
+    os.environ["BUCKEYE_THREADS"] = str(read_trained(run / "trained", step)[1].record["threads"])
+    with (
+        tempfile.TemporaryDirectory(prefix="buckeye-retrain-") as scratch,
+        trainer_in(Path(scratch), config, start) as trainer,
+    ):
+        yield trainer
+
+
+def masked_logprobs(
+    policy: Policy, samples: Sequence[Sample], masks: Sequence[npt.NDArray[np.bool_]] | None = None
+) -> list[npt.NDArray[np.float64]]:
+    """For each sample f64[N]: the log-probs of its N tokens under a mask bool[T] which does not hold the
+    first one; without `masks`, of what was sampled. Without the dropout of an adapter."""
+    masks = [sample.loss_mask for sample in samples] if masks is None else masks
+    ids, found = [sample.token_ids for sample in samples], [np.empty(0)] * len(samples)
+    policy.module.eval()
+    for chosen in plan_bins(ids, max([_ROW, *map(len, ids)])):
+        at = chosen.indices
+        row = pack_micro_batch([ids[i] for i in at], [masks[i] for i in at], policy.device)
+        temperatures = torch.tensor([samples[i].temperature for i in at], device=policy.device)
+        with torch.no_grad(), policy.computing():
+            values = policy.token_logprobs(row, temperatures[row.sequences])[0].double().cpu().numpy()
+        ends = np.cumsum([masks[i].sum() for i in at])
+        for i, part in zip(at, np.split(values, ends[:-1]), strict=True):
+            found[i] = part
+    policy.module.train()
+    return found

@@ -1,0 +1,90 @@
+"""What `rl replay` prints."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from buckeye.base.columns import aligned
+
+if TYPE_CHECKING:
+    from buckeye.analysis.replay.step import Comparison, Replay
+
+
+def replay_text(replay: Replay) -> str:
+    """The stages of the step, the first difference on the way to it, and what that may come from."""
+    lines, first = _stages(replay), replay.first_difference
+    if first is None:
+        lines.append("The same to the last bit.")
+        return "\n".join(lines)
+    lines.append(f"The first difference is in step {first.step}: {first.stage}, {_difference(first)}.")
+    if replay.within_tolerance:
+        lines.append(f"It is no more than rounding may bring about ({replay.tolerance:g}).")
+    return "\n".join([*lines, *_changes(replay)])
+
+
+def _stages(replay: Replay) -> list[str]:
+    rows = [("stage", "recorded", "now", "difference")]
+    rows += [
+        (one.stage, _short(one.stage, one.recorded), _short(one.stage, one.replayed), _difference(one))
+        for one in replay.comparisons
+        if one.step == replay.step
+    ]
+    lines = [f"Step {replay.step}, from the weights before step {replay.start.step} in {replay.start.path}"]
+    return [*lines, "", aligned(rows), ""]
+
+
+def _changes(replay: Replay) -> list[str]:
+    return [f"{name}: {then} then, {now} now" for name, (then, now) in replay.changed.items()]
+
+
+def all_text(replay: Replay, kept: Sequence[int]) -> str:
+    """Whether every step was the same, or which is the first that is not; and which were not computed."""
+    first, start = replay.first_unexplained, replay.start
+    if first is None:
+        count = replay.step - start.step + 1
+        head = f"{count} step{'s' if count > 1 else ''} ({start.step} to {replay.step}) from {start.path}"
+        how = "the same to the last bit" if replay.first_difference is None else "the same but for rounding"
+        lines = [f"{head}: {how}."]
+    else:
+        told = f"The first difference is in step {first.step}: {first.stage}, {_difference(first)}."
+        lines = [*_stages(replay), told, *_changes(replay)]
+    if start.step > 0:
+        lines.append(
+            f"Steps before {start.step} are not computed: no batch, or nothing to begin from, was kept."
+        )
+    if first is None and replay.step < kept[-1]:
+        lines.append(
+            f"Batch {replay.step + 1} was not kept, so later steps, up to {kept[-1]}, are not computed."
+        )
+    return "\n".join(lines)
+
+
+def replay_object(replay: Replay) -> dict[str, Any]:
+    """All of a replay for programs."""
+    first = replay.first_difference
+    return {
+        "step": replay.step,
+        "start": {"step": replay.start.step, "path": str(replay.start.path)},
+        "identical": first is None,
+        "within_tolerance": replay.within_tolerance,
+        "tolerance": replay.tolerance,
+        "changed": replay.changed,
+        "first_difference": None if first is None else {"step": first.step, "stage": first.stage},
+        "comparisons": [dataclasses.asdict(one) for one in replay.comparisons],
+    }
+
+
+def _short(stage: str, shown: str) -> str:
+    """A checksum, or a figure, with as many digits as a person compares."""
+    if stage == "weights":
+        return shown[:12]
+    return f"{float(shown):.6g}" if stage in ("loss", "gradient") else shown
+
+
+def _difference(one: Comparison) -> str:
+    if one.same:
+        return "none"
+    size = "not the same" if one.difference is None else f"{one.difference:.3g}"
+    return f"{size} at {one.where}" if one.where else size

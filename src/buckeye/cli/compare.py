@@ -1,0 +1,120 @@
+"""`buckeye rl compare`: two runs beside each other."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from buckeye.base.columns import aligned
+from buckeye.base.json_lines import printable
+
+if TYPE_CHECKING:
+    from buckeye.analysis.comparison.compare import Comparison
+    from buckeye.analysis.comparison.curves import Point
+    from buckeye.analysis.comparison.differences import Difference
+
+_NAMED = "A run's directory, name or id."
+_LONGEST = 60  # characters of a setting
+
+
+def compare_runs(
+    a: Annotated[str, typer.Argument(metavar="A", help=_NAMED)],
+    b: Annotated[str, typer.Argument(metavar="B", help=_NAMED)],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Say whether run B is better than run A and by how much, and what is different about them: settings,
+    versions, tasks, machines, and the reward by step, tokens and time. Exit code 1 if that cannot be said."""
+    from buckeye.analysis.comparison.compare import compare
+
+    found = compare(a, b)
+    print(json.dumps(_as_object(found)) if as_json else printable("\n".join(_text(found))))
+    if found.verdict.outcome == "not comparable":
+        raise typer.Exit(1)
+
+
+def _text(found: Comparison) -> Iterator[str]:
+    yield from (found.verdict.sentence, "", f"A  {found.a}", f"B  {found.b}", "")
+    yield from _table("settings", found.settings)
+    yield from _table("versions", found.versions)
+    yield from _table("machines", found.machines)
+    yield from _tasks(found)
+    yield from _evaluations(found)
+    yield from _parts(found)
+    yield from (f"not looked at: {what}" for what in found.unreadable)
+
+
+def _table(title: str, rows: Sequence[Difference]) -> Iterator[str]:
+    if not rows:
+        yield f"{title}: no difference is recorded"
+        return
+    shown = [(f"  {row.name}", _value(row.a), _value(row.b)) for row in rows]
+    yield aligned([(title, "A", "B"), *shown])
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, str):  # of a path the end says more
+        return value if len(value) <= _LONGEST else f"...{value[3 - _LONGEST :]}"
+    text = "-" if value is None else json.dumps(value)
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
+
+
+def _tasks(found: Comparison) -> Iterator[str]:
+    for one in found.tasks:
+        changed = f", {one.changed} of the same name with another prompt" if one.changed else ""
+        what = "tasks trained on" if one.split == "train" else "tasks of the evaluation"
+        yield f"{what}: {one.a} in A, {one.b} in B, {one.shared} in both{changed}"
+
+
+def _evaluations(found: Comparison) -> Iterator[str]:
+    from buckeye.analysis.comparison.compare import shown
+
+    if found.evaluations:
+        rows = [
+            (f"  version {one.version}", shown(one.a), shown(one.b), shown(one.difference, sign=True))
+            for one in found.evaluations
+        ]
+        yield "\n" + aligned([("evaluation", "A", "B", "B - A"), *rows])
+
+
+def _parts(found: Comparison) -> Iterator[str]:
+    from buckeye.analysis.comparison.compare import extent, shown
+
+    for axis, parts in found.parts.items():
+        if parts:
+            rows = [
+                (f"  {extent(part)}", shown(part.a), shown(part.b), shown(part.difference, sign=True))
+                for part in parts
+            ]
+            yield "\n" + aligned([(f"reward by {axis}", "A", "B", "B - A"), *rows])
+
+
+def _reward(point: Point) -> float:
+    groups = [reward for rewards in point.rewards.values() for reward in rewards]
+    return sum(groups) / len(groups)
+
+
+def _as_object(found: Comparison) -> dict[str, Any]:
+    """Everything, with the curves as lists instead of the rewards of tasks."""
+    named = {field.name: getattr(found, field.name) for field in dataclasses.fields(found)}
+    curves = {name: _curve(named.pop(f"points_{name}")) for name in ("a", "b")}
+    return {**_plain(named), "curves": curves}
+
+
+def _curve(points: Sequence[Point]) -> dict[str, list[float]]:
+    columns = {name: [getattr(point, name) for point in points] for name in ("step", "tokens", "seconds")}
+    return columns | {"reward": [_reward(point) for point in points]}
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return _plain({field.name: getattr(value, field.name) for field in dataclasses.fields(value)})
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return str(value) if isinstance(value, Path) else value

@@ -1,0 +1,87 @@
+"""`buckeye rl diagnose`, and what a run says of itself at its end."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from buckeye import runs
+from buckeye.base.columns import aligned
+from buckeye.base.json_lines import printable
+from buckeye.monitor.finding import Finding
+from buckeye.run_files.known_runs import find_run
+
+log = logging.getLogger(__name__)
+
+_NOTHING = "Nothing is wrong with it, as far as its records tell."
+_NOTHING_LEFT = "Nothing is wrong with it, as far as the rules tell that did not fail."
+
+
+def diagnose_run(
+    run: Annotated[
+        str | None,
+        typer.Argument(metavar="RUN", help="A directory, name or id. Default: ./outputs, or the newest run."),
+    ] = None,
+    step: Annotated[int | None, typer.Option(min=0, help="As it was after this step.")] = None,
+    tests: Annotated[
+        bool, typer.Option("--try", help="Also make tests: load models, play the environment, replay a step.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """What is wrong with a run, why it is thought so, and what to do; the surest first. Exit code 1 if
+    anything is."""
+    from buckeye.analysis.diagnosis.diagnose import diagnose
+
+    directory = runs.open(find_run(None) if run is None else run).path
+    done = diagnose(directory, step=step, tests=tests)
+    if as_json:
+        findings = [dataclasses.asdict(one) for one in done.findings]
+        print(json.dumps({**done._asdict(), "findings": findings}))
+    else:
+        nothing = _NOTHING_LEFT if done.failed_rules else _NOTHING
+        print("\n\n".join(_text(number, one) for number, one in enumerate(done.findings, 1)) or nothing)
+        for note in [*done.not_looked_at, *done.failures]:
+            print(f"\nnot looked at: {printable(note)}")
+    if any(one.confidence != "possible" for one in done.findings):
+        raise typer.Exit(1)
+
+
+def _text(number: int, one: Finding) -> str:
+    """A finding in words: what, why it is thought so with commands, what to do."""
+    rows = [("", "because", one.cause), ("", "do", one.advice)]
+    rows += [("", "seen", f"{evidence.fact}: {evidence.command}") for evidence in one.evidence]
+    if not one.evidence:
+        rows.append(("", "see", one.command))
+    steps = f"steps {one.since} to {one.until}" if one.since != one.until else f"step {one.since}"
+    head = f"{number}. {one.name} ({one.confidence}, {steps}): {one.seen}"
+    return printable(f"{head}\n{aligned(rows)}")
+
+
+def found_in(run: Path) -> Sequence[Finding]:
+    """What is wrong with a run, but for what is merely `possible`; what hinders that is said in the log. It
+    never is the reason that a run ends."""
+    from buckeye.analysis.diagnosis.diagnose import diagnose
+
+    try:
+        done = diagnose(run)
+    except Exception as error:
+        log.info("What may be wrong with the run could not be looked at: %s", error)
+        return ()
+    for failure in done.failures:
+        log.warning("Not looked at: %s", failure)
+    return [one for one in done.findings if one.confidence != "possible"]
+
+
+def tell_at_end(run: Path) -> None:
+    """Say in the log what is wrong with a run that has ended."""
+    accused = found_in(run)
+    for one in accused:
+        log.warning("Found (%s): %s", one.confidence, one)
+    if accused:
+        log.warning("All of it, with evidence: buckeye rl diagnose %s", run)

@@ -1,0 +1,67 @@
+"""`buckeye env check`: what an environment's rewards are worth."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from buckeye.base.terminal import status_line
+from buckeye.cli.env_args import Variables, variable_names
+from buckeye.evaluation.environment_args import Arg, Args, environment_args
+
+
+def env_check(
+    env_id: Annotated[str, typer.Argument(metavar="ID", help="NAME, OWNER/NAME[@VERSION], or a path.")],
+    arg: Arg = None,
+    args: Args = None,
+    variables: Variables = None,
+    budget: Annotated[
+        float, typer.Option(min=1.0, help="Seconds for playing; what they were too few for is said.")
+    ] = 60.0,
+    sample: Annotated[
+        int, typer.Option(min=1, help="At most so many tasks of each family and split are played.")
+    ] = 300,
+    max_content_free: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="What a policy without content may earn above chance.")
+    ] = 0.03,
+    seed: Annotated[int, typer.Option(help="Seed of the sample and of the policies.")] = 0,
+    strict: Annotated[bool, typer.Option("--strict", help="Warnings end with 1 too.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Play probes and policies without content, and check tasks, splits and grades; an error ends with 1."""
+    import asyncio
+
+    from buckeye.base.keys import check_variables
+    from buckeye.config.environments import EnvConfig
+    from buckeye.evaluation.check import CheckOptions, check_environment
+    from buckeye.evaluation.checks.result import count_of
+    from buckeye.launch.gateways import DEFAULT_ROLLOUTS, hosts_here
+
+    played = EnvConfig(id=env_id, args=environment_args(arg, args), variables=variable_names(variables))
+    check_variables(played.id, played.variables)
+    with (
+        tempfile.TemporaryDirectory(prefix="buckeye-check-") as folder,
+        status_line("loading") as progress,
+        hosts_here([played], Path(folder, "gateway.log"), rollouts=DEFAULT_ROLLOUTS),
+    ):
+        options = CheckOptions(
+            sample=sample,
+            seed=seed,
+            limit=max_content_free,
+            budget=budget,
+            variables=tuple(played.variables),
+            progress=progress,
+        )
+        report = asyncio.run(check_environment(played.id, played.args, options))
+    if as_json:
+        typer.echo(json.dumps(report.to_json(), ensure_ascii=False))
+    else:
+        from buckeye.evaluation.checks.tables import print_report
+
+        print_report(report)
+    if not report.passed or (strict and count_of(report.checks, "warning")):
+        raise typer.Exit(1)

@@ -1,0 +1,158 @@
+"""`buckeye env install | list | info | shell | remove`: environments in interpreters of their own."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from buckeye.base.terminal import status_line
+from buckeye.cli.env_args import Variables, print_table, variable_names
+
+if TYPE_CHECKING:
+    from buckeye.workers.installed import InstalledEnvironment
+
+_Name = Annotated[str, typer.Argument(metavar="NAME", help="As `buckeye env list` shows it, or OWNER/NAME.")]
+_Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def env_install(
+    what: Annotated[
+        str,
+        typer.Argument(metavar="ID", help="OWNER/NAME[@VERSION], PACKAGE[==VERSION], a project or a wheel."),
+    ],
+    index: Annotated[
+        str | None, typer.Option(metavar="URL", help="A package index. Default: the hub's for OWNER/NAME.")
+    ] = None,
+    python: Annotated[
+        str | None, typer.Option(help="The interpreter: a path or a version. Default: this one's.")
+    ] = None,
+    extra: Annotated[
+        list[str] | None, typer.Option("--with", metavar="REQUIREMENT", help="Also install this.")
+    ] = None,
+    locked: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A requirements.lock: install exactly its versions.")
+    ] = None,
+    variables: Variables = None,
+    force: Annotated[bool, typer.Option(help="Replace what is installed under this name.")] = False,
+    smoke: Annotated[bool, typer.Option(help="Load it and play one rollout right after.")] = True,
+) -> None:
+    """Install an environment with its own interpreter and dependencies, and play one rollout in it."""
+    from buckeye.base.keys import check_variables
+    from buckeye.workers.installed.add import InstallRequest, install_environment
+    from buckeye.workers.installed.smoke import example_id
+
+    names = variable_names(variables)
+    check_variables(what, names)
+    request = InstallRequest(
+        what=what, index=index, python=python, extra=extra or (), locked=locked, force=force
+    )
+    environment = install_environment(request, tell=lambda line: typer.echo(line, err=True))
+    typer.echo(
+        f"{environment.id} {environment.version} ({environment.generation}, "
+        f"Python {environment.python_version}, {len(environment.requirements)} packages) "
+        f"is in {environment.folder}"
+    )
+    if smoke:
+        _smoke(environment, names)
+    typer.echo(f'Use it: [[env]] id = "{example_id(environment)}"')
+
+
+def env_list(as_json: _Json = False) -> None:
+    """List the environments that are installed."""
+    from buckeye.workers.installed import all_installed
+
+    environments, damaged = all_installed()
+    if as_json:
+        rows = [_row(e) for e in environments]
+        rows += [{"name": name, "damaged": problem} for name, problem in damaged.items()]
+        typer.echo(json.dumps(rows, ensure_ascii=False))
+        return
+    if not environments and not damaged:
+        typer.echo("No environment is installed. Install one: buckeye env install OWNER/NAME", err=True)
+        return
+    cells = [_cells(e) for e in environments] + [(name, "-", "damaged", "-", "-") for name in damaged]
+    print_table(("id", "version", "kind", "python", "installed"), cells)
+    for problem in damaged.values():
+        typer.echo(f"warning: {problem}", err=True)
+
+
+def env_info(name: _Name, as_json: _Json = False) -> None:
+    """Show what is installed under a name: versions, source, interpreter, room on the disk."""
+    from buckeye.workers.installed import get_installed
+    from buckeye.workers.installed.store import disk_bytes
+
+    environment = get_installed(name)
+    row = _row(environment) | {"bytes": disk_bytes(environment.folder)}
+    if as_json:
+        typer.echo(json.dumps(row, ensure_ascii=False))
+        return
+    row["bytes"] = f"{row['bytes'] / 1e6:.0f} MB"
+    for key, value in row.items():
+        shown = ", ".join(value) if isinstance(value, list) else value
+        typer.echo(f"{key:<16}{'-' if shown in (None, '') else shown}")
+
+
+def env_shell(
+    name: _Name,
+    command: Annotated[
+        list[str] | None, typer.Argument(metavar="-- COMMAND", help="What to run; nothing is a shell.")
+    ] = None,
+    variables: Variables = None,
+) -> None:
+    """Run a command with an environment's interpreter and programs; its exit code is that of the command."""
+    from buckeye.base.keys import check_variables, key
+    from buckeye.workers.installed import get_installed
+    from buckeye.workers.installed.shell import become
+
+    names = variable_names(variables)
+    check_variables(name, names)
+    become(get_installed(name), command or [], {variable: key(variable) for variable in names})
+
+
+def env_remove(
+    name: _Name,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    """Delete an installed environment."""
+    from buckeye.errors import UsageError
+    from buckeye.workers.installed import get_installed
+    from buckeye.workers.installed.store import remove_installed
+
+    environment = get_installed(name)
+    if not yes:
+        if not sys.stdin.isatty():
+            raise UsageError(f"say --yes to delete {environment.folder}")
+        typer.confirm(f"Delete {environment.folder}?", abort=True)
+    remove_installed(environment)
+    typer.echo(f"{environment.id} {environment.version} is removed")
+
+
+def _smoke(environment: InstalledEnvironment, variables: list[str]) -> None:
+    import asyncio
+
+    from buckeye.workers.installed.smoke import smoke_rollout
+
+    typer.echo("Loading it and playing one rollout", err=True)
+    with status_line(f"playing one rollout of {environment.id}"):
+        smoke = asyncio.run(smoke_rollout(environment, variables))
+    typer.echo(smoke.text())
+
+
+def _cells(environment: InstalledEnvironment) -> tuple[str, ...]:
+    return (
+        environment.id,
+        environment.version,
+        environment.generation,
+        environment.python_version,
+        environment.installed_at.strftime("%Y-%m-%d %H:%M UTC"),
+    )
+
+
+def _row(environment: InstalledEnvironment) -> dict[str, Any]:
+    from buckeye.workers.installed.record import to_json
+
+    return {**json.loads(to_json(environment)), "lock": str(environment.lock)}

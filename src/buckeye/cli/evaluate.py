@@ -1,0 +1,119 @@
+"""`buckeye eval`: any environment with any model, local or behind an OpenAI-compatible address."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from buckeye.base.terminal import status_line
+from buckeye.cli.env_args import Variables, variable_names
+from buckeye.errors import UsageError
+from buckeye.evaluation.environment_args import ApiKeyVar, Arg, Args, BaseUrl, environment_args
+
+if TYPE_CHECKING:
+    from buckeye.evaluation.play import EvalReport
+
+
+def evaluate(
+    env_id: Annotated[str, typer.Argument(metavar="ENV", help="NAME, OWNER/NAME[@VERSION], or a path.")],
+    model: Annotated[
+        str, typer.Option(help="A model directory or hub name; with --base-url the server's name for it.")
+    ] = "",
+    base_url: BaseUrl = None,
+    api_key_var: ApiKeyVar = "OPENAI_API_KEY",
+    arg: Arg = None,
+    args: Args = None,
+    variables: Variables = None,
+    split: Annotated[str | None, typer.Option(help="Which tasks; eval if there is such a split.")] = None,
+    examples: Annotated[
+        int | None, typer.Option("--examples", "-n", min=1, help="How many tasks; all by default.")
+    ] = None,
+    rollouts: Annotated[int, typer.Option("--rollouts", "-r", min=1, help="Rollouts of each task.")] = 1,
+    temperature: Annotated[float | None, typer.Option(min=0.0, help="0 is greedy.")] = None,
+    top_p: Annotated[float | None, typer.Option(min=0.0, max=1.0, help="Nucleus sampling.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest reply, in tokens.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the sampling, for a local model.")] = 0,
+    max_concurrent: Annotated[int, typer.Option(min=1, help="Rollouts at a time.")] = 16,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that a rollout may take.")] = 600.0,
+    retries: Annotated[
+        int, typer.Option(min=0, help="How often a rollout is played again that failed before its answer.")
+    ] = 1,
+    pass_reward: Annotated[float, typer.Option(help="Least reward that counts as a pass.")] = 1.0,
+    output_dir: Annotated[
+        Path | None, typer.Option(help="Where the rollouts go; outputs/evals/ENV-MODEL by default.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Play only what is missing there.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Try an environment with a model: reward and pass@k with intervals, and every rollout as JSON Lines."""
+    from buckeye.evaluation.chat_policy import ChatSampling
+    from buckeye.evaluation.play import EvalRequest, run_eval
+
+    if not model:
+        raise UsageError("--model is required: a model directory, a hub name, or with --base-url any name.")
+    if base_url is not None and not base_url.startswith(("http://", "https://")):
+        raise UsageError(f"--base-url: {base_url} is no address. Write it as http://host:port/v1")
+    directory = output_dir or Path("outputs/evals") / _slug(f"{env_id}-{model}")
+    sampling = ChatSampling(
+        temperature=temperature,
+        top_p=top_p,
+        max_tokens=max_tokens,
+        seed=seed if base_url is None else None,  # not every server knows the field
+    )
+    with status_line("loading") as show:
+        request = EvalRequest(
+            env_id=env_id,
+            args=environment_args(arg, args),
+            variables=variable_names(variables),
+            model=model,
+            base_url=base_url,
+            api_key_var=api_key_var,
+            split=split,
+            examples=examples,
+            rollouts=rollouts,
+            sampling=sampling,
+            seed=seed,
+            max_concurrent=max_concurrent,
+            timeout=timeout,
+            retries=retries,
+            pass_reward=pass_reward,
+            output_dir=directory,
+            resume=resume,
+            progress=lambda done, total: show(f"{done} of {total} rollouts"),
+            tell=show,
+        )
+        try:
+            report = run_eval(request)
+        except KeyboardInterrupt:
+            typer.echo(f"{directory} has the rollouts so far; --resume goes on with them", err=True)
+            raise
+    typer.echo(json.dumps(report.to_json(), ensure_ascii=False) if as_json else _text(report))
+
+
+def _text(report: EvalReport) -> str:
+    """The figures as aligned text."""
+    figures, settings = report.figures, report.settings
+    lines = [f"{settings['env']} ({settings['split']}) with {settings['model']}", ""]
+    rows = [(f.name, f"{f.value:.4f}", f"[{f.low:.4f}, {f.high:.4f}]") for f in figures.figures]
+    rows += [(name, f"{value:.4g}", "") for name, value in figures.means.items()]
+    width = max(len(name) for name, _, _ in rows)
+    lines += [f"{name:<{width}}  {value:>10}  {interval}".rstrip() for name, value, interval in rows]
+    stops = ", ".join(f"{reason} {count}" for reason, count in figures.stop_reasons.items())
+    resumed = f", {report.resumed} of them from before" if report.resumed else ""
+    lines += [
+        "",
+        f"{figures.scored} rollouts of {figures.tasks} tasks scored{resumed}, {figures.errored} errored; "
+        f"95 % intervals over tasks",
+        f"ended by: {stops}",
+    ]
+    lines += [f"error ({count}x): {error}" for error, count in figures.errors.items()]
+    lines += [f"note: {note}" for note in report.notes]
+    return "\n".join([*lines, str(report.output_dir)])
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.") or "eval"

@@ -1,0 +1,290 @@
+"""`buckeye rl --config ... --dataset ...`: from the parts of a run to its configuration, and on."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+import shlex
+import sys
+import tempfile
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from buckeye.base.disk import free_bytes
+from buckeye.base.distribution import ask, is_there
+from buckeye.base.storage import write_file
+from buckeye.base.terminal import can_ask, confirm
+from buckeye.cli.dry_run import carry_out, nothing_written
+from buckeye.cli.env_image import push_if_needed
+from buckeye.cli.missing_parts import (
+    Search,
+    StarterWrittenError,
+    ask_place,
+    find_config,
+    find_dataset,
+    find_model,
+    look_around,
+)
+from buckeye.config.load import load_with_warnings
+from buckeye.config.rl import RLConfig
+from buckeye.errors import BuckeyeError, ConfigError, UsageError
+from buckeye.launch.preflight.devices import gpus as present_gpus
+from buckeye.launch.preflight.devices import parse_gpus
+from buckeye.launch.preflight.disk import estimate_disk
+from buckeye.launch.preflight.fitting import hardware_of, longest_that_fits
+from buckeye.launch.preflight.model import read_shape
+from buckeye.mcp.config import GymConfig, load_gym_config
+from buckeye.mcp.environment import McpEnvironment
+from buckeye.mcp.tasks.dataset import images_of
+from buckeye.mcp.tasks.trust import ask_for_trust, read_taskset, uses_of
+from buckeye.run_files.directory import RUN_FILE, files_of_a_run, is_in_use, is_unstarted, locked, put_aside
+from buckeye.setup.recipe.compose import RUN_CONFIG, Recipe, run_text
+from buckeye.setup.recipe.estimate import estimate_time
+from buckeye.setup.recipe.flags import TrainFlags, Words
+from buckeye.setup.recipe.model import ModelFacts, model_facts, refuse_hosted
+from buckeye.setup.recipe.sizes import Sizes, choose_sizes
+from buckeye.setup.recipe.texts import Plan, plan_object, plan_text
+from buckeye.setup.recipe.where import Place, devices_text, remote_place, this_place
+
+_COMPOSED = "of the run put together here"
+_MACHINES = "buckeye.remote"
+_ELSEWHERE = "buckeye.cli.remote"
+
+Start = Callable[[RLConfig, list[str]], int]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Parts:
+    config: Path
+    gym: GymConfig
+    dataset: str
+    model: str
+
+
+def run_of_parts(words: Words, start: Start) -> int:
+    """Find or make the parts, show the plan, write the configuration, and `start` it; the exit code."""
+    words.check_for_parts()
+    flags = words.flags.model_copy(update={"dry_run": words.is_dry})
+    with nothing_written() if flags.dry_run else nullcontext():
+        return _run_of_parts(words, flags, start)
+
+
+def _run_of_parts(words: Words, flags: TrainFlags, start: Start) -> int:
+    found = look_around()
+    if flags.model is not None:
+        dataset = flags.dataset or next(iter(found.datasets), "tasks.json")
+        config = flags.config or next(iter(found.configs), Path("configs/my-env.yaml"))
+        refuse_hosted(flags.model, dataset=dataset, config=str(config))
+    place = _place(flags)  # what cannot be is said before anything is asked or looked at
+    search = Search(flags=flags, found=found, asks=can_ask(yes=flags.yes, as_json=flags.as_json))
+    try:
+        flags, place, parts = _find_parts(search, place)
+    except StarterWrittenError as written:
+        print(written)
+        return 0
+    plan = _plan(words, flags, place, parts)
+    _show(plan, flags)
+    if not flags.dry_run:
+        ask_for_trust(parts.dataset, yes=flags.trust)
+    return carry_out(
+        plan.config,
+        show=lambda: _show_rest(plan, place, flags),
+        start=lambda: _begin(plan, place, flags, start, asks=search.asks),
+    )
+
+
+def _find_parts(search: Search, place: Place) -> tuple[TrainFlags, Place, _Parts]:
+    """In the order in which each needs the one before."""
+    flags = search.flags
+    config = find_config(search)
+    gym = load_gym_config(config)
+    dataset = find_dataset(search, config)
+    if search.asks and flags.provider is None and place.gpus is None:
+        flags = ask_place(flags, f"{place.cores} cores, no GPU", elsewhere=is_there(_MACHINES))
+        place = _place(flags)
+    model = find_model(search, on_gpu=place.gpus is not None)
+    return flags, place, _Parts(config=config, gym=gym, dataset=dataset, model=model)
+
+
+def _place(flags: TrainFlags) -> Place:
+    asked = parse_gpus(flags.gpus) if flags.gpus is not None else None
+    if flags.provider is not None and flags.provider != "local":
+        place = remote_place(flags.provider, asked, flags.host)
+        if not flags.dry_run:
+            ask(f"{_ELSEWHERE}:start_remote", "training on another machine (--provider prime, ssh)")
+        return place
+    place = this_place(asked)
+    if place.problem is not None and not flags.dry_run:
+        raise UsageError(place.problem)
+    return place
+
+
+def _plan(words: Words, flags: TrainFlags, place: Place, parts: _Parts) -> Plan:
+    gym = parts.gym
+    tasks, held_out = read_taskset(parts.dataset, checked=False)
+    if not tasks:
+        raise UsageError(f"{parts.dataset} has no tasks to train on: all {len(held_out)} are held out")
+    McpEnvironment(gym, {"train": tasks, "eval": held_out})  # refuses what no rollout could be played with
+    model = model_facts(parts.model)
+    evaluated = [] if flags.no_eval else held_out
+    layout = place.layout(model.parameters)
+    output = _output(flags.output, parts.config.stem)
+    sized = functools.partial(
+        choose_sizes, tasks, evaluated, gym, model, on_gpu=place.gpus is not None, asked=words.seq_len
+    )
+
+    def made(sizes: Sizes) -> tuple[Recipe, str, RLConfig]:
+        recipe = Recipe(
+            config=parts.config,
+            dataset=parts.dataset,
+            model=model,
+            sizes=sizes,
+            layout=layout,
+            output_dir=output,
+        )
+        text = run_text(recipe, words.settings)
+        return recipe, text, _loaded(text, dry_run=flags.dry_run)
+
+    recipe, text, config = made(sized())
+    room = _room(config, model, place)
+    if words.seq_len is None and room < recipe.sizes.seq_len:
+        recipe, text, config = made(sized(room=room))
+    environment = gym.job.metadata.get("environment") or gym.job.name or parts.config.stem
+    return Plan(
+        recipe=recipe,
+        config=config,
+        environment=str(environment),
+        actions=tuple(gym.actions),
+        images=images_of(tasks + held_out),
+        uses=uses_of(tasks + held_out),
+        tasks=len(tasks),
+        held_out=len(held_out),
+        where=place.name,
+        devices=devices_text(place, layout, model.parameters),
+        disk=estimate_disk(config, model.path),
+        free=free_bytes(config.output_dir),
+        time=estimate_time(config, model, cores=place.cores, layout=layout),
+        price=_price(place, flags),
+        text=text,
+    )
+
+
+def _room(config: RLConfig, model: ModelFacts, place: Place) -> int:
+    """The tokens of a rollout that there is memory for here, up to those of the configuration; these where
+    that is not known."""
+    shape = read_shape(model.path) if model.path is not None else None
+    if shape is None or place.remote or place.problem is not None:
+        return config.orchestrator.seq_len
+    return longest_that_fits(config, shape, hardware_of(config, present_gpus()))
+
+
+def _output(asked: Path | None, name: str) -> Path:
+    """Where the run goes: a folder that no run is in. Raises UsageError for one that was asked for and is
+    taken."""
+    if asked is not None:
+        _refuse_taken(asked)
+        return asked
+    folders = [Path("outputs", name if number == 1 else f"{name}-{number}") for number in range(1, 10_000)]
+    return next(folder for folder in folders if not _taken(folder))
+
+
+def _taken(folder: Path) -> bool:
+    there = bool(files_of_a_run(folder)) or (folder / RUN_CONFIG).exists()
+    return there and (is_in_use(folder) or not is_unstarted(folder))
+
+
+def _refuse_taken(folder: Path) -> None:
+    where = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not where.is_dir():
+        raise UsageError(f"--output {folder}: {where} is a file. Name a folder")
+    if not _taken(folder):
+        return
+    quoted, file = shlex.quote(str(folder)), folder / RUN_CONFIG
+    if (folder / RUN_FILE).exists():
+        there, instead = "a run", f"or go on with that run\n  buckeye rl resume {quoted}"
+    elif file.exists():
+        there, instead = str(file), f"or start what is there\n  buckeye rl @ {shlex.quote(str(file))}"
+    else:
+        there, instead = str(files_of_a_run(folder)[0]), "a run needs one of its own"
+    raise UsageError(
+        f"--output {folder}: {there} is there, and nothing is overwritten. Name another folder; {instead}"
+    )
+
+
+def _loaded(text: str, *, dry_run: bool) -> RLConfig:
+    with tempfile.TemporaryDirectory(prefix="buckeye-rl-") as folder:
+        file = Path(folder, RUN_CONFIG)
+        file.write_text(text, encoding="utf-8")
+        in_it = re.compile(re.escape(str(file)) + r"(:\d+)?")  # a file that nobody will find
+        try:
+            config, warnings = load_with_warnings(RLConfig, ["@", str(file), f"--dry-run={dry_run}".lower()])
+        except ConfigError as error:
+            raise ConfigError(in_it.sub(_COMPOSED, str(error))) from None
+    for warning in warnings:
+        print(f"warning: {in_it.sub(_COMPOSED, warning)}", file=sys.stderr)
+    return config
+
+
+def _price(place: Place, flags: TrainFlags) -> str:
+    if not place.remote:
+        return "nothing"
+    if flags.provider == "ssh":
+        return "what your host costs you"
+    limit = f"; at most {flags.max_price:g} $ an hour" if flags.max_price is not None else ""
+    return f"shown before anything is rented{limit}"
+
+
+def _show(plan: Plan, flags: TrainFlags) -> None:
+    if flags.as_json:
+        print(json.dumps(plan_object(plan), ensure_ascii=False))
+    elif not flags.quiet:
+        print(plan_text(plan))
+
+
+def _show_rest(plan: Plan, place: Place, flags: TrainFlags) -> None:
+    """What is shown beside the plan if nothing is started."""
+    if place.remote and not flags.as_json and not flags.quiet:
+        print()
+        ask(f"{_ELSEWHERE}:show_remote", "--provider")(plan.recipe.file, plan.config, flags)
+    if not flags.as_json and not flags.quiet:
+        print(f"\n{plan.recipe.file} would be:\n\n{plan.text}")
+    if place.problem is not None:
+        print(f"warning: {place.problem}", file=sys.stderr)
+
+
+def _begin(plan: Plan, place: Place, flags: TrainFlags, start: Start, *, asks: bool) -> int:
+    file = plan.recipe.file
+    if asks and not confirm("\nStart?"):
+        print(f"Nothing was started, and {file} was not written.")
+        return 0
+    _refuse_taken(file.parent)  # once more: somebody may have thought about the plan for long
+    if place.remote:
+        push_if_needed(plan.images, asks=asks, yes=flags.yes)
+    if is_unstarted(file.parent):
+        with locked(file.parent):
+            put_aside(file.parent, also=[file])
+    write_file(file, plan.text)
+    if not flags.quiet:
+        print(f"{file}: written; it starts this run again: buckeye rl @ {file}", file=sys.stderr)
+    if place.remote:
+        code: int = ask(f"{_ELSEWHERE}:start_remote", "--provider")(file, flags)
+        return code
+    try:
+        return start(plan.config, ["buckeye", "rl", "@", str(file)])
+    except (BuckeyeError, KeyboardInterrupt):
+        _take_back(file)
+        raise
+
+
+def _take_back(file: Path) -> None:
+    """Remove the file that was written for a run that did not begin, so that the next try does not find its
+    folder taken."""
+    if files_of_a_run(file.parent):
+        return
+    file.unlink(missing_ok=True)
+    with suppress(OSError):  # there is something else in it
+        file.parent.rmdir()
+    print(f"{file}: removed again, as the run did not begin", file=sys.stderr)

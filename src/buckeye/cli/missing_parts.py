@@ -1,0 +1,334 @@
+"""The parts of a run for `buckeye rl`: what was named, what is there, or what is made now."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from buckeye.base.storage import read_json
+from buckeye.base.terminal import ask_text, choose, confirm, show_file
+from buckeye.errors import UsageError
+from buckeye.mcp.config import GymConfig, load_gym_config
+from buckeye.mcp.tasks.lock import LOCK_FILE, Lock, lock_in, parse_image
+from buckeye.mcp.tasks.rows import gateway_config
+from buckeye.setup.init.examples import beside
+from buckeye.setup.init.generate import SERVER
+from buckeye.setup.recipe.flags import TrainFlags
+from buckeye.setup.recipe.model import SUGGESTED, usual_model
+
+_STARTER = Path("tasks.json")
+_ANOTHER = "another"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Search:
+    """What was asked for, what was found here, and whether somebody can be asked."""
+
+    flags: TrainFlags
+    found: Found
+    asks: bool
+
+    def aside(self) -> AbstractContextManager[Any]:
+        """Where other commands may print: not between the lines of a JSON object."""
+        return redirect_stdout(sys.stderr) if self.flags.as_json else nullcontext()
+
+
+class StarterWrittenError(Exception):
+    """A file of tasks was begun, which a person has to go on with before there is something to train on."""
+
+
+def find_config(search: Search) -> Path:
+    """The configuration of the environment; made now, if there is none. Raises UsageError."""
+    flags, found = search.flags, search.found
+    if flags.config is not None:
+        if flags.config.suffix in (".toml", ".json"):
+            raise UsageError(
+                f"--config {flags.config}: an environment's configuration is a YAML file. If this is that "
+                "of a run, start it with\n"
+                f"  buckeye rl @ {flags.config}"
+            )
+        return flags.config
+    if len(found.configs) == 1:
+        return found.configs[0]
+    if found.configs:
+        names = [str(path) for path in found.configs]
+        if search.asks:
+            return Path(choose("Which environment?", [(name, "") for name in names]))
+        raise UsageError(f"which environment? Add --config; there are: {', '.join(names)}")
+    return _made_config(search)
+
+
+def _made_config(search: Search) -> Path:
+    from buckeye.cli.init import write_and_prove
+    from buckeye.setup.init.prepare import prepare
+
+    env, command = _environment(search)
+    if env is None and command is None:
+        raise UsageError(
+            "there is no configuration of an environment here (configs/*.yaml). Either\n"
+            "  write one:       buckeye rl init my-env:latest   (an image, a folder, an address, a command)\n"
+            "  or name it:      buckeye rl --config FILE.yaml\n"
+            "  or begin anew:   buckeye env new my-env --kind mcp" + _tasks_too(search)
+        )
+    if search.flags.dry_run:
+        words = f'--command "{command}"' if command is not None else env
+        raise UsageError(
+            "there is no configuration of an environment here, and --dry-run writes none. To see what would "
+            f"be written\n  buckeye rl init {words} --dry-run"
+        )
+    print(f"There is no configuration in configs/. Looking at {command or env} ...", file=sys.stderr)
+    with search.aside():
+        prepared = prepare(env, command=command)
+        if search.asks:
+            show_file(prepared.path, prepared.generated.text)
+            if not confirm(f"Write {prepared.path}?"):
+                raise UsageError(
+                    f"{prepared.path} was not written; without a configuration there is no training"
+                )
+        code = write_and_prove(prepared, as_json=False, try_all=False, goes_on=True)
+    if code != 0:
+        raise UsageError(
+            f"{prepared.path} is written, and its scripted rollout did not go through. "
+            "Look at the file, then\n"
+            f"  buckeye rl --config {prepared.path}"
+        )
+    return prepared.path
+
+
+def _tasks_too(search: Search) -> str:
+    """What to say of the tasks where the configuration is missing already."""
+    if search.flags.dataset is not None or search.found.datasets:
+        return ""
+    return "\nThere are no tasks here either (tasks.json): `buckeye env new` writes some, or add --dataset"
+
+
+def _environment(search: Search) -> tuple[str | None, str | None]:
+    """(environment, command) as `rl init` takes them; (None, None) if nobody says."""
+    if search.found.lock is not None or Path("Dockerfile").is_file():
+        question = "\nThere is no configs/*.yaml. Write one for the environment in this folder?"
+        if not search.asks or confirm(question):
+            return ".", None
+    elif not search.asks:
+        return None, None
+    answer = ask_text(
+        "Which environment? An image (my-env:latest), a folder, an address (http://...), or a command line"
+    )
+    if not answer:
+        return None, None
+    return (None, answer) if _is_command(answer) else (answer, None)
+
+
+def _is_command(answer: str) -> bool:
+    """Whether it is a command line: several words, or a program. A folder of that name goes before."""
+    return not Path(answer).exists() and (" " in answer or shutil.which(answer) is not None)
+
+
+def find_dataset(search: Search, config: Path) -> str:
+    """The tasks; a dataset of them is made now if they do not say where they act. Raises UsageError."""
+    from buckeye.mcp.tasks.dataset import find_taskset, is_dataset
+
+    name = search.flags.dataset or _found_dataset(search, config)
+    path = find_taskset(name)
+    if not path.exists():
+        raise UsageError(
+            f"--dataset {name}: there is no such file or folder (this is {Path.cwd()}). Tasks are a JSON "
+            "file, a folder that `buckeye hf --no-push` has written, or ORG/NAME on the Hugging Face hub"
+        )
+    if is_dataset(path) or search.found.lock is None or not _lacks_servers(path):
+        return name
+    return _made_dataset(search, path, f"{config.stem}-tasks")
+
+
+def _found_dataset(search: Search, config: Path) -> str:
+    examples = beside(config)
+    found = search.found.datasets or ((str(examples),) if examples.is_file() else ())
+    if len(found) == 1:
+        return found[0]
+    if search.asks:
+        if found:
+            return choose("Which tasks?", [(name, "") for name in found])
+        return _asked_dataset(config)
+    if found:
+        raise UsageError(f"which tasks? Add --dataset; there are: {', '.join(found)}")
+    raise UsageError(
+        "there are no tasks here (tasks.json). Add --dataset: a JSON file, a folder that "
+        "`buckeye hf --no-push` has written, or ORG/NAME on the Hugging Face hub"
+    )
+
+
+def _asked_dataset(config: Path) -> str:
+    answer = ask_text(
+        "There are no tasks here. A file, a folder or ORG/NAME on the Hugging Face hub (empty: begin a file)"
+    )
+    if answer:
+        return answer
+    prompt = ask_text("What should the model do? One sentence, the prompt of the first task")
+    if not prompt:
+        raise UsageError("without tasks there is no training. Write tasks.json, or name them with --dataset")
+    text = json.dumps([_first_task(prompt, load_gym_config(config))], indent=2, ensure_ascii=False) + "\n"
+    show_file(_STARTER, text)
+    if not confirm(f"Write {_STARTER}?"):
+        raise UsageError(f"{_STARTER} was not written; without tasks there is no training")
+    from buckeye.base.storage import write_file
+
+    write_file(_STARTER, text)
+    raise StarterWrittenError(
+        f"{_STARTER} has one task. Look at its server and at how the end is graded, add more, then type\n"
+        "  buckeye rl"
+    )
+
+
+def _first_task(prompt: str, config: GymConfig) -> dict[str, Any]:
+    about = config.job.metadata
+    server, image = about.get(SERVER), parse_image(str(about.get("environment")))
+    if server is None and image is not None:
+        servers = gateway_config(Lock(image=image.tagged))
+    else:
+        servers = {config.job.name or "environment": server or {"command": "", "args": []}}
+    tool = next((action.tool for action in config.actions.values() if action.tool is not None), "evaluate")
+    return {"id": "task-001", "prompt": prompt, "mcp_config": servers, "grade": [{"calls": {"tool": tool}}]}
+
+
+def _lacks_servers(path: Path) -> bool:
+    """Whether there are tasks that do not say on which server they act."""
+    from buckeye.mcp.tasks.files import file_rows
+
+    return any(isinstance(row.value, dict) and row.value.get("mcp_config") is None for row in file_rows(path))
+
+
+def _made_dataset(search: Search, tasks: Path, name: str) -> str:
+    from buckeye.cli.hf import hf
+
+    lock = search.found.lock
+    assert lock is not None
+    if search.flags.dry_run:
+        raise UsageError(
+            f"{tasks} does not say where its tasks act, and --dry-run makes no dataset of them. Type\n"
+            f"  buckeye hf {tasks} --name {name} --no-push"
+        )
+    if search.asks and not confirm(
+        f"\n{tasks} does not say where its tasks act. Make the dataset {name}/ of them, on {lock.image}?"
+    ):
+        raise UsageError(
+            f"{tasks}: tasks need mcp_config. `buckeye hf {tasks} --name {name} --no-push` puts it in"
+        )
+    with search.aside():
+        hf(tasks, name=name, push=False, yes=search.flags.yes)
+    return name
+
+
+def find_model(search: Search, *, on_gpu: bool) -> str:
+    """The model: named, the only one here that no run has made, or the usual one for this kind of machine.
+    Raises UsageError."""
+    named, here = search.flags.model, search.found.models
+    if named is not None:
+        return named
+    usual = usual_model(on_gpu=on_gpu)
+    if search.asks:
+        suggested = sorted(SUGGESTED, key=lambda one: one[0] != usual)
+        trained = [(name, "trained here") for name in search.found.trained]
+        options = [*((name, "here") for name in here), *suggested, *trained, (_ANOTHER, "a name or a folder")]
+        chosen = choose("Which model?", options)
+        return chosen if chosen != _ANOTHER else ask_text("Model") or usual
+    if len(here) > 1:
+        raise UsageError(f"which model? Add --model; there are: {', '.join(here)}, and those of the hub")
+    return here[0] if here else usual
+
+
+def ask_place(flags: TrainFlags, here: str, *, elsewhere: bool) -> TrainFlags:
+    """Ask where to train, and what that takes; the flags with the answers. `here` describes this machine."""
+    options = [("local", f"this machine: {here}")]
+    if elsewhere:
+        options += [("prime", "rented GPUs; the price is shown first"), ("ssh", "a machine of yours")]
+    chosen = choose("Where?", options) if elsewhere else "local"
+    answers: dict[str, Any] = {"provider": chosen}
+    if chosen == "prime":
+        answers["gpus"] = ask_text("Which GPUs? [2xA100]") or "2xA100"
+    if chosen == "ssh":
+        answers["host"] = ask_text("Which host? USER@HOST[:PORT]").split()
+        answers["gpus"] = ask_text("Which GPUs has it? As 2xA100 (empty: none)") or None
+    return flags.model_copy(update=answers)
+
+
+_TASK_FILES = ("tasks.json", "tasks.jsonl", "task.json", "*_tasks.json", "*_tasks.jsonl")
+_MODELS = ("*", "models/*")
+_TRAINED = ("outputs/*/exports/*", "outputs/*/weights/*")
+_MOST_TRAINED = 5
+_ACTIONS = "action_mappings:"
+_MOST_READ = 4_000_000  # bytes of a YAML file that are looked at
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Found:
+    """Paths as a person in that folder would write them, best first. `trained` are models that runs left."""
+
+    lock: Lock | None
+    configs: tuple[Path, ...]
+    datasets: tuple[str, ...]
+    models: tuple[str, ...]
+    trained: tuple[str, ...]
+
+
+def look_around(folder: Path = Path()) -> Found:
+    """Look at a folder. Nothing is started and nothing is read from a network. Raises ConfigError for a lock
+    file that is none."""
+    lock = lock_in(folder)
+    return Found(
+        lock=lock,
+        configs=tuple(_configs(folder)),
+        datasets=tuple(_datasets(folder, lock)),
+        models=tuple(_models(folder, _MODELS)),
+        trained=tuple(_models(folder, _TRAINED)[:_MOST_TRAINED]),
+    )
+
+
+def _configs(folder: Path) -> list[Path]:
+    """The files of `configs/`; where there are none, those beside it that name actions."""
+    found = sorted(p for ending in ("*.yaml", "*.yml") for p in (folder / "configs").glob(ending))
+    if found:
+        return found
+    beside = sorted(p for ending in ("*.yaml", "*.yml") for p in folder.glob(ending))
+    return [path for path in beside if path.name != LOCK_FILE and _names_actions(path)]
+
+
+def _names_actions(path: Path) -> bool:
+    try:
+        with path.open(encoding="utf-8") as file:
+            return any(line.startswith(_ACTIONS) for line in file.read(_MOST_READ).splitlines())
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def _datasets(folder: Path, lock: Lock | None) -> list[str]:
+    """The dataset of the lock file; else task files; else folders that `buckeye hf --no-push` has written."""
+    if lock is not None and lock.primary_dataset is not None:
+        name = lock.primary_dataset.name
+        return [str(folder / name) if (folder / name).exists() else name]
+    files = list(dict.fromkeys(p for pattern in _TASK_FILES for p in sorted(folder.glob(pattern))))
+    if files:
+        return [str(path) for path in files]
+    folders = {path.parent.parent for path in folder.glob("*/data/*.parquet")}
+    folders |= {path.parent.parent for path in folder.glob("*/*/data/*.parquet")}
+    return sorted(str(path) for path in folders)
+
+
+def _models(folder: Path, patterns: Sequence[str]) -> list[str]:
+    """Folders with a model that could be trained, newest first."""
+    found = {path.parent for pattern in patterns for path in folder.glob(f"{pattern}/config.json")}
+    models = [path for path in found if _is_model(path)]
+    return [str(path) for path in sorted(models, key=lambda path: path.stat().st_mtime, reverse=True)]
+
+
+def _is_model(folder: Path) -> bool:
+    try:
+        described = read_json(folder / "config.json")
+    except (OSError, json.JSONDecodeError, UnicodeDecodeError):
+        return False
+    is_described = isinstance(described, dict) and bool(described.get("architectures"))
+    return is_described and any(folder.glob("*.safetensors"))

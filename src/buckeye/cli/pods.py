@@ -1,0 +1,229 @@
+"""`buckeye rl pods list | offers | attach | logs | terminate | gc`: machines that are, or can be, rented."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shlex
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+
+from buckeye.cli.env_args import print_table
+from buckeye.cli.help import Commands
+from buckeye.errors import RemoteError, UsageError
+from buckeye.launch.preflight.devices import parse_gpus
+from buckeye.remote.base import Clock, GpuRequest, RemoteRequest
+from buckeye.remote.connection import parse_target
+from buckeye.remote.inventory import SeenPod, end_seen, find_pod, survey
+from buckeye.remote.ledger import Entry, Ledger, hours_text
+from buckeye.remote.offers import fitting_offers, left_out_text, offer_table
+from buckeye.remote.providers.choose import open_provider
+from buckeye.remote.teardown import cost_text
+
+pods_app = Commands(
+    name="pods",
+    help="Machines that are rented for runs: see them, and end them.",
+    no_args_is_help=True,
+    add_completion=False,
+)
+
+_PROVIDER = "prime"  # the only one that rents
+_Pod = Annotated[str, typer.Argument(metavar="POD", help="Its name, its id, or the id of its run.")]
+_Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+_Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+
+@pods_app.command("list")
+def list_pods(
+    ended: Annotated[bool, typer.Option("--all", "-a", help="Also those that are over.")] = False,
+    as_json: _Json = False,
+) -> None:
+    """The pods there are, with hours and cost."""
+    ledger, now = Ledger(), time.time()
+    with open_provider(_PROVIDER) as provider:
+        pods = survey(provider, ledger, now)
+    over = [entry for entry in ledger.entries() if entry.ended is not None] if ended else []
+    if as_json:
+        typer.echo(json.dumps([_record(pod, now) for pod in pods] + [_over(entry, now) for entry in over]))
+        return
+    rows = [_row(pod.entry, pod.state, pod.care, now) for pod in pods]
+    rows += [_row(entry, "over", entry.outcome or "", now) for entry in over]
+    if not rows:
+        typer.echo("No pod is rented.")
+        return
+    print_table(("POD", "ID", "GPUS", "STATE", "ENDED BY", "$/H", "FOR", "COST"), rows)
+    if any(pod.care in ("nobody", "unknown") for pod in pods):
+        typer.echo("`buckeye rl pods gc` ends those that nobody looks after.", err=True)
+
+
+@pods_app.command()
+def offers(
+    gpus: Annotated[str, typer.Argument(metavar="GPUS", help="As in 4xH100.")],
+    max_price: Annotated[float | None, typer.Option(min=0.0, help="Dollars an hour.")] = None,
+    region: Annotated[list[str] | None, typer.Option(help="A region, country or data centre.")] = None,
+    disk_gb: Annotated[int, typer.Option(min=1, help="Disk, in GB.")] = 100,
+    as_json: _Json = False,
+) -> None:
+    """What could be rented now, the cheapest first. Nothing is."""
+    found = parse_gpus(gpus)
+    request = RemoteRequest(
+        gpus=GpuRequest(count=found.count, type=found.type), max_price=max_price, regions=tuple(region or ())
+    )
+    with open_provider(_PROVIDER) as provider:
+        fitting = fitting_offers(provider, request, disk_gb=disk_gb)
+    if as_json:
+        typer.echo(json.dumps([dataclasses.asdict(offer) for offer in fitting.offers]))
+        return
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 10_000
+    typer.echo(offer_table(fitting.offers, width=width, most=len(fitting.offers)))
+    if fitting.left_out:
+        typer.echo(f"Left out: {left_out_text(fitting.left_out)}", err=True)
+
+
+@pods_app.command()
+def attach(
+    pod: _Pod,
+    show: Annotated[bool, typer.Option("--print", help="Only print the command.")] = False,
+) -> None:
+    """Go to the terminal of the run on a pod (tmux); Ctrl-B D leaves it. Without a terminal the command is
+    printed."""
+    ledger = Ledger()
+    with open_provider(_PROVIDER) as provider:
+        seen = find_pod(survey(provider, ledger, time.time()), pod)
+    if not seen.ssh:
+        raise RemoteError(f"Pod {seen.entry.name} is {seen.state}: it has no address for ssh yet.")
+    argv = _attach_argv(seen, ledger)
+    if show or not sys.stdout.isatty():
+        typer.echo(shlex.join(argv))
+        return
+    try:
+        os.execvp(argv[0], argv)  # noqa: S606  a list of words, without a shell
+    except FileNotFoundError:
+        raise RemoteError(f"There is no program ssh here. It would be: {shlex.join(argv)}") from None
+
+
+@pods_app.command()
+def logs(pod: _Pod) -> None:
+    """What the provider has recorded of a pod's start. `buckeye rl logs RUN` has what the run prints."""
+    with open_provider(_PROVIDER) as provider:
+        entry = find_pod(survey(provider, Ledger(), time.time()), pod).entry
+        if entry.pod_id is None:
+            raise RemoteError(f"Pod {entry.name} was ordered, but is not there yet.")
+        typer.echo(provider.logs(entry.pod_id))
+
+
+@pods_app.command()
+def terminate(pod: _Pod, yes: _Yes = False, as_json: _Json = False) -> None:
+    """End a pod, and wait until that is confirmed. What is only on its disk is lost."""
+    with open_provider(_PROVIDER) as provider:
+        ledger = Ledger()
+        seen = find_pod(survey(provider, ledger, time.time()), pod)
+        _confirm([seen], yes=yes, as_json=as_json)
+        ended = end_seen(provider, ledger, seen, outcome="terminated", clock=Clock(), tell=_tell)
+    _show_ended([ended], as_json)
+
+
+@pods_app.command()
+def gc(
+    yes: _Yes = False,
+    others: Annotated[
+        bool,
+        typer.Option("--all", help="Also pods that only the provider knows; they may be somebody else's."),
+    ] = False,
+    as_json: _Json = False,
+) -> None:
+    """End the pods that nobody looks after: of runs that were killed, or of a machine that was lost."""
+    with open_provider(_PROVIDER) as provider:
+        ledger = Ledger()
+        pods = survey(provider, ledger, time.time())
+        left = [pod for pod in pods if pod.care == "nobody" or (others and pod.care == "unknown")]
+        left += [pod for pod in pods if pod.care == "kept" and not pod.costs]
+        if any(pod.costs for pod in left):
+            _confirm([pod for pod in left if pod.costs], yes=yes, as_json=as_json)
+        ended = [end_seen(provider, ledger, p, outcome="gc", clock=Clock(), tell=_tell) for p in left]
+    _show_ended(ended, as_json)
+    strangers = [pod.entry.name for pod in pods if pod.care == "unknown"]
+    if strangers and not others:
+        typer.echo(
+            f"{len(strangers)} more are not known here, and stay: {', '.join(strangers)}. They may be "
+            "somebody else's; --all ends them too.",
+            err=True,
+        )
+
+
+def run_pods(argv: Sequence[str]) -> int:
+    """Carry out `rl pods ...`."""
+    from buckeye.cli.errors import run_typer
+
+    return run_typer(pods_app, argv, "rl pods")
+
+
+def _confirm(pods: Sequence[SeenPod], *, yes: bool, as_json: bool) -> None:
+    """Show what would be ended, and ask. Raises UsageError where nobody can be asked."""
+    if yes:
+        return
+    if as_json or not sys.stdin.isatty():
+        raise UsageError("nobody can be asked here; add --yes to end them (`list` shows them)")
+    now = time.time()
+    print_table(
+        ("POD", "ID", "GPUS", "STATE", "ENDED BY", "$/H", "FOR", "COST"),
+        [_row(pod.entry, pod.state, pod.care, now) for pod in pods],
+    )
+    if any(pod.care == "run" for pod in pods):
+        typer.echo("A run is on it, and will fail.")
+    if not typer.confirm("End them?" if len(pods) > 1 else "End it?"):
+        typer.echo("Nothing was ended.")
+        raise typer.Exit
+
+
+def _attach_argv(pod: SeenPod, ledger: Ledger) -> list[str]:
+    target = parse_target(pod.ssh[0])
+    key = ["-i", pod.entry.identity_file] if pod.entry.identity_file else []
+    hosts = f"UserKnownHostsFile={ledger.known_hosts(pod.entry.name)}"
+    return [
+        *("ssh", "-t", *key, "-p", str(target.port), "-o", hosts, "-o", "StrictHostKeyChecking=accept-new"),
+        *(f"{target.user}@{target.host}", "tmux", "-L", f"buckeye-{pod.entry.run_id}", "attach"),
+    ]
+
+
+def _row(entry: Entry, state: str, care: str, now: float) -> tuple[str, ...]:
+    return (
+        entry.name,
+        entry.pod_id or "?",
+        entry.gpus,
+        state,
+        care,
+        f"{entry.price_per_hour:.2f}",
+        hours_text(entry.hours(now)),
+        f"${entry.cost(now):.2f}",
+    )
+
+
+def _record(pod: SeenPod, now: float) -> dict[str, Any]:
+    return {**_over(pod.entry, now), "state": pod.state, "care": pod.care, "ssh": list(pod.ssh)}
+
+
+def _over(entry: Entry, now: float) -> dict[str, Any]:
+    return {"state": "over", **dataclasses.asdict(entry), "hours": entry.hours(now), "cost": entry.cost(now)}
+
+
+def _show_ended(ended: Sequence[Entry], as_json: bool) -> None:
+    now = time.time()
+    if as_json:
+        typer.echo(json.dumps([_over(entry, now) for entry in ended]))
+        return
+    for entry in ended:
+        typer.echo(cost_text(entry, now))
+    typer.echo(
+        f"{len(ended)} pod{'' if len(ended) == 1 else 's'} ended." if ended else "There is nothing to end."
+    )
+
+
+def _tell(text: str) -> None:
+    typer.echo(text, err=True)

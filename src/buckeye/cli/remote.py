@@ -1,0 +1,46 @@
+"""`buckeye rl --provider prime|ssh`: handing a run to the part that has it carried out elsewhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from buckeye.cli.dry_run import show_described
+from buckeye.launch.preflight.devices import parse_gpus
+
+if TYPE_CHECKING:
+    from buckeye.config.rl import RLConfig
+    from buckeye.remote.base import RemoteRequest
+    from buckeye.setup.recipe.flags import TrainFlags
+
+
+def start_remote(config_path: Path, flags: TrainFlags, *, resume: bool = False) -> int:
+    """Carry the run out where the flags say, or go on with it there; the exit code."""
+    from buckeye.remote.launch import run_remote
+
+    return run_remote(config_path, _request(flags), resume=resume)
+
+
+def show_remote(config_path: Path, config: RLConfig, flags: TrainFlags, *, resume: bool = False) -> None:
+    """Print what `start_remote` would order and send. The file of the configuration need not be there yet."""
+    from buckeye.remote.dry_run import describe
+
+    show_described(*describe(config_path, config, _request(flags), resume=resume))
+
+
+def _request(flags: TrainFlags) -> RemoteRequest:
+    from buckeye.remote.base import GpuRequest, RemoteRequest
+
+    gpus = parse_gpus(flags.gpus) if flags.gpus is not None else None
+    return RemoteRequest(
+        gpus=GpuRequest(count=gpus.count, type=gpus.type) if gpus is not None else None,
+        provider="ssh" if flags.provider == "ssh" else "prime",
+        hosts=tuple(flags.host),
+        max_price=flags.max_price,
+        max_hours=flags.max_hours,
+        keep=flags.keep,
+        yes=flags.yes,
+        regions=tuple(flags.region),
+        disk_gb=flags.disk_gb,
+        identity_file=flags.identity_file,
+    )

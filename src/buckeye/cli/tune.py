@@ -1,0 +1,79 @@
+"""`buckeye rl tune`: the flags, and what is printed."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import re
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from buckeye.base.json_lines import printable
+from buckeye.config.rl import RLConfig
+from buckeye.errors import UsageError
+
+_WHAT = """\
+Finds a learning rate for a run by short forks of it: first by how far rates move the policy in a step, on
+batches that all share, then by what they earn. CONFIG is what `rl` takes: `@ run.toml`, flags. The setting is
+written into a new file, which nothing else reads. Exit code 1: there was nothing to learn from."""
+_TIME = re.compile(r"(\d+(?:\.\d+)?)(s|m|h)")
+_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"`rl tune`: {message}. `rl tune --help` explains it")
+
+
+def run_tune(argv: Sequence[str], load: Callable[[list[str]], RLConfig]) -> int:
+    """Find a setting and print it; return the exit code. `load` reads a configuration."""
+    flags, settings = _parser().parse_known_args(argv)
+    if not settings:
+        raise UsageError("`rl tune` needs a configuration, as `rl` takes it: buckeye rl tune @ run.toml")
+    config = load(settings)
+    if config.dry_run or config.resume or config.clean:
+        raise UsageError("`rl tune` makes runs of its own: leave --dry-run, --resume and --clean out")
+    from buckeye.base.distribution import need
+    from buckeye.base.process import idle_spins
+
+    need("torch", "Tuning")
+    os.environ["GOMP_SPINCOUNT"] = idle_spins(cores_to_itself=False)  # read when torch is imported
+    from buckeye.setup.tuning.tune import Tuning
+
+    out = config.output_dir.absolute()
+    found = Tuning(
+        config=config,
+        root=(flags.output or out.with_name(f"{out.name}-tune")).absolute(),
+        budget=flags.budget,
+        tell=lambda line: print(printable(line), file=sys.stderr, flush=True),
+    ).run()
+    if flags.json:
+        print(json.dumps(dataclasses.asdict(found)))
+        return 0
+    how = "is where forks earned most"
+    if not found.by_training:
+        how = "moves the policy as far as is usual; no fork has shown that it learns"
+    print(f"lr {found.lr:.2e} {how}.")
+    print(f"To train with it: {shlex.join(['buckeye', 'rl', *settings, '@', found.file])}")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser("rl tune", "rl tune CONFIG ... [OPTIONS]", _WHAT, allow_abbrev=False)
+    budget, output = "as 90s, 10m (default) or 1h: about how long", "a new folder (default OUTPUT_DIR-tune)"
+    parser.add_argument("--budget", metavar="TIME", type=_seconds, default="10m", help=budget)
+    parser.add_argument("-o", "--output", metavar="DIR", type=Path, help=output)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    return parser
+
+
+def _seconds(text: str) -> float:
+    found = _TIME.fullmatch(text)
+    if found is None or float(found[1]) <= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no time, such as 90s, 10m or 1h")
+    return float(found[1]) * _SECONDS[found[2]]

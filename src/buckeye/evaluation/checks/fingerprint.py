@@ -1,0 +1,108 @@
+"""Whether another process, with another hash seed, makes the same tasks.
+
+`python -m buckeye.evaluation.checks.fingerprint` reads `{"id", "args", "splits", "seed", "variables"}` from
+standard input and prints the fingerprint as JSON.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from buckeye.base.storage import utf8
+from buckeye.envs.base import Environment, Task
+from buckeye.envs.registry import open_environment
+from buckeye.envs.settings import with_variables
+from buckeye.errors import RunError
+from buckeye.evaluation.checks.samples import read_tasks, scan_order
+from buckeye.evaluation.checks.texts import accepted_answers
+
+_COMPARED = 300
+
+Fingerprint = dict[str, list[list[str]]]
+"""Split -> [task id, hash of its messages and accepted answers] of some of its tasks, its size first."""
+
+
+def fingerprint(environment: Environment, splits: Sequence[str], seed: int) -> Fingerprint:
+    """Read up to `_COMPARED` tasks of every split, seeded."""
+    prints: Fingerprint = {}
+    for name in splits:
+        tasks = read_tasks(environment, name)
+        order = scan_order(name, len(tasks), seed)[:_COMPARED]
+        prints[name] = [["size", str(len(tasks))], *(_of(tasks[index]) for index in order)]
+    return prints
+
+
+def fingerprint_elsewhere(
+    env_id: str,
+    args: Mapping[str, Any],
+    splits: Sequence[str],
+    seed: int,
+    seconds: float,
+    variables: Sequence[str],
+) -> Fingerprint | None:
+    """The same in a new process, which is given `variables`; None if it takes longer than `seconds`. Raises
+    RunError if it fails."""
+    request = json.dumps(
+        {
+            "id": env_id,
+            "args": dict(args),
+            "splits": list(splits),
+            "seed": seed,
+            "variables": list(variables),
+        }
+    )
+    own = os.environ.get("PYTHONHASHSEED")
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "buckeye.evaluation.checks.fingerprint"],
+            input=request,
+            env={**os.environ, "PYTHONHASHSEED": "2" if own == "1" else "1"},
+            capture_output=True,
+            text=True,
+            encoding="utf-8",
+            timeout=seconds,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return None
+    if done.returncode != 0:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise RunError(f"the second process failed: {last}")
+    answer: Fingerprint = json.loads(done.stdout.splitlines()[-1])  # an environment may print, too
+    return answer
+
+
+def first_difference(one: Fingerprint, other: Fingerprint) -> str | None:
+    """Where two fingerprints differ first, in words; None where they agree."""
+    for split, entries in one.items():
+        for mine, theirs in zip(entries, other[split], strict=False):
+            if mine == theirs:
+                continue
+            if mine[0] != theirs[0]:
+                return f"{split}: {mine[0]} in one, {theirs[0]} in the other"
+            if mine[0] == "size":
+                return f"{split}: {mine[1]} tasks in one, {theirs[1]} in the other"
+            return f"{split}: {mine[0]} has other messages or answers"
+    return None
+
+
+def _of(task: Task) -> list[str]:
+    shown = [[dict(message) for message in task.messages], sorted(accepted_answers(task))]
+    text = json.dumps(shown, sort_keys=True, ensure_ascii=False, default=repr)
+    return [task.id, hashlib.sha256(utf8(text)).hexdigest()[:16]]
+
+
+def _main() -> None:
+    request = json.load(sys.stdin)
+    environment = open_environment(request["id"], request["args"], with_variables(request["variables"]))
+    sys.stdout.write(json.dumps(fingerprint(environment, request["splits"], request["seed"])) + "\n")
+
+
+if __name__ == "__main__":
+    _main()

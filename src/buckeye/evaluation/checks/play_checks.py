@@ -1,0 +1,298 @@
+"""Checks that play rollouts with written replies. Each returns one line of a report."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from buckeye.envs.base import Environment, Probe, Task
+from buckeye.envs.scripted import FailingPolicy
+from buckeye.evaluation.checks.chance import Chance, is_above
+from buckeye.evaluation.checks.play import TOLERANCE, Played, Player
+from buckeye.evaluation.checks.result import CheckResult, Status, no_time, shortened
+from buckeye.evaluation.checks.samples import SplitSample, groups_of
+from buckeye.evaluation.checks.texts import ANSWER, accepted_answers, in_format, question_of, written_answers
+from buckeye.evaluation.trivial_policies import ContentFreeScore
+
+PAID = 0.5
+"""What a right answer earns at least."""
+
+_PAID_TASKS = 20
+_REGRADED_TASKS = 5
+_FIRST_REGRADED = 8
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeResult:
+    """A probe and the reward it got; None where the rollout errored, with the error."""
+
+    probe: Probe
+    got: float | None
+    error: str | None
+
+    @property
+    def ok(self) -> bool:
+        """Whether the reward is where the probe says."""
+        low, high = self.probe.low - TOLERANCE, self.probe.high + TOLERANCE
+        return self.got is not None and low <= self.got <= high
+
+    @property
+    def expected(self) -> str:
+        """The score, or the range of scores, for people."""
+        low, high = self.probe.low, self.probe.high
+        return f"{low:g}" if low == high else f"{low:g} to {high:g}"
+
+
+async def play_probes(player: Player, probes: Sequence[Probe]) -> list[ProbeResult]:
+    """Play every probe once, as long as there is time."""
+    results = await player.play_all([(probe.task, probe.reply) for probe in probes])
+    return [
+        ProbeResult(probe, played.outcome.reward, played.outcome.error)
+        for probe, played in zip(probes, results, strict=True)
+        if played is not None
+    ]
+
+
+def check_probes(results: Sequence[ProbeResult], offered: int) -> CheckResult:
+    """Every probe gets the reward it should."""
+    name, wrong = "probes", [result for result in results if not result.ok]
+    if not offered:
+        return CheckResult(name, "not run", "the environment has no member probes()")
+    if not results:
+        return no_time(name)
+    if not wrong:
+        return CheckResult(name, "pass", f"{len(results)} got what they should")
+    first = wrong[0]
+    got = f"{first.got:g}" if first.got is not None else f"an error ({first.error})"
+    return CheckResult(
+        name,
+        "error",
+        f"{len(wrong)} of {len(results)} wrong, as {first.probe.name!r}: got {got}, not {first.expected}, "
+        f"for {shortened(first.probe.reply)!r}",
+    )
+
+
+async def check_paid(
+    player: Player, samples: Sequence[SplitSample], formats: Sequence[str | None]
+) -> CheckResult:
+    """An accepted answer earns at least `PAID`, bare or in a format that the prompts show.
+
+    Without this a grader that pays nothing would pass everything else. Where answers are numbers in the data
+    and none is paid, they may stand for something else, such as the place in a list.
+    """
+    name = "accepted answers are paid"
+    answers = [
+        (split, task, answer)
+        for split, _, tasks in groups_of(samples)
+        for task in [task for task in tasks if accepted_answers(task)][:_PAID_TASKS]
+        for answer in accepted_answers(task)
+    ]
+    if not answers:
+        return CheckResult(name, "not run", _why_no_answers(samples))
+    said = [(task, in_format(pattern, answer)) for _, task, answer in answers for pattern in formats]
+    results = await player.play_all(said)
+    tried, unpaid = 0, list[tuple[str, Task, str, float]]()
+    for number, (split, task, answer) in enumerate(answers):
+        forms = results[number * len(formats) : (number + 1) * len(formats)]
+        rewards = [played.reward for played in forms if played is not None]
+        if len(rewards) == len(formats):
+            tried += 1
+            best = max(filter(math.isfinite, rewards), default=math.nan)
+            unpaid += [(split, task, answer, best)] if not best >= PAID else []
+    if not tried:
+        return no_time(name)
+    if not unpaid:
+        return CheckResult(name, "pass", f"{tried:,} answers earn at least {PAID:g}")
+    split, task, answer, best = unpaid[0]
+    if len(unpaid) == tried and not any(written_answers(task) for _, task, _, _ in unpaid):
+        return CheckResult(
+            name,
+            "not run",
+            f"the answers are no text in the data, and said as {answer!r} they earn {best:g}: do they stand "
+            "for another text? Show a right reply in a probe",
+        )
+    shown = ", ".join(["bare", *(f.replace(ANSWER, "…") for f in formats if f is not None)])
+    return CheckResult(
+        name,
+        "error",
+        f"{len(unpaid):,} of {tried:,} earn less than {PAID:g}, as {answer!r} for {task.id} of {split}: "
+        f"{best:g} ({shown}). If replies have another format, show it in a probe",
+    )
+
+
+def _why_no_answers(samples: Sequence[SplitSample]) -> str:
+    """Why no task has an answer that can be said: there is none, or it is of a kind that is no text."""
+    for _, _, tasks in groups_of(samples):
+        for task in tasks:
+            for field in ("accept", "answer"):
+                value = task.data.get(field)
+                if value is not None and not (isinstance(value, list) and not value):
+                    kind = type(value).__name__
+                    return f"`{field}` is no text, number or list of them, but {kind}, as in {task.id}"
+    return "no task has `accept` or `answer` in its data"
+
+
+async def check_same_grade(
+    players: Sequence[Player],
+    samples: Sequence[SplitSample],
+    formats: Sequence[str | None],
+    probes: Sequence[Probe],
+) -> CheckResult:
+    """The same reply to the same task has the same outcome, later, in another order and in another object of
+    the environment: right, echoing and empty replies to some tasks, and the probes."""
+    name = "same grade again"
+    replies: list[tuple[Task, str]] = [(probe.task, probe.reply) for probe in probes]
+    for place in range(_REGRADED_TASKS):
+        for _, _, tasks in groups_of(samples):
+            for task in tasks[place : place + 1]:
+                answers = accepted_answers(task)[:1] or (question_of(task),)
+                replies += [(task, in_format(pattern, answer)) for answer in answers for pattern in formats]
+                replies += [(task, question_of(task)), (task, "")]
+    compared, start = 0, 0
+    while start < len(replies):
+        end = 2 * start + _FIRST_REGRADED
+        results = await players[0].play_all(replies[start:end])
+        before = [played for played in results if played is not None and played.outcome.error is None]
+        for player in players:
+            again = await player.play_all([(played.task, played.reply) for played in reversed(before)])
+            for one, other in zip(reversed(before), again, strict=True):
+                if other is None or other.outcome.error is not None:
+                    continue  # that it failed is said by another check
+                if _graded(other) != _graded(one):
+                    return CheckResult(
+                        name,
+                        "error",
+                        f"{one.task.id}: {_graded(one)}, then {_graded(other)}, for {shortened(one.reply)!r}",
+                    )
+                compared += 1
+        start = end
+    if not compared:
+        return _nothing_scored(name, players[0])
+    return CheckResult(name, "pass", f"{compared:,} rollouts played again")
+
+
+async def check_errors_unscored(player: Player, samples: Sequence[SplitSample]) -> CheckResult:
+    """A rollout whose engine failed has an error and no reward."""
+    name = "errors are not scored"
+    tasks = [tasks[0] for _, _, tasks in groups_of(samples)]
+    outcomes = [await player.outcome(task, FailingPolicy()) for task in tasks]
+    played = [(task, found) for task, found in zip(tasks, outcomes, strict=True) if found is not None]
+    for task, outcome in played:
+        if outcome.reward is not None:
+            got = f"a failing engine gets reward {outcome.reward:g} on {task.id}; it has none"
+            return CheckResult(name, "error", got)
+    if not played:
+        return no_time(name)
+    return CheckResult(name, "pass", f"a failing engine on {len(played)} tasks")
+
+
+async def check_isolated(environment: Environment, seconds: float) -> list[CheckResult]:
+    """The same rollouts alone and side by side, of an environment that offers to compare them (a member
+    `isolation`, as MCP environments have); no line for others."""
+    compare: Callable[[float], Awaitable[Any]] | None = getattr(environment, "isolation", None)
+    if compare is None:
+        return []
+    found = await compare(seconds)
+    status: Status = "not run" if found.problem else "pass"
+    if found.shared:
+        status = "note" if found.allowed else "error"
+    return [CheckResult("rollouts do not see each other", status, str(found))]
+
+
+def check_all_graded(player: Player) -> CheckResult:
+    """No reply made the environment raise or give up: a reply is data, however odd. One that takes long may
+    only be slow here."""
+    name = "every reply is graded"
+    if not player.rollouts:
+        return no_time(name)
+    if not player.errored:
+        return CheckResult(name, "pass", f"{player.rollouts:,} rollouts without an error")
+    wrong = [played for played in player.errored if played.outcome.boundary != "timeout"]
+    first = (wrong or player.errored)[0]
+    return CheckResult(
+        name,
+        "error" if wrong else "warning",
+        f"{len(player.errored):,} of {player.rollouts:,} rollouts errored, as {first.task.id} on "
+        f"{shortened(first.reply)!r}: {shortened(str(first.outcome.error), 200)}",
+    )
+
+
+def check_range(player: Player) -> CheckResult:
+    """All rewards are in [0, 1], as the limits here suppose."""
+    name = "rewards from 0 to 1"
+    if not player.outside:
+        rewards = player.rollouts - len(player.errored)
+        return CheckResult(name, "pass", f"{rewards:,} rewards") if rewards else _nothing_scored(name, player)
+    worst = max(player.outside, key=lambda played: _distance(played.reward))
+    return CheckResult(
+        name,
+        "warning",
+        f"{len(player.outside):,} outside, as {worst.reward:g} for {worst.task.id} on "
+        f"{shortened(worst.reply)!r}",
+    )
+
+
+def _nothing_scored(name: str, player: Player) -> CheckResult:
+    return CheckResult(name, "not run", "every rollout errored") if player.errored else no_time(name)
+
+
+def check_content_free(
+    scores: Sequence[ContentFreeScore], limit: float, chance: Mapping[tuple[str, str], Chance]
+) -> CheckResult:
+    """No policy without content earns more than chance and `limit`, on any family of any split, for sure: a
+    false alarm anywhere has a probability of at most `LEVEL`."""
+    name = "content-free policies"
+    played = [score for score in scores if score.scored]
+    if not played:
+        errored = any(score.errored for score in scores)
+        return CheckResult(name, "error", "no rollout could be scored") if errored else no_time(name)
+    over = [score for score in played if is_over(score, limit, chance, len(scores))]
+    worst = max(over or played, key=lambda score: score.mean - chance[score.group].share)
+    groups = len({score.group for score in scores})
+    if over:
+        above = len({score.group for score in over})
+        best = worst.best
+        reply = f"; {shortened(best.reply)!r} earns {best.reward:g} on {best.task.id}" if best else ""
+        found = f"{_earned(worst, chance)}{reply}; {above} of {groups} families and splits are above"
+        return CheckResult(name, "warning", found)
+    share = chance[worst.group].share
+    if worst.mean > share + limit:
+        found = f"{_earned(worst, chance)}: it may be luck, more tasks would tell (--sample, --budget)"
+        return CheckResult(name, "note", found)
+    if not any(is_above([[1.0] * score.scored], limit, len(scores)) for score in played):
+        few = max(score.scored for score in played)
+        why = f"{few} tasks are so few that any reward of theirs may be luck (--sample, --budget)"
+        return CheckResult(name, "not run", why)
+    highest = f"at most {_earned(max(played, key=lambda score: score.mean), chance)}"
+    if max(known.share for known in chance.values()) > limit:
+        return CheckResult(name, "note", f"{highest}: read all rewards against chance")
+    policies = len({score.policy for score in scores})
+    return CheckResult(name, "pass", f"{highest}; {policies} policies, {groups} families and splits")
+
+
+def _earned(score: ContentFreeScore, chance: Mapping[tuple[str, str], Chance]) -> str:
+    return (
+        f"{score.mean:.3f} by {score.policy!r} on {score.family} in {score.split} ({score.scored} tasks), "
+        f"where {chance[score.group]}"
+    )
+
+
+def is_over(
+    score: ContentFreeScore, limit: float, chance: Mapping[tuple[str, str], Chance], comparisons: int
+) -> bool:
+    """Whether a policy earns more than chance and `limit`, beyond luck."""
+    return is_above(score.forms, chance[score.group].share + limit, comparisons)
+
+
+def _graded(played: Played) -> str:
+    outcome = played.outcome
+    components: Mapping[str, float] = dict(sorted(outcome.components.items()))
+    more = "".join(f", {name} {value!r}" for name, value in components.items())
+    return f"reward {outcome.reward!r} ({outcome.stop_reason}{more})"
+
+
+def _distance(reward: float) -> float:
+    """How far from [0, 1]."""
+    return max(-reward, reward - 1.0)

@@ -1,0 +1,106 @@
+"""What `buckeye env check` prints: tables in a terminal, aligned text elsewhere."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from buckeye.evaluation.checks.result import Status, count_of
+
+if TYPE_CHECKING:
+    from buckeye.evaluation.check import Report
+
+_STYLES: Mapping[Status, str] = {
+    "error": "bold red",
+    "warning": "bold yellow",
+    "note": "cyan",
+    "pass": "green",
+    "not run": "yellow",
+}
+_PROBES_SHOWN = 10
+_PAPER_WIDTH = 10_000  # outside a terminal no line is broken
+
+
+def print_report(report: Report) -> None:
+    """The checks, the probes that went wrong, the content-free scores, and a closing line, on stdout."""
+    if sys.stdout.isatty():
+        _print(Console(), report)
+        return
+    paper = io.StringIO()
+    _print(Console(file=paper, width=_PAPER_WIDTH), report)
+    for line in paper.getvalue().splitlines():
+        print(line.rstrip())
+
+
+def _print(console: Console, report: Report) -> None:
+    console.print(_checks(report))
+    wrong = sum(not result.ok for result in report.probes)
+    if wrong:
+        shown = min(wrong, _PROBES_SHOWN)
+        console.print(Text(f"\nWrong probes ({shown} of {wrong})", style="bold"))
+        console.print(_wrong_probes(report))
+    console.print(Text("\nMean reward of the best policy without content", style="bold"))
+    console.print(_scores(report))
+    if report.missed:
+        what = ", ".join(f"{name} ({count:,} rollouts)" for name, count in report.missed.items())
+        console.print(Text(f"\nNo time within {report.budget:g} s (--budget) for: {what}", style="yellow"))
+    count = {status: count_of(report.checks, status) for status in _STYLES}
+    words: Mapping[Status, str] = {
+        "error": "errors",
+        "warning": "warnings",
+        "note": "notes",
+        "pass": "passed",
+        "not run": "not run",
+    }
+    worst: Status = next((status for status in _STYLES if count[status]), "not run")
+    console.print(
+        Text(
+            f"\n{report.environment}: {', '.join(f'{count[status]} {words[status]}' for status in _STYLES)}, "
+            f"in {report.seconds:.0f} s; at most {report.sample} tasks of a family and split (--sample)",
+            style=_STYLES[worst],
+        )
+    )
+
+
+def _checks(report: Report) -> Table:
+    table = _table("check", "result", "")
+    for check in report.checks:
+        table.add_row(Text(check.name), Text(check.status, style=_STYLES[check.status]), Text(check.detail))
+    return table
+
+
+def _wrong_probes(report: Report) -> Table:
+    wrong = [result for result in report.probes if not result.ok]
+    table = _table("probe", "task", "expected", "got")
+    for result in wrong[:_PROBES_SHOWN]:
+        got = f"{result.got:g}" if result.got is not None else f"error: {result.error}"
+        table.add_row(Text(result.probe.name), Text(result.probe.task.id), result.expected, Text(got))
+    return table
+
+
+def _scores(report: Report) -> Table:
+    """Family x split: the mean reward of the content-free policy that does best there, and chance."""
+    best = report.best_scores()
+    table = _table("family", *(word for split in report.sizes for word in (split, "chance")))
+    for family in sorted({family for _, family in report.chance}):
+        cells = []
+        for split in report.sizes:
+            group, score = (split, family), best.get((family, split))
+            style = _STYLES["warning"] if group in report.over else ""
+            cells.append(Text("-") if score is None else Text(f"{score.mean:.3f}", style=style))
+            cells.append(Text(f"{report.chance[group].share:.3f}" if group in report.chance else "-"))
+        table.add_row(Text(family), *cells)
+    return table
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table

@@ -1,0 +1,169 @@
+"""Checks that read tasks and play nothing. Each returns one line of a report."""
+
+from __future__ import annotations
+
+import json
+import random
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from buckeye.envs.base import START, Task
+from buckeye.errors import RunError
+from buckeye.evaluation.checks.chance import is_above, options_of
+from buckeye.evaluation.checks.fingerprint import Fingerprint, first_difference
+from buckeye.evaluation.checks.result import CheckResult, no_time, shortened
+from buckeye.evaluation.checks.samples import SplitSample, family_of
+from buckeye.evaluation.checks.texts import accepted_answers, prompt_of, stands_in
+
+_MUCH_MORE = 2.0
+"""How often answers stand in their prompts, relatively to those of other tasks, that is worth a note."""
+
+_OTHERS = 10
+"""Answers of other tasks that are looked for in each prompt."""
+
+
+def check_ids(samples: Sequence[SplitSample]) -> CheckResult:
+    """An id names one task, everywhere; and a held-out split holds it once."""
+    name, known = "task ids", dict[str, tuple[str, Task]]()
+    for sample in samples:
+        here: set[str] = set()
+        for task in sample.scanned:
+            if not task.id:
+                return CheckResult(
+                    name, "error", f"{sample.name} has a task without an id: {shortened(prompt_of(task))}"
+                )
+            split, first = known.setdefault(task.id, (sample.name, task))
+            if _content(first) != _content(task):
+                return CheckResult(
+                    name, "error", f"{task.id} names two tasks: one in {split}, another in {sample.name}"
+                )
+            if task.id in here and not sample.is_train:
+                return CheckResult(name, "error", f"{task.id} is in {sample.name} twice")
+            here.add(task.id)
+    repeated = sum(len(s.scanned) - len({task.id for task in s.scanned}) for s in samples)
+    drawn = f"; train repeats {repeated:,} of its tasks" if repeated else ""
+    return CheckResult(name, "pass", f"{len(known):,} ids, each of one task{drawn}")
+
+
+def check_same_tasks(
+    here: Fingerprint, again: Sequence[Fingerprint | RunError | None], where: str
+) -> CheckResult:
+    """Whether the tasks that were found here are found each time. An error says why they were not; None that
+    there was no time."""
+    name = f"same tasks {where}"
+    for made in again:
+        if made is None:
+            return no_time(name)
+        difference = str(made) if isinstance(made, RunError) else first_difference(here, made)
+        if difference is not None:
+            return CheckResult(name, "error", difference)
+    return CheckResult(name, "pass", f"{sum(len(tasks) - 1 for tasks in here.values()):,} tasks compared")
+
+
+def check_answers_hidden(samples: Sequence[SplitSample], limit: float, seed: int) -> CheckResult:
+    """Accepted answers stand in their own prompts no more often than answers of other tasks do.
+
+    What stands there as one of the options that the prompt lists is no leak.
+    """
+    name = "no answer in the prompt"
+    groups = {(s.name, family): _answered(s, family) for s in samples for family in s.families}
+    groups = {group: tasks for group, tasks in groups.items() if tasks}
+    if not groups:
+        return CheckResult(name, "not run", "no task has `accept` or `answer` in its data")
+    leaks = {group: _leak(tasks, limit, seed, len(groups)) for group, tasks in groups.items()}
+    read = sum(map(len, groups.values()))
+    (split, family), worst = max(leaks.items(), key=lambda found: (found[1].sure, found[1].excess))
+    own = len(worst.shown) / len(groups[split, family])
+    if not worst.sure and own <= _MUCH_MORE * worst.others:
+        often = (
+            f"; {own:.0%} show it, and answers of others stand in {worst.others:.0%}" if worst.shown else ""
+        )
+        return CheckResult(name, "pass", f"{read:,} tasks read{often}")
+    return CheckResult(
+        name,
+        "warning" if worst.sure else "note",
+        f"{len(worst.shown):,} of {len(groups[split, family]):,} of {family} in {split} show it, answers of "
+        f"others stand in {worst.others:.0%}; as {worst.shown[0].id}: {_answer_in(worst.shown[0])!r} in "
+        f"{_quoted(worst.shown[0])}",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Leak:
+    """The tasks that show their answer, the share that shows the answer of another task, how much more the
+    first is than the second, and whether that is beyond chance."""
+
+    shown: Sequence[Task]
+    others: float
+    excess: float
+    sure: bool
+
+
+def _answered(sample: SplitSample, family: str) -> list[Task]:
+    return [task for task in sample.scanned if family_of(task) == family and accepted_answers(task)]
+
+
+def _leak(tasks: Sequence[Task], limit: float, seed: int, comparisons: int) -> _Leak:
+    rng = random.Random(f"{seed}/leaks")  # noqa: S311  chance that keeps no secret
+    shown = [task for task in tasks if _shows(task, task)]
+    if not shown:
+        return _Leak((), 0.0, 0.0, False)
+    pairs = [(task, tasks[rng.randrange(len(tasks))]) for task in tasks for _ in range(_OTHERS)]
+    strange = [_shows(task, other) for task, other in pairs if _differ(task, other)]
+    others = statistics.fmean(strange) if strange else 0.0
+    own = {task.id for task in shown}
+    share = len(shown) / len(tasks)
+    sure = is_above([[float(task.id in own) for task in tasks]], others + limit, comparisons)
+    return _Leak(shown, others, share - others, sure)
+
+
+def _shows(task: Task, answered: Task) -> bool:
+    """Whether the prompt of a task shows an accepted answer of the other, which may be the same, but not as
+    one of the options that it lists."""
+    answers = accepted_answers(answered)
+    return any(stands_in(prompt_of(task), answer) for answer in answers) and not options_of(task, answers)
+
+
+def _differ(task: Task, other: Task) -> bool:
+    return not set(accepted_answers(task)) & set(accepted_answers(other))
+
+
+def _answer_in(task: Task) -> str:
+    return next(answer for answer in accepted_answers(task) if stands_in(prompt_of(task), answer))
+
+
+def check_apart(samples: Sequence[SplitSample]) -> CheckResult:
+    """Train shares no prompt and no id with a held-out split."""
+    name = "train and held-out apart"
+    train = [sample for sample in samples if sample.is_train]
+    held_out = [sample for sample in samples if not sample.is_train]
+    if not train or not held_out:
+        return CheckResult(name, "not run", f"there is only {', '.join(sample.name for sample in samples)}")
+    ids = {task.id for task in train[0].scanned}
+    prompts = {_prompt_key(task) for task in train[0].scanned}
+    for sample in held_out:
+        twice = [task for task in sample.scanned if task.id in ids or _prompt_key(task) in prompts]
+        if twice:
+            what = "id" if twice[0].id in ids else "prompt"
+            return CheckResult(
+                name,
+                "error",
+                f"{len(twice):,} of {len(sample.scanned):,} tasks of {sample.name} are in train too, as "
+                f"{twice[0].id} (same {what}): {_quoted(twice[0])}",
+            )
+    extents = ", ".join(f"{sample.name} {sample.extent}" for sample in samples)
+    return CheckResult(name, "pass", f"no id or prompt in common ({extents})")
+
+
+def _content(task: Task) -> tuple[str, frozenset[str]]:
+    return _prompt_key(task), frozenset(accepted_answers(task))
+
+
+def _prompt_key(task: Task) -> str:
+    shown = [*(dict(message) for message in task.messages), task.data.get(START)]
+    return json.dumps(shown, sort_keys=True, default=repr)
+
+
+def _quoted(task: Task) -> str:
+    return repr(shortened(prompt_of(task)))

@@ -1,0 +1,174 @@
+"""The checks of `rl doctor` that run rollouts: of probes and trivial policies, and of the model itself."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from buckeye.config.environments import TrainEnvConfig
+from buckeye.config.rl import RLConfig
+from buckeye.errors import BuckeyeError
+from buckeye.evaluation.chat_policy import ChatSampling
+from buckeye.evaluation.check import CheckOptions, check_environment
+from buckeye.evaluation.checks.result import shortened
+from buckeye.evaluation.groups import DEFAULT_CONCURRENT, run_groups
+from buckeye.launch.preflight.check import Check, failed, ok, skipped, warning
+from buckeye.launch.preflight.doctor import Examination, PreflightCheck
+from buckeye.launch.preflight.fitting import MEMORY
+from buckeye.launch.preflight.tasks import title_of
+from buckeye.monitor.learning import EASIER_TASKS, HARDER_TASKS, MORE_TOKENS, reason_without_spread
+from buckeye.monitor.signals import verdict
+from buckeye.orchestrator.evaluation import EvalResult
+
+SPREAD = "group spread"
+_SAMPLE = 20  # tasks of each family and split: `buckeye env check` runs more
+_LIMIT = 0.03
+_LITTLE = 0.2
+_MUCH_CUT = 0.2
+_GROUP = 8
+
+
+def check_environments(this: Examination) -> Iterator[Check]:
+    """Check every environment whose tasks load, as `buckeye env check` does."""
+    if this.has_failed("environments"):
+        return
+    for env in this.run.orchestrator.env:
+        if not this.has_failed(title_of(env)):
+            this.progress(f"checking {env.id}")
+            yield _check_environment(this, env)
+
+
+def _check_environment(this: Examination, env: TrainEnvConfig) -> Check:
+    name, again = f"environment {env.id}", f"buckeye env check {env.id}"
+    options = CheckOptions(
+        sample=_SAMPLE, limit=_LIMIT, variables=tuple(env.variables), progress=this.progress
+    )
+    try:
+        report = asyncio.run(check_environment(env.id, env.args, options))
+    except BuckeyeError as error:
+        return failed(name, str(error), "")
+    lines = [f"{check.status:>7}  {check.name}: {shortened(check.detail)}" for check in report.checks]
+    if verdict(report.rollouts, report.errored) == "failed":
+        return failed(name, f"{report.errored:,} of {report.rollouts:,} rollouts errored", again, lines)
+    wrong = [check for check in report.checks if check.status == "error"]
+    wrong += [check for check in report.checks if check.status == "warning"]
+    if wrong:
+        more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+        return warning(name, f"{wrong[0].name}: {shortened(wrong[0].detail)}{more}", again, lines)
+    return ok(name, f"{len(lines)} checks on a sample of {_SAMPLE}", lines)
+
+
+def check_spread(this: Examination) -> Iterable[Check]:
+    """Run groups of every environment with the model itself, as training would. Takes as long as sampling
+    does."""
+    if not this.sample:
+        return [skipped(SPREAD, "`--sample 8` runs 8 groups with the model: is there something to learn?")]
+    if any(check.state == "failed" and check.name != MEMORY for check in this.done):
+        return [skipped(SPREAD, "what has failed must be in order first")]
+    if this.model_path is None:
+        return [skipped(SPREAD, "the model is not on this machine")]
+    this.progress(f"running {this.sample} groups with {this.run.trainer.model.name}")
+    try:
+        results = asyncio.run(_run_groups(this.run, this.sample))
+    except BuckeyeError as error:
+        return [failed(SPREAD, str(error), "")]
+    return map(spread_check, results)
+
+
+CHECKS = (PreflightCheck(check_environments), PreflightCheck(check_spread))
+"""The expensive checks, which only `rl doctor` makes."""
+
+
+async def _run_groups(config: RLConfig, groups: int) -> list[EvalResult]:
+    orchestrator = config.orchestrator
+    longest = min(orchestrator.sampling.max_tokens or orchestrator.seq_len, orchestrator.seq_len)
+    return await run_groups(
+        orchestrator.env,
+        [size if size > 1 else _GROUP for size in orchestrator.group_sizes],
+        groups=groups,
+        model=config.trainer.model.name,
+        sampling=ChatSampling(
+            temperature=orchestrator.sampling.temperature, max_tokens=longest, seed=orchestrator.seed
+        ),
+        seq_len=orchestrator.seq_len,
+        seed=orchestrator.seed,
+        max_concurrent=orchestrator.max_concurrent or DEFAULT_CONCURRENT,
+        timeout=orchestrator.rollout_timeout,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Groups of `size` rollouts: in `scored` of them two rollouts or more have a reward, in `spread` of those
+    the rewards differ. `truncated` is the share of the scored rollouts that ran out of tokens; nan without
+    any."""
+
+    size: int
+    scored: int
+    spread: int
+    truncated: float
+    errored: int
+
+
+def spread_of(result: EvalResult) -> Spread:
+    """Count the groups of an evaluation whose rewards differ."""
+    size = result.rollouts_per_example
+    groups = [result.played[start : start + size] for start in range(0, len(result.played), size)]
+    rewards = [[r.reward for r in group if r.reward is not None] for group in groups]
+    comparable = [group for group in rewards if len(group) > 1]
+    scored = result.rollouts
+    return Spread(
+        size=size,
+        scored=len(comparable),
+        spread=sum(len(set(group)) > 1 for group in comparable),
+        truncated=statistics.fmean(r.truncated for r in scored) if scored else float("nan"),
+        errored=result.errored,
+    )
+
+
+def spread_check(result: EvalResult) -> Check:
+    """Judge the groups of one environment: one whose rewards are all equal teaches nothing."""
+    name = f"{SPREAD} in {result.env_name}"
+    spread = spread_of(result)
+    if not spread.scored:
+        first = result.errors[0].outcome.error if result.errors else "there are no tasks"
+        return failed(name, f"no group has two scored rollouts; {spread.errored} errored: {first}", "")
+    rewards = [rollout.reward for rollout in result.rollouts if rollout.reward is not None]
+    mean, zero = statistics.fmean(rewards), spread.scored - spread.spread
+    seen = (
+        f"{zero} of {spread.scored} groups of {spread.size} have no spread ({zero / spread.scored:.0%}), "
+        f"mean reward {mean:.3f}, {spread.truncated:.0%} truncated"
+    )
+    if spread.errored:
+        seen += f", {spread.errored} rollouts errored"
+    if verdict(len(result.played), spread.errored) == "failed":
+        return failed(name, seen, f"see why: buckeye env check {result.env_name}")
+    if not spread.spread:
+        return warning(name, seen, _why_no_spread(result, spread.size))
+    if spread.truncated > _MUCH_CUT:
+        return warning(name, seen, f"many replies are cut off: {MORE_TOKENS}")
+    if spread.spread / spread.scored < _LITTLE:
+        return warning(name, seen, _what_to_do(mean, max(rewards)))
+    return ok(name, seen)
+
+
+def _why_no_spread(result: EvalResult, size: int) -> str:
+    tasks = [[r.reward for r in rollouts if r.reward is not None] for rollouts in result.by_task.values()]
+    reason = reason_without_spread(
+        mean=result.mean_reward,
+        std=statistics.pstdev(result.rewards),
+        solved=statistics.fmean(min(rewards) >= 1.0 for rewards in tasks),
+        unsolved=statistics.fmean(max(rewards) <= 0.0 for rewards in tasks),
+        truncated=statistics.fmean(rollout.truncated for rollout in result.rollouts),
+        alike=0.0,  # what nobody has trained yet has not collapsed
+        size=size,
+    )
+    return f"{reason.cause}: {reason.advice}"
+
+
+def _what_to_do(mean: float, best: float) -> str:
+    if mean > best / 2 and best > 0:
+        return f"the model can do nearly all of it: {HARDER_TASKS}"
+    return f"nearly all fail alike: {EASIER_TASKS}"

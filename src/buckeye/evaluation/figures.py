@@ -1,0 +1,104 @@
+"""What the rollouts of an evaluation say: means and pass@k with 95 % intervals over tasks."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from buckeye.evaluation.rows import Row
+from buckeye.monitor.intervals import Estimate, cluster_of, mean_passed, mean_reward
+from buckeye.orchestrator.evaluation import ScoredTask, means_over_tasks
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Figure:
+    """A mean over tasks with its 95 % interval."""
+
+    name: str
+    value: float
+    low: float
+    high: float
+
+    def to_json(self) -> dict[str, float]:
+        """Value and interval."""
+        return {"value": self.value, "low": self.low, "high": self.high}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Figures:
+    """An evaluation in numbers. `tasks` counts those with a scored rollout; `figures` begin with the reward;
+    they and `means` are over tasks. `stop_reasons` counts those of all rollouts, `errors` the messages of the
+    errored ones."""
+
+    tasks: int
+    scored: int
+    errored: int
+    figures: Sequence[Figure]
+    means: dict[str, float]
+    stop_reasons: dict[str, int]
+    errors: dict[str, int]
+
+    def to_json(self) -> dict[str, Any]:
+        """The same as JSON."""
+        return {
+            "tasks": self.tasks,
+            "scored": self.scored,
+            "errored": self.errored,
+            **{figure.name: figure.to_json() for figure in self.figures},
+            "means": self.means,
+            "stop_reasons": self.stop_reasons,
+            "errors": self.errors,
+        }
+
+
+def figures_of(rows: Sequence[Row], *, each: int, pass_reward: float) -> Figures:
+    """The figures of `each` rollouts a task. A reward of at least `pass_reward` is a pass; pass@k is left out
+    where a task has fewer than k scored rollouts."""
+    by_task: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        if row.reward is not None:
+            by_task[row.task_id].append(row)
+    scored = sum(map(len, by_task.values()))
+    return Figures(
+        tasks=len(by_task),
+        scored=scored,
+        errored=len(rows) - scored,
+        figures=_figures(list(by_task.values()), each, pass_reward),
+        means=means_over_tasks([[_numbers(row) for row in task] for task in by_task.values()]),
+        stop_reasons=dict(Counter(row.stop_reason for row in rows).most_common()),
+        errors=dict(Counter(row.error for row in rows if row.error is not None).most_common(5)),
+    )
+
+
+def _figures(tasks: Sequence[Sequence[Row]], each: int, pass_reward: float) -> list[Figure]:
+    if not tasks:
+        return []
+    scored = [
+        ScoredTask(
+            cluster_of(rows[0].task_id, rows[0].data),
+            tuple(row.reward for row in rows if row.reward is not None),
+        )
+        for rows in tasks
+    ]
+    passed = {f"pass@{k}": mean_passed(scored, k, pass_reward=pass_reward) for k in _ks(each)}
+    return [
+        _figure("reward", mean_reward(scored)),
+        *(_figure(name, estimate) for name, estimate in passed.items() if estimate is not None),
+    ]
+
+
+def _ks(each: int) -> list[int]:
+    """1, 2, 4, ... and the number of rollouts a task itself."""
+    return sorted({2**power for power in range(each.bit_length()) if 2**power <= each} | {each})
+
+
+def _figure(name: str, estimate: Estimate) -> Figure:
+    return Figure(name=name, value=estimate.value, low=estimate.low, high=estimate.high)
+
+
+def _numbers(row: Row) -> dict[str, float]:
+    """The components of a rollout, its lengths and its time."""
+    own = ("turns", "completion_tokens", "truncated", "seconds")
+    return {**row.components, **{name: float(getattr(row, name)) for name in own}}

@@ -1,0 +1,266 @@
+"""Playing an evaluation: all rollouts that are not on the disk yet, some at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from buckeye.base.keys import key_for
+from buckeye.base.storage import read_json, write_file
+from buckeye.config.environments import EnvConfig
+from buckeye.config.inference import InferenceConfig
+from buckeye.errors import RunError, UsageError
+from buckeye.evaluation.chat_policy import ChatPlayer, ChatSampling, ChatServer
+from buckeye.evaluation.figures import Figures, figures_of
+from buckeye.evaluation.rows import ROLLOUTS, Row, open_rows, read_rows, row_of
+from buckeye.launch.gateways import hosts_here
+from buckeye.launch.preflight.model import fetch_served
+from buckeye.launch.serve import served_model
+from buckeye.monitor.signals import verdict
+from buckeye.orchestrator.environments import (
+    NamedEnvironment,
+    evaluated_split,
+    fallback_note,
+    load_environments,
+)
+from buckeye.orchestrator.evaluation import evaluate, first_tasks
+from buckeye.orchestrator.rollout import Rollout
+
+SETTINGS, FIGURES, GATEWAY_LOG = "settings.json", "figures.json", "gateway.log"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvalRequest:
+    """What is evaluated, and how. Without `base_url` the model is served here, with the embedded engine.
+
+    `variables` are names of those that the environment is given. `split` None is `eval` where the environment
+    has one, else `train`. `examples` None is all tasks.
+    """
+
+    env_id: str
+    args: Mapping[str, Any]
+    variables: Sequence[str]
+    model: str
+    base_url: str | None
+    api_key_var: str
+    split: str | None
+    examples: int | None
+    rollouts: int
+    sampling: ChatSampling
+    seed: int
+    max_concurrent: int
+    timeout: float
+    retries: int
+    pass_reward: float
+    output_dir: Path
+    resume: bool
+    progress: Callable[[int, int], None] = field(compare=False, default=lambda done, total: None)
+    tell: Callable[[str], None] = field(compare=False, default=lambda text: None)
+
+    @property
+    def played(self) -> EnvConfig:
+        """The environment as a configuration names it."""
+        return EnvConfig(id=self.env_id, args=dict(self.args), variables=list(self.variables))
+
+    def record(self, split: str) -> dict[str, Any]:
+        """What makes two evaluations the same, so that one may go on where the other stopped."""
+        return {
+            "env": self.env_id,
+            "args": dict(self.args),
+            "split": split,
+            "model": self.model,
+            "base_url": self.base_url,
+            "temperature": self.sampling.temperature,
+            "top_p": self.sampling.top_p,
+            "max_tokens": self.sampling.max_tokens,
+            "seed": self.seed,
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvalReport:
+    """A finished evaluation."""
+
+    settings: Mapping[str, Any]
+    figures: Figures
+    output_dir: Path
+    resumed: int
+    notes: tuple[str, ...] = ()
+    """What the figures do not say about how they came about."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The same as JSON."""
+        figures = self.figures.to_json()
+        return {**self.settings, **figures, "notes": list(self.notes), "output_dir": str(self.output_dir)}
+
+
+def run_eval(request: EvalRequest) -> EvalReport:
+    """Play what is missing and write `figures.json`. The directory then also has `settings.json` and
+    `rollouts.jsonl`.
+
+    Raises UsageError for a directory with another evaluation, or one that is there already and not resumed,
+    and RunError if no rollout could be scored.
+    """
+    (env,) = load_environments([request.played], rollout_timeout=request.timeout)
+    split = evaluated_split(env, request.split)
+    tasks = first_tasks(env, split, request.examples or -1)
+    settings = request.record(split)
+    _claim(request, settings)
+    known = {key: row for key, row in read_rows(request.output_dir / ROLLOUTS).items() if row.error is None}
+    wanted = [(task, number) for task in tasks for number in range(request.rollouts)]
+    kept = {(task.id, number) for task, number in wanted} & known.keys()
+    rows = known | (_play_missing(request, env, split, kept, len(wanted)) if len(kept) < len(wanted) else {})
+    figures = figures_of(
+        [rows[task.id, number] for task, number in wanted],
+        each=request.rollouts,
+        pass_reward=request.pass_reward,
+    )
+    report = EvalReport(
+        settings=settings,
+        figures=figures,
+        output_dir=request.output_dir,
+        resumed=len(kept),
+        notes=(
+            *([note] if (note := fallback_note(env, request.split)) else []),
+            *_came_to_nothing([rows[task.id, number] for task, number in wanted]),
+        ),
+    )
+    write_file(request.output_dir / FIGURES, json.dumps(report.to_json(), indent=1, ensure_ascii=False))
+    if not figures.scored:
+        first = next(iter(figures.errors), "there are no tasks")
+        raise RunError(f"no rollout of {env.name} could be scored; the commonest error: {first}")
+    return report
+
+
+def _came_to_nothing(rows: Sequence[Row]) -> tuple[str, ...]:
+    """What the figures cannot be read without: that they are of few rollouts, or of answers cut off."""
+    scored = [row for row in rows if row.reward is not None]
+    truncated = sum(row.truncated for row in scored)
+    found = []
+    if verdict(len(rows), len(rows) - len(scored)) == "failed":
+        found.append(f"nearly all rollouts errored; the figures are of {len(scored)} of {len(rows)}")
+    if verdict(len(scored), truncated) == "failed":
+        found.append(f"{truncated} of {len(scored)} answers were cut off (--max-tokens)")
+    return tuple(found)
+
+
+def _claim(request: EvalRequest, settings: Mapping[str, Any]) -> None:
+    """Take the directory for this evaluation, or go on with it."""
+    path = request.output_dir / SETTINGS
+    if not path.exists():
+        if request.output_dir.exists() and any(request.output_dir.iterdir()):
+            raise UsageError(
+                f"{request.output_dir} holds something else. Name another directory with --output-dir."
+            )
+        write_file(path, json.dumps(settings, indent=1, ensure_ascii=False))
+        return
+    if not request.resume:
+        raise UsageError(
+            f"{request.output_dir} holds an evaluation. Go on with it by --resume, or name another directory "
+            "with --output-dir."
+        )
+    try:
+        before = read_json(path)
+        now = json.loads(json.dumps(settings))
+        different = [key for key in now if key != "base_url" and before.get(key) != now[key]]
+    except (ValueError, AttributeError):
+        raise UsageError(f"{path} cannot be read: it is no settings file of an evaluation.") from None
+    if different:
+        raise UsageError(
+            f"{request.output_dir} holds another evaluation: {different[0]} was "
+            f"{before.get(different[0])!r} and is {settings[different[0]]!r}. Name another --output-dir."
+        )
+
+
+def _play_missing(
+    request: EvalRequest, env: NamedEnvironment, split: str, known: Collection[tuple[str, int]], total: int
+) -> dict[tuple[str, int], Row]:
+    log_file = request.output_dir / GATEWAY_LOG
+    with hosts_here([request.played], log_file, rollouts=request.max_concurrent):
+        return asyncio.run(_play_all(request, env, split, known, total))
+
+
+async def _play_all(
+    request: EvalRequest,
+    env: NamedEnvironment,
+    split: str,
+    known: Collection[tuple[str, int]],
+    total: int,
+) -> dict[tuple[str, int], Row]:
+    rows: dict[tuple[str, int], Row] = {}
+    file = open_rows(request.output_dir / ROLLOUTS)
+    request.progress(len(known), total)
+    try:
+        async with model_server(
+            request.model,
+            request.base_url,
+            request.api_key_var,
+            timeout=request.timeout,
+            max_concurrent=request.max_concurrent,
+            tell=request.tell,
+        ) as server:
+
+            def ended(number: int, rollout: Rollout) -> None:
+                if rollout.reward is None and server.refusal is not None:
+                    raise UsageError(server.refusal)
+                row = row_of(rollout, number)
+                file.append(row.to_line())
+                rows[row.task_id, number] = row
+                request.progress(len(known | rows.keys()), total)
+
+            player = ChatPlayer(
+                server,
+                request.sampling,
+                seed=request.seed,
+                timeout=request.timeout,
+                retries=request.retries,
+                max_concurrent=request.max_concurrent,
+            )
+            await evaluate(
+                env,
+                player,
+                split=split,
+                num_examples=request.examples or -1,
+                rollouts_per_example=request.rollouts,
+                known=known,
+                ended=ended,
+            )
+    finally:
+        file.close()
+    return rows
+
+
+@asynccontextmanager
+async def model_server(
+    model: str,
+    base_url: str | None,
+    api_key_var: str,
+    *,
+    timeout: float,
+    max_concurrent: int,
+    tell: Callable[[str], None] = lambda text: None,
+    engine: InferenceConfig | None = None,
+) -> AsyncIterator[ChatServer]:
+    """A model behind `base_url`, or served here by an `engine` for as long as the block lasts. A reply may
+    take `timeout` seconds."""
+    waits = httpx.Timeout(30.0, read=timeout)
+    limits = httpx.Limits(max_connections=max_concurrent)
+    if base_url is not None:
+        key = key_for(api_key_var, base_url)
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        async with httpx.AsyncClient(timeout=waits, limits=limits, headers=headers) as client:
+            yield ChatServer(base_url=base_url.rstrip("/"), model=model, client=client, tell=tell)
+        return
+    async with served_model(fetch_served(model), config=engine) as served:
+        headers = {"Authorization": f"Bearer {served.api_key}"}
+        async with httpx.AsyncClient(
+            timeout=waits, limits=limits, headers=headers, trust_env=False
+        ) as client:
+            yield ChatServer(base_url=served.base_url, model=served.model, client=client, tell=tell)

@@ -1,0 +1,137 @@
+"""A person as the policy: types calls, or words, and is helped to write them."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from buckeye.base.json_lines import printable
+from buckeye.envs.base import Message, Reply, Tool
+from buckeye.evaluation.playing.chance import literal, reply_with
+
+HELP = "Type a call, as name(argument=value), or words. Tab completes, ? lists the tools, Ctrl-D ends."
+_CALL = re.compile(r"([\w./-]+)\((.*)\)", re.DOTALL)
+_CONSTANTS = {"true": True, "false": False, "null": None}
+
+
+class Person:
+    """Asks at the terminal, or reads lines from a pipe. The end of the input is as a Ctrl-C."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._told: Sequence[Tool] = ()
+        self._form = ""
+        self._helped = False
+
+    def may_call(self, tools: Sequence[Tool], form: str) -> None:
+        """See `TextCaller`."""
+        self._told, self._form = tools, form
+
+    async def chat(self, messages: Sequence[Message], *, tools: Sequence[Tool] = ()) -> Reply:
+        """What is typed: a call in the form that the environment reads, or the words as they are."""
+        functions = {tool["function"]["name"]: tool["function"] for tool in tools or self._told}
+        if not self._helped and sys.stdin.isatty():
+            self._say(HELP)
+        self._helped = True
+        while True:
+            line = _typed(functions)
+            if line == "?":
+                self._say("\n".join(_listed(function) for function in functions.values()) or "no tools")
+                continue
+            match = _CALL.fullmatch(line)
+            if match is None or match[1] not in functions:
+                if line:
+                    return Reply(text=line, finish_reason="stop", message=_said(line))
+                continue
+            if not tools:
+                text = self._form.replace("{call}", line)
+                return Reply(text=text, finish_reason="stop", message=_said(text))
+            try:
+                return reply_with(match[1], read_arguments(match[2], functions[match[1]]), form="")
+            except ValueError as error:
+                self._say(f"{error}. Write it as {match[1]}(argument=value)")
+
+
+def read_arguments(text: str, function: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a typed call: literals, by name or in the order of the schema. Raises ValueError."""
+    names = list((function.get("parameters") or {}).get("properties") or {})
+    try:
+        call = ast.parse(f"f({text})", mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise ValueError(f"({text}) cannot be read") from None
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
+        raise ValueError(f"({text}) cannot be read")
+    if len(call.args) > len(names):
+        raise ValueError(f"it has {len(names)} arguments: {', '.join(names)}")
+    given = dict(zip(names, call.args, strict=False))
+    given |= {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg is not None}
+    return {name: _value(node) for name, node in given.items()}
+
+
+def _value(node: ast.expr) -> Any:
+    if isinstance(node, ast.Name) and node.id in _CONSTANTS:
+        return _CONSTANTS[node.id]
+    try:
+        return ast.literal_eval(node)
+    except (ValueError, TypeError, RecursionError):
+        raise ValueError(f"{ast.unparse(node)} is no value (texts are written in quotes)") from None
+
+
+def _said(text: str) -> dict[str, Any]:
+    return {"role": "assistant", "content": text}
+
+
+def _listed(function: Mapping[str, Any]) -> str:
+    names = (function.get("parameters") or {}).get("properties") or {}
+    return printable(f"  {function['name']}({', '.join(names)}): {function.get('description') or ''}")
+
+
+def _typed(functions: Mapping[str, Mapping[str, Any]]) -> str:
+    """A line; one that ends in a backslash goes on in the next."""
+    lines: list[str] = []
+    with _completing(functions):
+        while not lines or lines[-1].endswith("\\"):
+            try:
+                lines.append(input("> " if sys.stdin.isatty() else ""))
+            except (EOFError, UnicodeDecodeError):
+                raise KeyboardInterrupt from None
+    return "\n".join(line.removesuffix("\\") for line in lines).strip()
+
+
+@contextlib.contextmanager
+def _completing(functions: Mapping[str, Mapping[str, Any]]) -> Iterator[None]:
+    """Tab completes names of tools, then of their arguments, then enumerated values."""
+    try:
+        import readline
+    except ImportError:
+        yield
+        return
+
+    def complete(text: str, state: int) -> str | None:
+        found = completions(readline.get_line_buffer()[: readline.get_begidx()], text, functions)
+        return found[state] if state < len(found) else None
+
+    readline.set_completer_delims(" (,=")
+    readline.set_completer(complete)
+    readline.parse_and_bind("tab: complete")
+    try:
+        yield
+    finally:
+        readline.set_completer(None)
+
+
+def completions(before: str, text: str, functions: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """What `text` may become behind what was typed `before` it."""
+    name, opened, inside = before.partition("(")
+    if not opened:
+        return [f"{known}(" for known in functions if known.startswith(text)]
+    members = (functions.get(name.strip(), {}).get("parameters") or {}).get("properties") or {}
+    argument = re.search(r"(\w+)=$", inside)
+    if argument is None:
+        return [f"{known}=" for known in members if known.startswith(text)]
+    values = (members.get(argument[1]) or {}).get("enum") or ()
+    return [shown for value in values if (shown := literal(value)).startswith(text)]

@@ -1,0 +1,119 @@
+"""Who plays, how, what is shown of it, and what is kept."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from buckeye.base.json_lines import LineFile
+from buckeye.base.storage import utf8
+from buckeye.envs.base import Outcome, Policy, Task
+from buckeye.evaluation.chat_policy import ChatPolicy, ChatSampling
+from buckeye.evaluation.play import model_server
+from buckeye.evaluation.playing.chance import RandomPolicy
+from buckeye.evaluation.playing.person import Person
+from buckeye.evaluation.playing.show import Record, ShownPolicy, play_shown
+from buckeye.inference.render import ChatRenderer
+from buckeye.launch.preflight.model import fetch_served
+from buckeye.orchestrator.environments import NamedEnvironment
+
+RANDOM = "random"
+
+
+class Chats:
+    """A file that chats are appended to, in the form that `sft` reads; those that earn less than `least` are
+    left out, as is what has no reward."""
+
+    def __init__(self, path: Path, least: float | None) -> None:
+        self._file, self._least = LineFile(path), least
+        self.kept = 0
+
+    def add(self, record: Record) -> None:
+        """Keep a rollout, if it is to be kept."""
+        reward = record.outcome.reward
+        if reward is None or not record.turns or (self._least is not None and reward < self._least):
+            return
+        self._file.append(utf8(json.dumps(record.chat(), ensure_ascii=False, default=str) + "\n"))
+        self.kept += 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Table:
+    """Where rollouts are played, `at_once` side by side. `policy` is None for a person, RANDOM, or a model;
+    what a person sees goes to stderr where JSON is wanted."""
+
+    policy: str | None
+    base_url: str | None
+    api_key_var: str
+    sampling: ChatSampling
+    seed: int
+    at_once: int
+    timeout: float
+    tokens: str | None
+    as_json: bool
+    chats: Chats | None
+
+    async def play(
+        self, env: NamedEnvironment, tasks: Sequence[Task], numbers: Sequence[int]
+    ) -> list[Outcome]:
+        """Play the tasks of these numbers, counted on from the last at the first again; a person plays one
+        after the other."""
+        slots = asyncio.Semaphore(1 if self.policy is None else self.at_once)
+        shown = len(numbers) == 1 or self.policy is None
+        renderer = None if self.tokens is None else ChatRenderer(str(fetch_served(self.tokens)))
+
+        async with self._speakers() as speaker:
+
+            async def one(number: int) -> Outcome:
+                task, say = tasks[number % len(tasks)], self._say if shown else _silent
+                async with slots:
+                    say(f"{env.name}, task {number % len(tasks) + 1} of {len(tasks)}: {task.id}")
+                    policy = ShownPolicy(speaker(number), say, renderer)
+                    name = self.policy or "person"
+                    record = await play_shown(env, task, policy, name, timeout=self.timeout)
+                self._tell(record, shown=shown)
+                if self.chats is not None:
+                    self.chats.add(record)
+                return record.outcome
+
+            return await asyncio.gather(*map(one, numbers))
+
+    @asynccontextmanager
+    async def _speakers(self) -> AsyncIterator[Callable[[int], Policy]]:
+        """What makes the policy of a rollout, by its number."""
+        if self.policy is None:
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # asyncio's waits for input() to return
+            yield lambda number: Person(self._say)
+        elif self.policy == RANDOM:
+            yield lambda number: RandomPolicy(self.seed + number)
+        else:
+            async with model_server(
+                self.policy,
+                self.base_url,
+                self.api_key_var,
+                timeout=self.timeout,
+                max_concurrent=self.at_once,
+            ) as server:
+                yield lambda number: ChatPolicy(server, self.sampling.with_seed(self.seed + number))
+
+    def _say(self, text: str) -> None:
+        if not self.as_json or self.policy is None:
+            print(text, file=sys.stderr if self.as_json else sys.stdout, flush=True)
+
+    def _tell(self, record: Record, *, shown: bool) -> None:
+        if self.as_json:
+            print(json.dumps(record.to_json(), ensure_ascii=False, default=str), flush=True)
+        elif shown:
+            print("\n".join(["", *record.lines()]), flush=True)
+        else:
+            print(f"{record.task.id}: {next(iter(record.lines()))}", flush=True)
+
+
+def _silent(text: str) -> None:
+    del text

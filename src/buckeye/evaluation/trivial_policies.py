@@ -1,0 +1,283 @@
+"""What a policy without any content earns: the floor that every score and curve has to be read against.
+
+Such a policy never looks at what is asked. It says nothing, the same string always, the prompt again, all
+short words at once, a random word, or the answer of another task. Each is tried bare and in the answer format
+that the prompts ask for; see `buckeye.evaluation.checks.texts`.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from buckeye.envs.base import Environment, Probe, Task
+from buckeye.evaluation.checks.constants import TRIED_ON, best_constants, common_words
+from buckeye.evaluation.checks.play import Played, Player
+from buckeye.evaluation.checks.samples import SplitSample, family_of, groups_of
+from buckeye.evaluation.checks.texts import (
+    accepted_answers,
+    answer_formats,
+    in_format,
+    numbers_of,
+    prompt_of,
+    question_of,
+    quotations_of,
+)
+
+ONE_STRING = "one string always"
+SHORT_WORD = 4
+_DUMPED = 100
+_FORMATS_READ = 500
+
+Answer = Callable[[Task], str]
+"""What a policy answers, before any format; it may look at the task's prompt and id."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ContentFreeScore:
+    """What one policy earns on the sampled tasks of one family and split, in the form of its replies that
+    pays best.
+
+    `mean` and `exact` (the share with reward >= 1) are over the `scored` tasks, those without an error; nan
+    if there are none. `best` is the rollout that paid most, None where none was played. `forms` are the
+    rewards of every form.
+    """
+
+    split: str
+    family: str
+    policy: str
+    scored: int
+    errored: int
+    mean: float
+    exact: float
+    best: Played | None
+    forms: Sequence[Sequence[float]]
+
+    @property
+    def group(self) -> tuple[str, str]:
+        """The split and the family."""
+        return self.split, self.family
+
+    @property
+    def total(self) -> float:
+        """The sum of the rewards."""
+        return self.mean * self.scored
+
+
+@dataclass(frozen=True, slots=True)
+class ContentFreePolicies:
+    """The policies for one environment, with what they know of its train split: nothing where it has none.
+
+    `chosen_on` are the train tasks by which the constants were chosen: they are not measured on these.
+    """
+
+    formats: Sequence[str | None]
+    constants: Mapping[str, Sequence[str]]
+    any_constant: Sequence[str]
+    chosen_on: Collection[str]
+    dumps: Mapping[str, str]
+    any_dump: str
+    lexicon: Sequence[str]
+    seed: int
+
+    def replies(self, family: str, tasks: Sequence[Task]) -> dict[str, list[Answer]]:
+        """Name -> the whole replies that the policy may give to tasks of a family, as functions of the task;
+        what tells most for one rollout first."""
+        answers: dict[str, Answer] = {"nothing": lambda _: "", "the prompt again": question_of}
+        others = [(task.id, answer) for task in tasks for answer in accepted_answers(task)[:1]]
+        if len(others) > 1:
+            answers["another task's answer"] = lambda task: self._other(task, others)
+        answers |= {
+            "its first quotation": lambda task: _at(quotations_of(task), 0),
+            "its last quotation": lambda task: _at(quotations_of(task), -1),
+            "its last part": lambda task: question_of(task).rpartition(":")[2].strip(),
+            "its first number": lambda task: _at(_numbers(task), 0),
+            "its last number": lambda task: _at(_numbers(task), -1),
+            "all short words": lambda _: self.dumps.get(family, self.any_dump),
+            "its quoted words, shuffled": self._shuffled,
+            "a random word": self._random_word,
+        }
+        constants = dict.fromkeys([*self.constants.get(family, ()), *self.any_constant])
+        return {
+            **({ONE_STRING: [_always(reply) for reply in constants]} if constants else {}),
+            **{name: [_formatted(f, answer) for f in self.formats] for name, answer in answers.items()},
+        }
+
+    def _shuffled(self, task: Task) -> str:
+        words = " ".join(quotations_of(task)).split()
+        self._rng(task).shuffle(words)
+        return " ".join(words)
+
+    def _random_word(self, task: Task) -> str:
+        return self._rng(task).choice(self.lexicon) if self.lexicon else ""
+
+    def _other(self, task: Task, others: Sequence[tuple[str, str]]) -> str:
+        index = self._rng(task).randrange(len(others))
+        if others[index][0] == task.id:
+            index -= 1
+        return others[index][1]
+
+    def _rng(self, task: Task) -> random.Random:
+        return random.Random(f"{self.seed}/{task.id}")  # noqa: S311  chance that keeps no secret
+
+
+def content_free_policies(
+    environment: Environment, sample: SplitSample, *, probes: Sequence[Probe] = (), seed: int = 0
+) -> ContentFreePolicies:
+    """Build the policies, but for the one string, from train tasks, and from nothing else but the format of
+    the probes' replies.
+
+    Of a sample that is not of the train split, because there is none, only the answer formats are read: what
+    is measured on the held-out tasks is not chosen on them.
+    """
+    shown = [prompt_of(task) for task in sample.scanned[:_FORMATS_READ]]
+    families = sample.families if sample.is_train else {}
+    every = [task for tasks in families.values() for task in tasks]
+    lexicon = getattr(environment, "lexicon", None)
+    return ContentFreePolicies(
+        formats=[None, *answer_formats([*shown, *(probe.reply for probe in probes)])],
+        constants={},
+        any_constant=(),
+        chosen_on=(),
+        dumps={family: _dump(tasks) for family, tasks in families.items()},
+        any_dump=_dump(every),
+        lexicon=list(lexicon()) if lexicon else common_words(map(prompt_of, every), 2_000),
+        seed=seed,
+    )
+
+
+async def with_constants(
+    player: Player, policies: ContentFreePolicies, sample: SplitSample
+) -> ContentFreePolicies:
+    """The policies with the one string too: the replies that pay best on some of the train tasks."""
+    if not sample.is_train:
+        return policies
+    chosen_on = {family: tasks[: min(TRIED_ON, len(tasks) // 2)] for family, tasks in sample.families.items()}
+    measured = {
+        task.id for family, tasks in sample.families.items() for task in tasks[len(chosen_on[family]) :]
+    }
+    known = [task for task in sample.scanned if task.id not in measured]
+
+    async def best(tasks: Sequence[Task], known: Sequence[Task]) -> list[str]:
+        return await best_constants(player, tasks, known, policies.formats, policies.seed)
+
+    constants = {
+        family: await best(tasks, [task for task in known if family_of(task) == family])
+        for family, tasks in chosen_on.items()
+    }
+    any_constant = [reply for replies in constants.values() for reply in replies]
+    if len(constants) > 1:
+        every = [task for tasks in chosen_on.values() for task in tasks]
+        count = min(len(every), TRIED_ON)
+        any_constant = await best(random.Random(f"{policies.seed}/mixed").sample(every, count), known)  # noqa: S311  chance that keeps no secret
+    return replace(
+        policies,
+        constants=constants,
+        any_constant=any_constant,
+        chosen_on={task.id for tasks in chosen_on.values() for task in tasks},
+    )
+
+
+async def content_free_scores(
+    player: Player,
+    policies: ContentFreePolicies,
+    samples: Sequence[SplitSample],
+    *,
+    only: Collection[str] = (),
+    progress: Callable[[str], None] = lambda _: None,
+) -> list[ContentFreeScore]:
+    """Every policy, or those in `only`, on every family and split; of the forms of its reply, the one with
+    the highest mean.
+
+    All are played on a few tasks first, and then on more, so that whenever the player's time is over there
+    is something of all of them.
+    """
+    cells = [
+        _Cell(split, family, name, _measured_on(policies, name, tasks), forms)
+        for split, family, tasks in groups_of(samples)
+        for name, forms in policies.replies(family, tasks).items()
+        if not only or name in only
+    ]
+    most, start = max((len(cell.tasks) for cell in cells), default=0), 0
+    while start < most:
+        end = 2 * start + 1
+        progress(f"policies without content on {min(end, most)} of {most} tasks")
+        await _play_more(player, cells, start, end)
+        start = end
+    return [cell.score() for cell in cells]
+
+
+def _measured_on(policies: ContentFreePolicies, name: str, tasks: Sequence[Task]) -> list[Task]:
+    return [task for task in tasks if name != ONE_STRING or task.id not in policies.chosen_on]
+
+
+@dataclass(slots=True)
+class _Cell:
+    """One policy on one family and split, and what was played of it, by the forms of its replies."""
+
+    split: str
+    family: str
+    policy: str
+    tasks: Sequence[Task]
+    forms: Sequence[Answer]
+    played: dict[int, list[Played]] = field(default_factory=dict)
+
+    def score(self) -> ContentFreeScore:
+        scores = [self._score(self.played.get(number, [])) for number in range(len(self.forms))]
+        best = max(scores, key=lambda score: (not math.isnan(score.mean), score.mean))
+        return replace(best, forms=[rewards for score in scores for rewards in score.forms])
+
+    def _score(self, played: Sequence[Played]) -> ContentFreeScore:
+        rewards = [p.reward for p in played if math.isfinite(p.reward)]
+        return ContentFreeScore(
+            split=self.split,
+            family=self.family,
+            policy=self.policy,
+            scored=len(rewards),
+            errored=sum(p.outcome.error is not None for p in played),
+            mean=math.fsum(rewards) / len(rewards) if rewards else math.nan,
+            exact=sum(reward >= 1.0 for reward in rewards) / len(rewards) if rewards else math.nan,
+            best=max(played, key=lambda p: (math.isfinite(p.reward), p.reward), default=None),
+            forms=[rewards],
+        )
+
+
+async def _play_more(player: Player, cells: Sequence[_Cell], start: int, end: int) -> None:
+    """Play all on their tasks from `start` to `end`. What several would say is said once."""
+    said = [
+        (cell, number, task, reply(task))
+        for cell in cells
+        for task in cell.tasks[start:end]
+        for number, reply in enumerate(cell.forms)
+    ]
+    different = list({(task.id, reply): (task, reply) for _, _, task, reply in said}.values())
+    results = await player.play_all(different)
+    found = {(task.id, reply): played for (task, reply), played in zip(different, results, strict=True)}
+    for cell, number, task, reply in said:
+        played = found[task.id, reply]
+        if played is not None:
+            cell.played.setdefault(number, []).append(played)
+
+
+def _formatted(pattern: str | None, answer: Answer) -> Answer:
+    return lambda task: in_format(pattern, answer(task))
+
+
+def _always(reply: str) -> Answer:
+    return lambda _: reply
+
+
+def _at(texts: Sequence[str], index: int) -> str:
+    return texts[index] if texts else ""
+
+
+def _numbers(task: Task) -> list[str]:
+    return [f"{number.normalize():f}" for number in numbers_of(question_of(task))]
+
+
+def _dump(tasks: Sequence[Task]) -> str:
+    """Every distinct short word of the prompts and answers, the most frequent first."""
+    texts = [text for task in tasks for text in (*accepted_answers(task), prompt_of(task))]
+    return " ".join(common_words(texts, _DUMPED, longest=SHORT_WORD))

@@ -1,0 +1,67 @@
+"""Engines that start the processes of a run on other nodes: Slurm's srun, and Ray.
+
+What a process is told, watched for and replaced by is the core's; here is only how it gets to another node.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+
+from buckeye.base import storage
+from buckeye.config.rl import RLConfig
+from buckeye.errors import UsageError
+from buckeye.launch.hosts import Nodes
+
+_PROBE = ".node-probe"
+
+
+def engine_of(config: RLConfig) -> str:
+    """The engine that `cluster.engine` means here: `srun` or `ray`."""
+    if config.cluster.engine != "auto":
+        return config.cluster.engine
+    return "srun" if "SLURM_JOB_ID" in os.environ and "RAY_ADDRESS" not in os.environ else "ray"
+
+
+@contextmanager
+def nodes(config: RLConfig) -> Iterator[Nodes]:
+    """Yield the other nodes of a run. Raises UsageError if there is no such engine, or if a node does not see
+    the run directory, and RunError if it has too few nodes within `cluster.join_timeout`."""
+    with _started(config) as found:
+        _refuse_own_disks(found, config.output_dir.absolute())
+        yield found
+
+
+def _started(config: RLConfig) -> AbstractContextManager[Nodes]:
+    if engine_of(config) == "ray":
+        from buckeye.launch.engines.ray_cluster import ray_nodes  # Ray takes a second
+
+        return ray_nodes(config)
+    if config.inference is not None and config.inference.parallel.pp > 1:
+        raise UsageError(
+            f"a model on inference.parallel.pp = {config.inference.parallel.pp} nodes needs a Ray "
+            "cluster, and within a job of Slurm srun starts the processes: run it in a container "
+            "(--container-image, --apptainer), which brings Ray, or choose a tp that fits a node"
+        )
+    from buckeye.launch.engines.srun import srun_nodes
+
+    return nullcontext(srun_nodes(config))
+
+
+def _refuse_own_disks(found: Nodes, folder: Path) -> None:
+    """Raise UsageError if a node does not see a file that was just written to `folder`."""
+    content, probe = secrets.token_hex(16), folder / _PROBE
+    folder.mkdir(parents=True, exist_ok=True)
+    storage.write_file(probe, content)
+    try:
+        for number, host in sorted(found.hosts.items()):
+            if not host.sees(probe, content):
+                raise UsageError(
+                    f"node {number} ({host.facts().name}) does not see {folder} of this host: put output_dir "
+                    "on a file system that all nodes share, under the same path"
+                )
+    finally:
+        probe.unlink(missing_ok=True)

@@ -1,0 +1,344 @@
+"""Other nodes by Ray: on each an actor that holds what the run needs of it, and starts its processes.
+
+Ray counts the processors and GPUs, says when a node is lost, and ends the actors with the run.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from buckeye.base.distribution import need
+from buckeye.config.rl import RLConfig
+from buckeye.errors import RunError, UsageError
+from buckeye.launch.engines.node import NodeActor, tell
+from buckeye.launch.engines.remote_process import RemoteProcess
+from buckeye.launch.hosts import Facts, Nodes, Start
+from buckeye.launch.preflight.ports import address_towards
+
+log = logging.getLogger(__name__)
+
+_CONNECT_SECONDS = 5.0
+_POLL_SECONDS = 0.5
+_ANSWER_SECONDS = 60.0
+_TELL_SECONDS = 30.0
+_RETURN_SECONDS = 20.0
+
+
+@contextmanager
+def ray_nodes(config: RLConfig) -> Iterator[Nodes]:
+    """Nodes of a Ray cluster, held for the run until the block ends. Raises UsageError where there is no
+    cluster, or one of another version, and RunError if it has not enough within `cluster.join_timeout`."""
+    need("ray", "cluster.engine = ray")
+    ray = _connected(config.cluster.ray_address, config.cluster.join_timeout)
+    try:
+        address = config.cluster.address or _own_address(ray, config.cluster.ray_address)
+        bundles = _bundles(config, ray)
+        hosts: dict[int, RayHost] = {}
+        try:
+            found = _wait_for(config, ray, address, bundles)
+            for number, (ray_node, bundle) in enumerate(zip(found, bundles, strict=True), 1):
+                hosts[number] = RayHost(ray, number, ray_node, bundle, address)
+            yield Nodes(address=address, hosts=dict(hosts))
+        finally:
+            for host in hosts.values():
+                host.close()
+    finally:
+        ray.shutdown()
+
+
+def _connected(address: str, patience: float) -> Any:
+    place = os.environ.get("RAY_ADDRESS", address) if address == "auto" else address
+    if place not in ("auto", "local"):
+        _wait_until_reachable(place, patience)
+    import ray
+
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_COLOR_PREFIX", "0")  # of what Ray says of its nodes
+    try:
+        ray.init(place, log_to_driver=False, configure_logging=False, namespace="buckeye")
+    except ConnectionError as error:
+        raise UsageError(
+            f"No Ray cluster was found (cluster.ray_address = {address}): {_told(error)}. Make this host "
+            "part of one (`ray start --head`, `ray start --address HOST:PORT`), or name one: "
+            "--cluster.ray-address HOST:PORT. One that asks for a token is told it by RAY_AUTH_MODE=token "
+            "and RAY_AUTH_TOKEN."
+        ) from None
+    except ValueError as error:
+        if "ray[client]" not in str(error):
+            raise
+        raise UsageError(
+            f"{place} is the address of a Ray client, which is not installed: pip install 'ray[client]', or "
+            "name the cluster by HOST:PORT on a host that is part of it."
+        ) from None
+    except RuntimeError as error:
+        if "ersion mismatch" not in str(error):
+            raise
+        raise UsageError(
+            f"This host and the Ray cluster at {place} differ: {' '.join(str(error).split())} Install the "
+            "same Python, Ray and Buckeye on all nodes."
+        ) from None
+    return ray
+
+
+def _wait_until_reachable(place: str, patience: float) -> None:
+    """Ray itself would try for minutes, and not say for what."""
+    parts = urlsplit(place if "://" in place else f"ray://{place}")
+    deadline, told = time.monotonic() + patience, False
+    while True:
+        try:
+            if parts.hostname is None or parts.port is None:
+                raise ValueError
+            socket.create_connection((parts.hostname, parts.port), timeout=_CONNECT_SECONDS).close()
+            return
+        except ValueError:
+            raise UsageError(
+                f"cluster.ray_address = {place}: expected HOST:PORT or ray://HOST:PORT"
+            ) from None
+        except OSError as error:
+            why = error.strerror or str(error)
+        if time.monotonic() > deadline:
+            raise RunError(
+                f"No Ray cluster has answered at {place} within {patience:.0f} s (cluster.join_timeout): "
+                f"{why}. Is it running, and is the port open?"
+            )
+        if not told:
+            log.info("Waiting at most %.0f s for the Ray cluster at %s: %s", patience, place, why)
+            told = True
+        time.sleep(_POLL_SECONDS)
+
+
+def _own_address(ray: Any, place: str) -> str:
+    if place.startswith("ray://"):
+        return address_towards(urlsplit(place).hostname or "")
+    return str(ray.util.get_node_ip_address())
+
+
+def _bundles(config: RLConfig, ray: Any) -> list[dict[str, float]]:
+    """What the run holds of each of its other nodes: as many GPUs as its device ids say, but none of a node
+    whose GPUs vLLM has from Ray itself. One processor stands for all."""
+    ids = [*config.trainer_gpu_ids, *(config.inference_gpu_ids if config.inference is not None else [])]
+    on_gpu = config.trainer.model.device != "cpu" and any(
+        node["Resources"].get("GPU") for node in ray.nodes() if node["Alive"]
+    )
+    of_vllm: list[int] = []
+    if config.inference is not None and config.inference.parallel.pp > 1:
+        of_vllm = config.cluster.of_inference
+    return [
+        {"CPU": 1, "GPU": max(ids) + 1} if on_gpu and number not in of_vllm else {"CPU": 1}
+        for number in range(1, config.cluster.nodes)
+    ]
+
+
+def _candidates(ray: Any, own: str, bundle: Mapping[str, float]) -> tuple[list[str], list[str]]:
+    """The addresses of nodes beside this one that have enough; and a line about each of all."""
+    client = ray.util.client.ray.is_connected()  # which is told that by a node alone
+    free = ray.get(ray.remote(num_cpus=0)(_free).remote()) if client else _free()
+    fit, lines = [], []
+    for node in ray.nodes():
+        address, has = node["NodeManagerAddress"], free.get(node["NodeID"], {})
+        if not node["Alive"] or address == own:
+            continue
+        missing = [
+            f"{name} {has.get(name, 0):g} of {least:g}"
+            for name, least in bundle.items()
+            if has.get(name, 0) < least
+        ]
+        lines.append(
+            f"  {address}: " + (f"free are {', '.join(missing)} needed" if missing else "has enough")
+        )
+        if not missing:
+            fit.append(address)
+    return sorted(fit), lines
+
+
+def _free() -> dict[str, dict[str, float]]:
+    from ray._private.state import available_resources_per_node
+
+    return dict(available_resources_per_node())
+
+
+def _wait_for(config: RLConfig, ray: Any, own: str, bundles: Sequence[Mapping[str, float]]) -> list[str]:
+    """The addresses of as many other nodes as the run has; each has as much as the largest share of it."""
+    bundle = max(bundles, key=len)
+    wanted, patience = config.cluster.nodes - 1, config.cluster.join_timeout
+    started = time.monotonic()
+    told = None
+    while True:
+        fit, lines = _candidates(ray, own, bundle)
+        if len(fit) >= wanted:
+            return fit[:wanted]
+        now = time.monotonic()
+        needs = " and ".join(f"{count:g} {name}" for name, count in bundle.items())
+        there = "\n".join(lines) or "  none"
+        if now - started > patience:
+            raise RunError(
+                f"cluster.nodes = {config.cluster.nodes} needs {wanted} Ray nodes beside this one ({own}), "
+                f"with {needs} each; there were {len(fit)} within {patience:.0f} s (cluster.join_timeout). "
+                f"Others:\n{there}"
+            )
+        if told is None or now - told > _TELL_SECONDS:
+            log.info("Waiting for %d Ray nodes with %s each. There are:\n%s", wanted, needs, there)
+            told = now
+        time.sleep(_POLL_SECONDS)
+
+
+class RayHost:
+    """A node of the cluster. One that was lost is used again when it is back."""
+
+    def __init__(self, ray: Any, number: int, address: str, bundle: Mapping[str, float], head: str) -> None:
+        self._ray, self._number, self._address, self._head = ray, number, address, head
+        self._bundle = dict(bundle)
+        self._numbers = itertools.count(1)
+        self._processes: dict[int, RemoteProcess] = {}
+        self._lock = threading.Lock()
+        self._closing = False
+        self._group: Any = None
+        self._actor: Any = None
+        self._placing: threading.Thread | None = None
+        self._place(_ANSWER_SECONDS)
+
+    @property
+    def absent(self) -> str | None:
+        """See `Host`. Another thread checks whether a lost node is back."""
+        if self._actor is not None:
+            return None
+        if self._placing is None or not self._placing.is_alive():
+            self._placing = threading.Thread(target=self._return, daemon=True)
+            self._placing.start()
+        return f"node {self._number} ({self._address})"
+
+    def facts(self) -> Facts:
+        """See `Host`."""
+        return self._facts
+
+    def choose_ports(self, count: int) -> list[int]:
+        """See `Host`."""
+        return list(self._ask("choose_ports", count))
+
+    def sees(self, path: Path, content: str) -> bool:
+        """See `Host`."""
+        return bool(self._ask("sees", str(path), content))
+
+    def start(self, start: Start) -> RemoteProcess:
+        """See `Host`."""
+        number = next(self._numbers)
+        process = RemoteProcess(start.stdout, lambda which, session: self._signal(number, which, session))
+        if self.absent is not None:
+            process.lose(f"lost its node: {self.absent} is not there")
+            return process
+        with self._lock:
+            self._processes[number] = process
+        try:
+            self._ask("start", number, list(start.argv[1:]), dict(start.env), os.getcwd())
+        except RunError as error:
+            self._signal(number, signal.SIGKILL, True)  # it may have been started all the same
+            process.lose(f"lost its node: {error}")
+        return process
+
+    def close(self) -> None:
+        """Leave nothing there."""
+        self._closing = True
+        self._leave()
+
+    def _place(self, seconds: float) -> None:
+        """Have the actor there. Raises RunError if that does not come to be within so many seconds."""
+        from ray.util.placement_group import placement_group
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        pinned = {**self._bundle, f"node:{self._address}": 0.001}
+        self._group = placement_group([pinned], strategy="STRICT_PACK")
+        strategy = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=0)
+        options = {
+            "num_cpus": self._bundle["CPU"],
+            "num_gpus": self._bundle.get("GPU", 0),
+            "scheduling_strategy": strategy,
+            "max_restarts": 0,
+        }
+        actor = self._ray.remote(NodeActor).options(**options).remote()
+        try:
+            self._facts: Facts = self._ray.get(actor.facts.remote(self._head), timeout=seconds)
+        except Exception as error:
+            self._ray.kill(actor)
+            self._leave()
+            raise RunError(
+                f"Node {self._address} of the Ray cluster cannot be used: {_told(error)}"
+            ) from None
+        self._actor = actor
+        threading.Thread(target=self._listen, args=(actor,), name=f"node {self._number}", daemon=True).start()
+
+    def _return(self) -> None:
+        """Use the node again if it is back and has enough."""
+        try:
+            if self._address in _candidates(self._ray, self._head, self._bundle)[0]:
+                self._place(_RETURN_SECONDS)
+                log.info("Node %d (%s) is back", self._number, self._address)
+        except RunError as error:
+            log.debug("%s", error)
+
+    def _listen(self, actor: Any) -> None:
+        """Until the actor is lost, with all that it has started."""
+        try:
+            while True:
+                for event in self._ray.get(actor.events.remote(_POLL_SECONDS), timeout=_ANSWER_SECONDS):
+                    with self._lock:
+                        process = self._processes.get(event[0])
+                        if event[1] == "ended":
+                            self._processes.pop(event[0], None)
+                    if process is not None:
+                        tell(process, event)
+        except Exception as error:  # of Ray, for whatever reason
+            if self._closing:
+                return
+            log.warning("Node %d (%s) is lost: %s", self._number, self._address, _told(error))
+            with self._lock:
+                lost, self._processes = list(self._processes.values()), {}
+            self._leave()
+            for process in lost:
+                process.lose(f"lost its node {self._address} ({_told(error)})")
+
+    def _leave(self) -> None:
+        from ray.util.placement_group import remove_placement_group
+
+        actor, self._actor = self._actor, None
+        group, self._group = self._group, None
+        with suppress(Exception):  # the cluster may be gone
+            if actor is not None:
+                self._ray.kill(actor)
+            if group is not None:
+                remove_placement_group(group)
+
+    def _signal(self, number: int, which: int, session: bool) -> None:
+        actor = self._actor
+        if actor is not None:
+            actor.signal.remote(number, which, session)
+
+    def _ask(self, method: str, *words: Any) -> Any:
+        actor = self._actor
+        if actor is None:
+            raise RunError(f"node {self._number} ({self._address}) is not there")
+        try:
+            return self._ray.get(getattr(actor, method).remote(*words), timeout=_ANSWER_SECONDS)
+        except Exception as error:
+            raise RunError(f"Node {self._address} does not answer: {_told(error)}") from None
+
+
+def _told(error: BaseException) -> str:
+    """The point of an error of Ray, whose texts are pages."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if not lines:
+        return type(error).__name__
+    missing = next((line for line in lines if line.startswith("ModuleNotFoundError")), None)
+    if missing is not None:
+        return f"{missing.partition(': ')[2]}: install buckeye-rl[train,ray] where `ray start` was typed"
+    return lines[0]

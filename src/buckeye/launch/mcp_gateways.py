@@ -1,0 +1,294 @@
+"""The gateway that a run's tasks need, started if nobody has."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+
+from buckeye.base.keys import child_environment, local_key, variables
+from buckeye.base.process import ChildProcess
+from buckeye.base.request_gate import is_loopback
+from buckeye.config.environments import EnvConfig, TrainEnvConfig
+from buckeye.envs.registry import EnvironmentId, names_a_file
+from buckeye.errors import RunError, UsageError
+from buckeye.launch.gateways import Hosts
+from buckeye.launch.plan import Role
+from buckeye.mcp.config import GymConfig, load_gym_config
+from buckeye.mcp.environment import NAME
+from buckeye.mcp.gateway.settings import API_KEY_VARIABLE, DEFAULT_SESSIONS, set_variables
+from buckeye.mcp.tasks.task_schema import HttpServer, McpTask
+from buckeye.mcp.tasks.trust import read_taskset
+from buckeye.mcp.tasks.variables import names_in_servers, resolve
+
+log = logging.getLogger(__name__)
+
+_COMMAND = (sys.executable, "-m", "buckeye", "gateway")
+_READY_SECONDS = 60.0
+_STOP_SECONDS = 15.0
+_POLL_SECONDS = 0.1
+_TASKSETS = ("taskset", "eval_taskset")
+_CONNECT_SECONDS = 2.0
+
+
+@contextmanager
+def task_gateway(
+    environments: Iterable[EnvConfig], log_file: Path, *, rollouts: int
+) -> Iterator[dict[str, str]]:
+    """Have a gateway listen where the tasks of MCP environments expect one on this machine.
+
+    One that is started has room for so many `rollouts` at a time. Yields the variables that whoever plays the
+    tasks needs beside those there are: a key, if there is none, of the gateway that was started or of the
+    user's that listens there. Raises
+    UsageError for tasks that cannot be read, and for a gateway that listens there already and wants another
+    key.
+    """
+    known = variables()
+    servers, words = _needs(environments, known, rollouts)
+    key = _missing_key(servers, known)
+    with ensure_gateway(servers, log_file, words=words, env=key) as started:
+        _check_keys(servers, started, {**known, **key})
+        yield key
+
+
+@contextmanager
+def gateway_here(environments: Iterable[EnvConfig], log_file: Path, *, rollouts: int) -> Iterator[None]:
+    """As `task_gateway`, for tasks that are played in this process: it has the key meanwhile."""
+    with task_gateway(environments, log_file, rollouts=rollouts) as key:
+        os.environ.update(key)
+        try:
+            yield
+        finally:
+            for name in key:
+                del os.environ[name]
+
+
+def run_gateways(environments: Sequence[EnvConfig], *, rollouts: int) -> Hosts:
+    """What has to be started for a run that plays so many `rollouts` at a time: a gateway for every port of
+    this machine where its tasks expect one and nothing listens. Raises UsageError as `task_gateway` does, and
+    for tasks that are placed on other nodes and name a server of this one."""
+    known = variables()
+    _refuse_placed(environments, known)
+    servers, words = _needs(environments, known, rollouts)
+    ports = _silent_ports(servers)
+    key = _missing_key(servers, known)
+    _check_keys(servers, ports, {**known, **key})
+    return Hosts(roles=tuple(_gateway(index, port, words) for index, port in enumerate(ports)), env=key)
+
+
+def _gateway(index: int, port: int, words: Sequence[str]) -> Role:
+    return Role(
+        kind="gateway",
+        index=index,
+        argv=(*_COMMAND, "--port", str(port), *words),
+        port=port,
+        config_name=None,
+        log_name="gateway" if index == 0 else f"gateway_{index}",
+    )
+
+
+def _refuse_placed(environments: Iterable[EnvConfig], known: Mapping[str, str]) -> None:
+    for env in environments:
+        if not isinstance(env, TrainEnvConfig) or not any(env.placement or ()):
+            continue
+        urls = [url for task in mcp_tasks([env]) for url in _near_servers(task, known)]
+        if urls:
+            raise UsageError(
+                f"{env.id} has placement = {env.placement}, and its tasks name {urls[0]}, which other nodes "
+                "do not reach: leave placement out, or name an address that all nodes reach"
+            )
+
+
+def _missing_key(servers: Iterable[str], known: Mapping[str, str]) -> dict[str, str]:
+    """The variable with the key that a gateway at one of the addresses has made for itself, or else, where
+    one is to be started, with a new one; nothing if there is a key already."""
+    if known.get(API_KEY_VARIABLE):
+        return {}
+    addresses = list(servers)
+    made = (local_key(API_KEY_VARIABLE, address) for address in addresses)
+    key = next(filter(None, made), "")
+    if not key and _silent_ports(addresses):
+        key = secrets.token_urlsafe(24)
+    return {API_KEY_VARIABLE: key} if key else {}
+
+
+def _needs(
+    environments: Iterable[EnvConfig], known: Mapping[str, str], rollouts: int
+) -> tuple[dict[str, HttpServer], tuple[str, ...]]:
+    """The servers of the tasks on this machine by address, and the flags of a gateway with room for all."""
+    near = [_near_servers(task, known) for task in mcp_tasks(environments)]
+    most = max(map(len, near), default=1)
+    servers = {url: server for servers in near for url, server in servers.items()}
+    words = ["--sessions", str(max(DEFAULT_SESSIONS, rollouts * most))]
+    of_tasks = [server for each in near for server in each.values()]
+    for name in sorted({name for server in of_tasks for name in set_variables(server.headers)}):
+        words += ["--variable", name]
+    return servers, tuple(words)
+
+
+def _check_keys(servers: Mapping[str, HttpServer], started: Sequence[int], known: Mapping[str, str]) -> None:
+    """Check the gateways that listen already."""
+    for url, server in servers.items():
+        if _local_port(url) not in started:
+            _check_key(url, server, known)
+
+
+def mcp_tasks(environments: Iterable[EnvConfig]) -> list[McpTask]:
+    """The tasks of those environments that are MCP servers. Raises UsageError as `read_taskset` does."""
+    return _tasks_of(_named(environments, *_TASKSETS))
+
+
+def _tasks_of(names: Iterable[str]) -> list[McpTask]:
+    return [task for name in names for tasks in read_taskset(name) for task in tasks]
+
+
+def _named(environments: Iterable[EnvConfig], *arguments: str) -> list[str]:
+    """What is given as these arguments to environments that are MCP servers, each once."""
+    ours = [e for e in environments if not names_a_file(e.id) and EnvironmentId.parse(e.id).name == NAME]
+    given = [env.args.get(name) for env in ours for name in arguments]
+    return sorted({str(value) for value in given if value is not None})
+
+
+def files_of(environments: Sequence[EnvConfig]) -> list[Path]:
+    """What the rollouts of those environments begin with, and the files of functions that grade them. What
+    a hub has is fetched where it is played. Raises UsageError as `read_taskset` and `load_gym_config` do."""
+    tasksets = [name for name in _named(environments, *_TASKSETS) if Path(name).expanduser().exists()]
+    written: list[GymConfig | McpTask] = [*_tasks_of(tasksets)]
+    written += [load_gym_config(Path(name).expanduser()) for name in _named(environments, "config_path")]
+    functions = [grader.python for one in written for grader in one.graders if grader.python is not None]
+    named = [one.files for one in written] + [function.rpartition(":")[0] for function in functions]
+    return [Path(name) for name in dict.fromkeys(filter(None, named))]
+
+
+def variables_of(environments: Iterable[EnvConfig]) -> list[str]:
+    """The names of the variables that the servers of the tasks are given."""
+    return names_in_servers(mcp_tasks(environments))
+
+
+def _near_servers(task: McpTask, known: Mapping[str, str]) -> dict[str, HttpServer]:
+    """The servers of a task that are spoken to by HTTP on this machine, by address."""
+    servers = [server for server in task.mcp_config.values() if isinstance(server, HttpServer)]
+    found = {str(resolve(server.url, known)): server for server in servers}
+    return {url: server for url, server in found.items() if _local_port(url) is not None}
+
+
+def _check_key(url: str, server: HttpServer, known: Mapping[str, str]) -> None:
+    """Raise UsageError if a gateway listens there that does not take the key of the tasks."""
+    written = {name: value for name, value in server.headers.items() if name.lower() == "authorization"}
+    try:
+        headers = resolve(written, known)
+    except UsageError:
+        headers = {}  # it names a variable that is not set
+    try:
+        answer = httpx.post(url, json={}, headers=headers, timeout=_CONNECT_SECONDS, trust_env=False)
+        reason = answer.json()["error"]["data"]["reason"]
+    except (httpx.HTTPError, ValueError, LookupError, TypeError):
+        return  # no gateway of ours; whether it serves is seen when the first task is played
+    if reason == "key":
+        given = "refuses that of the tasks" if headers else f"{API_KEY_VARIABLE} is not set"
+        raise UsageError(
+            f"The gateway that listens at {url} wants a key, and {given}. If it belongs to another run, it "
+            f"ends with that run: start `buckeye gateway` by itself, with a {API_KEY_VARIABLE} that both "
+            "runs have too, or give these tasks another port."
+        )
+
+
+@contextmanager
+def ensure_gateway(
+    urls: Iterable[str], log_file: Path, *, words: Sequence[str] = (), env: Mapping[str, str] | None = None
+) -> Iterator[list[int]]:
+    """Have something listen on every address of this machine among `urls` (those of the tasks' servers).
+
+    Where nothing listens, a gateway is started with the flags `words` and the variables `env` beside ours,
+    its output appended to `log_file`, and ended with the context, or with this process. Yields those ports
+    where one was started. Raises RunError, with its last lines, if one does not get ready.
+    """
+    with ExitStack() as stack:
+        started = []
+        for port in _silent_ports(urls):
+            stack.enter_context(_running(port, log_file, words, env or {}))
+            started.append(port)
+        yield started
+
+
+def _silent_ports(urls: Iterable[str]) -> list[int]:
+    """The ports of this machine among the addresses on which nothing listens."""
+    ports = {port for url in urls if (port := _local_port(url)) is not None}
+    return [port for port in sorted(ports) if not _listens(port)]
+
+
+def _local_port(url: str) -> int | None:
+    """The port of an address on this machine; None for others, and for what is no address."""
+    try:
+        parts = urlsplit(url)
+        if parts.scheme != "http" or not is_loopback(parts.hostname or ""):
+            return None
+        return parts.port or 80
+    except ValueError:
+        return None
+
+
+def _listens(port: int) -> bool:
+    for host in ("127.0.0.1", "::1"):
+        try:
+            socket.create_connection((host, port), timeout=_CONNECT_SECONDS).close()
+        except OSError:
+            continue
+        return True
+    return False
+
+
+@contextmanager
+def _running(port: int, log_file: Path, words: Sequence[str], env: Mapping[str, str]) -> Iterator[None]:
+    log_file.parent.mkdir(parents=True, exist_ok=True)
+    with log_file.open("ab") as output:
+        process = ChildProcess(
+            [*_COMMAND, "--port", str(port), *words],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={
+                **child_environment(os.environ, plays=True),
+                **env,
+                "BUCKEYE_PARENT_PID": str(os.getpid()),
+                "PYTHONUNBUFFERED": "1",
+            },
+        )
+    try:
+        _wait_until_ready(process, port, log_file)
+        log.info("Started a gateway for the tasks on port %d (log: %s)", port, log_file)
+        yield
+    finally:
+        if not process.end(_STOP_SECONDS, session=False):
+            log.warning("The gateway on port %d did not end within %g s and is killed", port, _STOP_SECONDS)
+
+
+def _wait_until_ready(process: ChildProcess, port: int, log_file: Path) -> None:
+    deadline = time.monotonic() + _READY_SECONDS
+    while True:
+        code = process.returncode
+        if _healthy(port):  # perhaps another one's, if two runs start at once; it serves as well
+            return
+        if code is not None or time.monotonic() > deadline:
+            break
+        time.sleep(_POLL_SECONDS)
+    how = f"is not ready after {_READY_SECONDS:g} s" if code is None else f"ended with exit code {code}"
+    last = "\n".join(log_file.read_text(errors="replace").splitlines()[-5:])
+    raise RunError(f"The gateway for the tasks' servers on port {port} {how}:\n{last}")
+
+
+def _healthy(port: int) -> bool:
+    try:
+        answer = httpx.get(f"http://127.0.0.1:{port}/health", timeout=_CONNECT_SECONDS, trust_env=False)
+    except httpx.HTTPError:
+        return False
+    return answer.status_code == 200

@@ -1,0 +1,323 @@
+"""A run as data: which processes it has, on which devices, with which commands. Built once, then rendered."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal
+
+from buckeye.base.process import STORE_VARIABLE, idle_spins
+from buckeye.config.rl import RLConfig
+from buckeye.errors import UsageError
+from buckeye.launch.preflight.devices import Machine
+from buckeye.launch.preflight.disk import DiskEstimate, estimate_disk
+from buckeye.launch.preflight.ports import AnyPorts, Ports, socket_variables
+
+LOOPBACK = "127.0.0.1"
+
+# Large tensors come and go, and new memory costs less in pages of 2 MB: on CPUs a sixth of a step's time.
+_HUGE_PAGES = "glibc.malloc.hugetlb=1"
+# Rows differ in length: what is cut from blocks of fixed size leaves gaps. The second name is an older one.
+_ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+_GROWING = "expandable_segments:True"
+
+RoleKind = Literal["gateway", "workers", "inference", "orchestrator", "trainer"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Role:
+    """One process of a run. `devices` are GPU ids, or CPU slots where there is no GPU. `argv` is a full
+    command; `config_name` is the file in `configs/` that the process reads (None: it reads none), `log_name`
+    its files in `logs/`. It runs on `node`, and a server of the run answers at `host`."""
+
+    kind: RoleKind
+    index: int
+    argv: tuple[str, ...]
+    env: dict[str, str] = field(default_factory=dict)
+    devices: tuple[int, ...] = ()
+    node: int = 0
+    host: str = LOOPBACK
+    port: int | None = None
+    config_name: str | None
+    log_name: str
+
+    @property
+    def title(self) -> str:
+        """How messages call it."""
+        return self.kind if self.kind == "orchestrator" else f"{self.kind} {self.index}"
+
+    @property
+    def url(self) -> str:
+        """Where it answers, if it is a server."""
+        return f"http://{self.host}:{self.port}"
+
+    @property
+    def stdout_name(self) -> str:
+        """The file that has what it prints."""
+        return f"{self.log_name}.stdout"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RolePlan:
+    """All processes of a run in the order they are started, and what the run will need. `fixed_ports` are
+    those of its servers that the user has chosen."""
+
+    roles: tuple[Role, ...]
+    on_gpu: bool
+    disk: DiskEstimate
+    fixed_ports: tuple[int, ...] = ()
+
+    def of_kind(self, kind: RoleKind) -> list[Role]:
+        return [role for role in self.roles if role.kind == kind]
+
+    @property
+    def base_urls(self) -> list[str]:
+        """Where the engines answer."""
+        return [f"{role.url}/v1" for role in self.of_kind("inference")]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Site:
+    """A host that a run may use. Other nodes reach it at `address`; `variables` tell gloo and NCCL how it
+    reaches them. `choose_ports(count)` holds free ports of it."""
+
+    name: str
+    machine: Machine
+    choose_ports: Callable[[int], list[int]]
+    address: str = LOOPBACK
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
+def make_plan(
+    config: RLConfig,
+    machine: Machine,
+    *,
+    model_path: Path | None,
+    ports: Ports | AnyPorts,
+    others: Sequence[Site] | None = None,
+    address: str | None = None,
+) -> RolePlan:
+    """Turn a resolved configuration into processes on this machine's devices, and on those of the `others`,
+    which are nodes 1 and so on (None: they are as this one) and reach this one at `address`. Ports that
+    nobody has chosen come from `ports`.
+
+    `model_path` is the local model directory, if there is one, for the disk estimate. Raises UsageError for
+    GPU ids that do not exist, with what to type instead.
+    """
+    here = this_site(machine, ports, address)
+    sites = [here, *([here] * (config.cluster.nodes - 1) if others is None else others)]
+    on_gpu = bool(_used(config, sites)[0].machine.gpus) and config.trainer.model.device != "cpu"
+    if on_gpu:
+        for site in _used(config, sites):
+            _check_gpu_ids(config, site)
+    threads = [_threads(config, site.machine, number) for number, site in enumerate(sites)]
+    fixed = _fixed_ports(config)
+    roles = [
+        *_inference_roles(config, sites, fixed, on_gpu=on_gpu, threads=threads),
+        _role("orchestrator", 0, (), output_dir=config.output_dir, env={"CUDA_VISIBLE_DEVICES": ""}),
+        *_trainer_roles(config, sites, on_gpu=on_gpu, threads=threads),
+    ]
+    return RolePlan(
+        roles=tuple(roles),
+        on_gpu=on_gpu,
+        disk=estimate_disk(config, model_path),
+        fixed_ports=tuple(fixed) if 0 in config.cluster.of_inference else (),
+    )
+
+
+def scaled(plan: RolePlan, config: RLConfig, count: int, sites: Mapping[int, Site]) -> RolePlan:
+    """The plan with `count` inference servers: the last ones go; more have devices that nobody uses, of those
+    nodes among `sites` that have the fewest servers. Raises UsageError if there are not so many."""
+    servers = plan.of_kind("inference")
+    if count <= len(servers):
+        gone = servers[count:]
+        return replace(plan, roles=tuple(role for role in plan.roles if role not in gone))
+    assert config.inference is not None, "a plan has servers because its run has inference"
+    roles, tp = list(plan.roles), config.inference.parallel.tp
+    threads = int(servers[0].env["BUCKEYE_THREADS"])
+    for index in range(1 + servers[-1].index, 1 + servers[-1].index + count - len(servers)):
+        free = {node: _free_devices(plan.on_gpu, roles, node, sites[node].machine, tp) for node in sites}
+        have = {node: sum(role.kind == "inference" and role.node == node for role in roles) for node in sites}
+        node = min(
+            (node for node in sites if len(free[node]) >= tp), key=lambda n: (have[n], n), default=None
+        )
+        if node is None:
+            lines = [f"{sites[n].name}: {', '.join(map(str, free[n])) or 'none'}" for n in sites]
+            raise UsageError(
+                f"{count} inference servers need {tp} free GPUs each, and there is room for {index}. Free "
+                f"are: {'; '.join(lines)}"
+            )
+        devices, site = free[node][:tp], sites[node]
+        env = _device_env(config, devices, on_gpu=plan.on_gpu, threads=threads)
+        port = site.choose_ports(1)[0]
+        role = _role("inference", index, devices, output_dir=config.output_dir, port=port, env=env)
+        roles.append(replace(role, node=node, host=site.address if node else LOOPBACK))
+    return replace(plan, roles=tuple(roles))
+
+
+def _free_devices(on_gpu: bool, roles: Sequence[Role], node: int, machine: Machine, count: int) -> list[int]:
+    used = {device for role in roles if role.node == node for device in role.devices}
+    if on_gpu:
+        return [gpu for gpu in machine.gpus if gpu not in used]
+    first = max(used, default=-1) + 1
+    return list(range(first, first + count))
+
+
+def this_site(machine: Machine, ports: Ports | AnyPorts, address: str | None) -> Site:
+    """The host where `rl` is started, which other nodes, if there are any, reach at `address`."""
+    site = Site(name="this machine", machine=machine, choose_ports=ports.choose)
+    if address is None:
+        return site
+    return replace(site, address=address, variables=socket_variables(address, os.environ))
+
+
+def _used(config: RLConfig, sites: Sequence[Site]) -> list[Site]:
+    """The hosts with devices of the run."""
+    inference = config.cluster.of_inference if config.inference is not None else []
+    if _nodes_of_copy(config) > 1:
+        inference = []  # Ray gives their GPUs to vLLM, and not to us
+    return [sites[number] for number in sorted({*config.cluster.of_trainer, *inference})]
+
+
+def _replica_devices(config: RLConfig) -> list[tuple[int, ...]]:
+    if config.inference is None:
+        return []
+    tp = config.inference.parallel.tp
+    ids = config.inference_gpu_ids
+    return [tuple(ids[i : i + tp]) for i in range(0, len(ids), tp)]
+
+
+def _nodes_of_copy(config: RLConfig) -> int:
+    return config.inference.parallel.pp if config.inference is not None else 1
+
+
+def _threads(config: RLConfig, machine: Machine, node: int) -> int:
+    """Compute threads a process of a node: processes that work at the same time share the cores."""
+    replicas = len(_replica_devices(config)) if node in config.cluster.of_inference else 0
+    ranks = len(config.trainer_gpu_ids) if node in config.cluster.of_trainer else 0
+    at_once = max(replicas, ranks) if _takes_turns(config) else replicas + ranks
+    return max(1, machine.cores // max(at_once, 1))
+
+
+def _takes_turns(config: RLConfig) -> bool:
+    """Whether sampling and training never go on at the same time."""
+    return config.orchestrator.max_async_level == 0
+
+
+def _fixed_ports(config: RLConfig) -> list[int]:
+    """Those of the servers of a node, if the user has chosen the first."""
+    if config.inference is None or "port" not in config.inference.server.model_fields_set:
+        return []
+    return [config.inference.server.port + i for i in range(len(_replica_devices(config)))]
+
+
+def _inference_roles(
+    config: RLConfig, sites: Sequence[Site], fixed: Sequence[int], *, on_gpu: bool, threads: Sequence[int]
+) -> list[Role]:
+    """Those of the head first. They listen on the loopback there, where the orchestrator is."""
+    replicas = _replica_devices(config)
+    roles: list[Role] = []
+    # a copy of the model that has several nodes is served from the first
+    for node in config.cluster.of_inference[:: _nodes_of_copy(config)] if replicas else ():
+        ports = fixed or sites[node].choose_ports(len(replicas))
+        for devices, port in zip(replicas, ports, strict=True):
+            role = _role(
+                "inference",
+                len(roles),
+                devices,
+                output_dir=config.output_dir,
+                port=port,
+                env=_device_env(config, devices, on_gpu=on_gpu, threads=threads[node]),
+            )
+            roles.append(replace(role, node=node, host=sites[node].address if node else LOOPBACK))
+    return roles
+
+
+def _trainer_roles(
+    config: RLConfig, sites: Sequence[Site], *, on_gpu: bool, threads: Sequence[int]
+) -> list[Role]:
+    """One process a rank, under the environment variables that `torchrun` would set on each node."""
+    nodes = config.cluster.of_trainer
+    gang: dict[str, str] = {}
+    if config.trainer_ranks > 1:
+        first = sites[nodes[0]]
+        gang = {
+            "WORLD_SIZE": str(config.trainer_ranks),
+            "LOCAL_WORLD_SIZE": str(len(config.trainer_gpu_ids)),
+            "MASTER_ADDR": first.address if len(nodes) > 1 else LOOPBACK,
+            "MASTER_PORT": str(first.choose_ports(1)[0]),
+        }
+        if len(nodes) == 1:
+            gang[STORE_VARIABLE] = secrets.token_hex(16)
+    roles: list[Role] = []
+    for node in nodes:
+        meeting = sites[node].variables if len(nodes) > 1 else {}
+        for device in config.trainer_gpu_ids:
+            rank = {"RANK": str(len(roles)), "LOCAL_RANK": "0"} if gang else {}
+            env = _device_env(config, (device,), on_gpu=on_gpu, threads=threads[node])
+            if on_gpu and not any(name in os.environ for name in _ALLOCATOR):
+                env[_ALLOCATOR[0]] = _GROWING
+            env |= {**gang, **rank, **meeting}
+            role = _role("trainer", len(roles), (device,), output_dir=config.output_dir, env=env)
+            roles.append(replace(role, node=node, host=sites[node].address if node else LOOPBACK))
+    return roles
+
+
+def _device_env(config: RLConfig, devices: Sequence[int], *, on_gpu: bool, threads: int) -> dict[str, str]:
+    visible = ",".join(map(str, devices)) if on_gpu else ""
+    return {
+        "GOMP_SPINCOUNT": idle_spins(cores_to_itself=_takes_turns(config)),
+        "GLIBC_TUNABLES": os.environ.get("GLIBC_TUNABLES", _HUGE_PAGES),
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # as nvidia-smi counts, whom the ids are from
+        "CUDA_VISIBLE_DEVICES": visible,
+        "BUCKEYE_THREADS": str(threads),
+        "OMP_NUM_THREADS": str(threads),
+    }
+
+
+def _role(
+    kind: RoleKind,
+    index: int,
+    devices: Sequence[int],
+    *,
+    output_dir: Path,
+    env: dict[str, str],
+    port: int | None = None,
+) -> Role:
+    config_name = f"{kind}_{index}.json" if kind == "inference" else f"{kind}.json"
+    return Role(
+        kind=kind,
+        index=index,
+        argv=(
+            sys.executable,
+            "-m",
+            "buckeye",
+            kind,
+            "@",
+            str(output_dir.absolute() / "configs" / config_name),
+        ),
+        env=env,
+        devices=tuple(devices),
+        port=port,
+        config_name=config_name,
+        log_name=kind if index == 0 else f"{kind}_{index}",
+    )
+
+
+def _check_gpu_ids(config: RLConfig, site: Site) -> None:
+    machine = site.machine
+    inference_ids = config.inference_gpu_ids if config.inference is not None else []
+    for flag, ids in (("inference-gpu-ids", inference_ids), ("trainer-gpu-ids", config.trainer_gpu_ids)):
+        absent = [gpu for gpu in ids if gpu not in machine.gpus]
+        if absent:
+            if not machine.gpus:
+                raise UsageError(f"--{flag} asks for GPU {absent[0]}, and {site.name} has none.")
+            there = ",".join(map(str, machine.gpus))
+            raise UsageError(
+                f"--{flag} asks for GPU {', '.join(map(str, absent))}, and {site.name} has {there}. "
+                f"Choose among those, e.g. `--{flag} {machine.gpus[-1]}` (one GPU may serve both)."
+            )

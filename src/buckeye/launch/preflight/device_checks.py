@@ -1,0 +1,79 @@
+"""GPUs, cores and memory, and whether the processes of a run fit on them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from buckeye.base.disk import human_bytes
+from buckeye.base.process import usable_cores
+from buckeye.config.rl import RLConfig
+from buckeye.errors import BuckeyeError
+from buckeye.launch.plan import make_plan
+from buckeye.launch.preflight.check import Check, failed, ok, skipped, warning
+from buckeye.launch.preflight.devices import Gpu, main_memory, slots_instead, this_machine
+from buckeye.launch.preflight.fitting import MEMORY, check_memory, hardware_of
+from buckeye.launch.preflight.model import find_model, read_shape
+from buckeye.launch.preflight.ports import AnyPorts
+
+_GPUS, _PROCESSES = "GPUs", "processes"
+
+
+def check_gpus(config: RLConfig | None, present: Sequence[Gpu]) -> Check:
+    """List the GPUs, and warn if other processes are on those that the run takes."""
+    lines = [
+        f"GPU {gpu.index}: {gpu.name}, {human_bytes(gpu.free)} of {human_bytes(gpu.total)} free"
+        + "".join(f"; {who} ({pid}) holds {human_bytes(size)}" for pid, who, size in gpu.users)
+        for gpu in present
+    ]
+    slots = slots_instead(config, present) if config is not None else None
+    if slots is not None:
+        return warning(_GPUS, slots, "")
+    if not present:
+        return ok(_GPUS, "none: everything is computed on the CPU")
+    if config is None:
+        return ok(_GPUS, f"{len(present)}: {present[0].name}", lines)
+    wanted = {*config.trainer_gpu_ids, *(config.inference_gpu_ids if config.inference is not None else [])}
+    busy = [gpu.index for gpu in present if gpu.index in wanted and gpu.users]
+    if busy:
+        return warning(_GPUS, f"other processes are on {_listed(busy)}", "end them, or choose others", lines)
+    return ok(_GPUS, f"{_listed(sorted(wanted))} of {len(present)}: {present[0].name}", lines)
+
+
+def _listed(ids: Sequence[int]) -> str:
+    return ", ".join(map(str, ids))
+
+
+def check_cores() -> Check:
+    """Show cores and main memory."""
+    memory = main_memory()
+    cores, installed = usable_cores(), os.cpu_count() or 1
+    share = f"{cores} cores" if cores == installed else f"{cores} of {installed} cores"
+    return ok(
+        "processor and memory",
+        f"{share}, {human_bytes(memory.free)} of {human_bytes(memory.total)} memory free",
+    )
+
+
+def check_processes(config: RLConfig, model_path: Path | None) -> Check:
+    """Plan the processes: the devices exist, and the cores are enough."""
+    try:
+        plan = make_plan(config, this_machine(), model_path=model_path, ports=AnyPorts())
+    except BuckeyeError as error:
+        return failed(_PROCESSES, str(error), "")
+    threads = max(int(role.env.get("BUCKEYE_THREADS", "1")) for role in plan.roles)
+    counts = f"{len(plan.of_kind('inference'))} inference, {len(plan.of_kind('trainer'))} trainer"
+    seen = f"{counts}, {threads} compute threads each, on {usable_cores()} cores"
+    if not plan.on_gpu and len(plan.roles) - 1 > usable_cores():
+        return warning(_PROCESSES, seen, "they share cores: fewer --inference-gpu-ids or --trainer-gpu-ids")
+    return ok(_PROCESSES, seen)
+
+
+def check_memory_plan(config: RLConfig, present: Sequence[Gpu]) -> Check:
+    """Compare the memory plan with the GPUs and the main memory."""
+    path = find_model(config.trainer.model.name)
+    shape = read_shape(path) if path is not None else None
+    if shape is None:
+        return skipped(MEMORY, "the sizes of the model are not known before it is here")
+    return check_memory(config, shape, hardware_of(config, present))

@@ -1,0 +1,312 @@
+"""How much disk a run will need, from the model's real size and the settings that keep files; and whether it
+is free."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from buckeye.base.columns import aligned
+from buckeye.base.disk import free_bytes, human_bytes, reserve_bytes, size_of
+from buckeye.config.orchestrator import OrchestratorConfig
+from buckeye.config.rl import RLConfig
+from buckeye.config.trainer import LoRAConfig, MuonConfig, OptimizerConfig, SGDConfig
+from buckeye.inference.engine.architecture import tensor_shapes
+from buckeye.launch.preflight.check import Check, failed, ok, skipped, warning
+
+DISK = "disk"
+_STEPS_WITHOUT_END = 1000  # what a run without max_steps is estimated for
+_BYTES_PER_ROLLOUT = 400  # measured on rollouts/*.jsonl: what is around the text
+_BYTES_PER_ROLLOUT_TOKEN = 12  # and the text, as JSON: of samples, and again of messages
+_BYTES_PER_BATCH_TOKEN = 17  # the arrays of a batch
+_BYTES_PER_TRAINED_TOKEN = 21  # and the trainer's log-probs
+_BYTES_PER_EVALUATED_ROLLOUT = 1_000  # of evals/*/*.jsonl, beside the messages
+_BYTES_PER_EVALUATED_TOKEN = 6
+_BYTES_PER_STEP_OF_LOGS = 6_000  # measured: metrics.jsonl, run.log, what the processes print
+_TASKS_OF_A_SPLIT = 2_000  # taken for "all of them": how many there are, only the environment knows
+_SMALL_FILES = (".json", ".jinja", ".txt", ".model")  # configuration and tokenizer, which every copy has
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DiskNeed:
+    """What one kind of files takes at the worst moment of a run.
+
+    `size` in bytes, None where the model's size is not known yet; `why` is the arithmetic, `setting` what to
+    change for less, `at_most` that it may well be less. The files are `paths` in the run's directory.
+    """
+
+    kind: str
+    size: int | None
+    why: str
+    setting: str
+    at_most: bool
+    paths: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DiskEstimate:
+    """What a run takes, by kind of files."""
+
+    needs: tuple[DiskNeed, ...]
+
+    @property
+    def total(self) -> int | None:
+        """All of it; None if a part is not known."""
+        sizes = [need.size for need in self.needs]
+        return None if None in sizes else sum(size for size in sizes if size is not None)
+
+    def of(self, kind: str) -> DiskNeed:
+        """What the files of a kind take."""
+        return next(need for need in self.needs if need.kind == kind)
+
+
+def estimate_disk(config: RLConfig, model_path: Path | None) -> DiskEstimate:
+    """Estimate a run from its settings and, if it is known, the model's directory.
+
+    Weights and checkpoints are as large as the parameters that are trained; how much text there will be is
+    bounded by `seq_len`. A run without `max_steps` is estimated for 1000 steps.
+    """
+    orchestrator = config.orchestrator
+    steps = orchestrator.max_steps or _STEPS_WITHOUT_END
+    return DiskEstimate(
+        needs=(
+            _checkpoints(config, model_path, steps),
+            _weights(config, model_path),
+            _batches(config),
+            _trained_batches(config, steps),
+            _rollouts(orchestrator, steps),
+            _evaluations(orchestrator, steps),
+            DiskNeed(
+                kind="logs",
+                size=steps * _BYTES_PER_STEP_OF_LOGS,
+                why=f"{steps} steps x {human_bytes(_BYTES_PER_STEP_OF_LOGS)}",
+                setting="disk.keep_logs",
+                at_most=True,
+                paths=("logs", "metrics.jsonl", "events.jsonl"),
+            ),
+        )
+    )
+
+
+def disk_table(config: RLConfig, estimate: DiskEstimate) -> str:
+    """The estimate as aligned plain text: what is needed for which files and why, what is there, and what is
+    free."""
+    rows = [("disk", "size", "for", "less with")]
+    for need in estimate.needs:
+        if need.size == 0:
+            continue
+        size = f"{'up to ' if need.at_most else ''}{human_bytes(need.size)}"
+        rows.append((f"  {need.kind}", size, need.why, need.setting))
+    free, kept = free_bytes(config.output_dir), reserve_bytes(config.output_dir)
+    there = sum(_there(config, need) for need in estimate.needs)
+    note = f"free: {human_bytes(free)}, of which {human_bytes(kept)} are kept in reserve"
+    if there:
+        note += f"; this run has {human_bytes(there)} already"
+    return f"{aligned(rows)}\n  in all {human_bytes(estimate.total)}; {note}"
+
+
+def disk_shortage(config: RLConfig, estimate: DiskEstimate) -> str | None:
+    """Why a run cannot have the disk that it needs, with the arithmetic; None if it can. Only what it surely
+    takes counts."""
+    return _shortage(config, estimate, [need for need in estimate.needs if not need.at_most], "needs")
+
+
+def disk_warning(config: RLConfig, estimate: DiskEstimate) -> str | None:
+    """As `disk_shortage`, for everything that it may take."""
+    return _shortage(config, estimate, estimate.needs, "may need")
+
+
+def check_disk(config: RLConfig, estimate: DiskEstimate) -> Check:
+    """Compare what the run will leave with what is free. Only what it surely takes is a failure; with
+    `disk.check` off it is a warning."""
+    lines = disk_table(config, estimate).splitlines()
+    if estimate.total is None:
+        return skipped(DISK, "how much the run needs is not known before the model is here")
+    shortage = disk_shortage(config, estimate)
+    if shortage is not None and config.disk.check:
+        return failed(DISK, shortage, "To start all the same: --disk.check false", lines)
+    short = shortage or disk_warning(config, estimate)
+    if short is not None:
+        return warning(DISK, short, "lower what the table names, or choose another --output-dir", lines)
+    needed, free = human_bytes(estimate.total), human_bytes(free_bytes(config.output_dir))
+    return ok(DISK, f"needs up to {needed}, {free} free", lines)
+
+
+def _shortage(config: RLConfig, estimate: DiskEstimate, counted: Sequence[DiskNeed], verb: str) -> str | None:
+    free, kept = free_bytes(config.output_dir), reserve_bytes(config.output_dir)
+    sizes = {need: need.size for need in counted if need.size}
+    if config.clean:  # what is there will be deleted
+        freed = sum(_there(config, need) for need in estimate.needs)
+        missing = sum(sizes.values()) + kept - free - freed
+    else:
+        missing = sum(max(0, size - _there(config, need)) for need, size in sizes.items()) + kept - free
+    if missing <= 0:
+        return None
+    lines = [f"The run {verb} {human_bytes(missing)} more disk than there is on the file system of "]
+    lines[0] += f"{config.output_dir}:"
+    for need, size in sizes.items():
+        there = _there(config, need)
+        already = f", of which {human_bytes(there)} {'go' if config.clean else 'are there'}" if there else ""
+        lines.append(f"  {need.kind}: {human_bytes(size)} ({need.why}){already}; less with {need.setting}")
+    lines.append(f"  in reserve: {human_bytes(kept)}")
+    lines.append(f"  free: {human_bytes(free)}")
+    return "\n".join(lines)
+
+
+def _there(config: RLConfig, need: DiskNeed) -> int:
+    return sum(size_of(config.output_dir / name) for name in need.paths)
+
+
+def _checkpoints(config: RLConfig, model_path: Path | None, steps: int) -> DiskNeed:
+    ckpt = config.trainer.ckpt
+    interval, keep = (ckpt.interval, ckpt.keep) if ckpt is not None else (None, None)
+    written = 1 if interval is None else math.ceil(steps / interval)
+    count, why = written, f"{written} of"
+    if keep is not None:
+        best = int(config.orchestrator.eval is not None)
+        count = min(written, keep + best + 1)
+        why = f"{keep} kept{' and the best' if best else ''}, and one being written:"
+    one = _checkpoint_bytes(config, model_path)
+    return DiskNeed(
+        kind="checkpoints",
+        size=None if one is None else count * one,
+        why=f"{why} {human_bytes(one)}",
+        setting="ckpt.keep" if keep is None or keep > 1 else "ckpt.interval",
+        at_most=False,
+        paths=("checkpoints",),
+    )
+
+
+def _checkpoint_bytes(config: RLConfig, model_path: Path | None) -> int | None:
+    """float32 weights and what the optimizer remembers."""
+    shapes = _trained(model_path, config.trainer.model.experimental.lora)
+    if model_path is None or not shapes:
+        return None
+    optimizer = config.trainer.optim
+    return _small_files(model_path) + sum(
+        math.prod(shape) * (4 + _moment_bytes(name, shape, optimizer)) for name, shape in shapes.items()
+    )
+
+
+def _moment_bytes(name: str, shape: Sequence[int], optimizer: OptimizerConfig) -> int:
+    """Bytes an element that the optimizer keeps of a parameter."""
+    if isinstance(optimizer, MuonConfig):
+        hidden = len(shape) == 2 and not is_one_of(name.removesuffix(".weight"), ("embed_tokens", "lm_head"))
+        return 4 if hidden else 8
+    if isinstance(optimizer, SGDConfig):
+        return 4 if optimizer.momentum else 0
+    return 8 if optimizer.type == "adamw" else 2
+
+
+def _weights(config: RLConfig, model_path: Path | None) -> DiskNeed:
+    trainer = config.trainer
+    lora = trainer.model.experimental.lora
+    versions = trainer.max_async_level + 3
+    one = None
+    if model_path is not None:
+        elements = sum(map(math.prod, _trained(model_path, lora).values()))
+        bytes_each = 2 if trainer.model.device == "cuda" and lora is None else 4
+        one = bytes_each * elements + _small_files(model_path) if elements else None
+    return DiskNeed(
+        kind="weights",
+        size=None if one is None else versions * one,
+        why=f"{versions - 1} versions in use, and one being written: {human_bytes(one)}",
+        setting="max_async_level",
+        at_most=False,
+        paths=("weights",),
+    )
+
+
+def _batches(config: RLConfig) -> DiskNeed:
+    orchestrator = config.orchestrator
+    count = orchestrator.max_async_level + 2
+    one = orchestrator.batch_size * orchestrator.seq_len * _BYTES_PER_BATCH_TOKEN
+    return DiskNeed(
+        kind="batches",
+        size=count * one,
+        why=f"{count} of {human_bytes(one)}",
+        setting="max_async_level",
+        at_most=True,
+        paths=("batches",),
+    )
+
+
+def _trained_batches(config: RLConfig, steps: int) -> DiskNeed:
+    orchestrator, kept = config.orchestrator, config.trainer.trained
+    count = steps if kept.keep is None else min(steps, kept.keep)
+    one = orchestrator.batch_size * orchestrator.seq_len * _BYTES_PER_TRAINED_TOKEN
+    return DiskNeed(
+        kind="trained",
+        size=count * one if kept.record_order else min(count * one, kept.max_bytes),
+        why=f"{count} batches of {human_bytes(one)}, for `rl replay`",
+        setting=f"trainer.trained.{'record_order' if kept.record_order else 'max_bytes'}",
+        at_most=True,
+        paths=("trained",),
+    )
+
+
+def _rollouts(orchestrator: OrchestratorConfig, steps: int) -> DiskNeed:
+    keep = orchestrator.rollouts.keep
+    kept = steps if keep is None else min(steps, keep + 1)
+    each = orchestrator.seq_len * _BYTES_PER_ROLLOUT_TOKEN + _BYTES_PER_ROLLOUT
+    return DiskNeed(
+        kind="rollouts",
+        size=kept * orchestrator.batch_size * each,
+        why=f"{kept} steps x {orchestrator.batch_size} rollouts x {human_bytes(each)}",
+        setting="orchestrator.rollouts.keep",
+        at_most=True,
+        paths=("rollouts",),
+    )
+
+
+def _evaluations(orchestrator: OrchestratorConfig, steps: int) -> DiskNeed:
+    """At the start, every `interval` steps, and at the end."""
+    settings = orchestrator.eval
+    once, times = 0, 0
+    each = orchestrator.seq_len * _BYTES_PER_EVALUATED_TOKEN + _BYTES_PER_EVALUATED_ROLLOUT
+    if settings is not None:
+        times = 2 + steps // settings.interval
+        for env in orchestrator.evaluated_env:
+            examples = settings.num_examples if env.num_examples is None else env.num_examples
+            tasks = _TASKS_OF_A_SPLIT if examples < 0 else examples
+            once += tasks * (env.rollouts_per_example or settings.rollouts_per_example)
+    return DiskNeed(
+        kind="evaluations",
+        size=times * once * each,
+        why=f"{times} x {once} rollouts x {human_bytes(each)}" if times else "none",
+        setting="orchestrator.eval.interval",
+        at_most=True,
+        paths=("evals",),
+    )
+
+
+def count_parameters(model_path: Path) -> int | None:
+    """Parameters of a local model, from the headers of its safetensors files; None if it has none."""
+    return sum(map(math.prod, tensor_shapes(model_path).values())) or None
+
+
+def _trained(model_path: Path | None, lora: LoRAConfig | None) -> dict[str, list[int]]:
+    """The shapes of what the optimizer updates: all parameters, or those of an adapter."""
+    shapes = tensor_shapes(model_path) if model_path is not None else {}
+    if lora is None:
+        return shapes
+    trained: dict[str, list[int]] = {}
+    for name, shape in shapes.items():
+        module = name.rpartition(".")[0]
+        if is_one_of(module, lora.modules_to_save):
+            trained[name] = shape
+        elif len(shape) == 2 and is_one_of(module, lora.target_modules):
+            trained[f"{module}.lora_A.weight"] = [lora.rank, shape[1]]
+            trained[f"{module}.lora_B.weight"] = [shape[0], lora.rank]
+    return trained
+
+
+def is_one_of(module: str, names: Sequence[str]) -> bool:
+    """Whether a module has one of the names, or a name that ends so."""
+    return any(module == name or module.endswith("." + name) for name in names)
+
+
+def _small_files(model_path: Path) -> int:
+    return sum(path.stat().st_size for path in model_path.iterdir() if path.suffix in _SMALL_FILES)

@@ -1,0 +1,289 @@
+"""Where a model's files are, and whether it is one that can be trained and sampled from, as far as its small
+files tell."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from buckeye.base.distribution import need
+from buckeye.base.keys import key
+from buckeye.base.storage import read_json
+from buckeye.config.rl import RLConfig
+from buckeye.config.trainer import LoRAConfig
+from buckeye.errors import InferenceError, UsageError
+from buckeye.inference.engine.architecture import check_sizes, read_spec
+from buckeye.launch.preflight.check import Check, failed, ok, skipped, warning
+from buckeye.launch.preflight.disk import count_parameters
+from buckeye.transport.checkpoint import refuse_old_shards
+
+# The sizes of a model, from its `config.json` and the headers of its files: what memory is counted from.
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelShape:
+    """Sizes of a decoder whose embedding and output projection may be one tensor (`tied`)."""
+
+    vocabulary: int
+    hidden: int
+    mlp: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    tied: bool
+    max_positions: int
+    parameters: int
+
+    @property
+    def embeddings(self) -> int:
+        """Elements of the embedding and the output projection."""
+        return self.vocabulary * self.hidden * (1 if self.tied else 2)
+
+    @property
+    def layer(self) -> int:
+        """Elements of one layer."""
+        return (self.parameters - self.embeddings) // self.layers
+
+    def adapter(self, lora: LoRAConfig) -> int:
+        """Parameters that an adapter has."""
+        queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        sides = {
+            "q_proj": self.hidden + queries,
+            "k_proj": self.hidden + keys,
+            "v_proj": self.hidden + keys,
+            "o_proj": queries + self.hidden,
+            "gate_proj": self.hidden + self.mlp,
+            "up_proj": self.hidden + self.mlp,
+            "down_proj": self.mlp + self.hidden,
+        }
+        chosen = sum(sides.get(name.rpartition(".")[2], 0) for name in lora.target_modules)
+        whole = [name for name in lora.modules_to_save if name in ("embed_tokens", "lm_head")]
+        return self.layers * lora.rank * chosen + len(whole) * self.vocabulary * self.hidden
+
+
+def read_shape(model_path: Path) -> ModelShape | None:
+    """The sizes of a local model; None if its `config.json` does not say them."""
+    try:
+        config = read_json(model_path / "config.json")
+        return shape_of(config, parameters=count_parameters(model_path))
+    except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError):
+        return None
+
+
+def shape_of(config: Mapping[str, Any], *, parameters: int | None = None) -> ModelShape:
+    """The sizes that a `config.json` says. `parameters` are those counted in the model's files, where they
+    are here. Raises KeyError, TypeError or ValueError if something is missing."""
+    hidden, layers, heads = (
+        int(config[name]) for name in ("hidden_size", "num_hidden_layers", "num_attention_heads")
+    )
+    kv_heads = int(config.get("num_key_value_heads") or heads)
+    head_dim = int(config.get("head_dim") or hidden // heads)
+    mlp, vocabulary = int(config["intermediate_size"]), int(config["vocab_size"])
+    tied = bool(config.get("tie_word_embeddings", False))
+    layer = hidden * head_dim * (2 * heads + 2 * kv_heads) + 3 * hidden * mlp + 2 * hidden
+    counted = layers * layer + vocabulary * hidden * (1 if tied else 2) + hidden
+    return ModelShape(
+        vocabulary=vocabulary,
+        hidden=hidden,
+        mlp=mlp,
+        layers=layers,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        tied=tied,
+        max_positions=int(config.get("max_position_embeddings", 2048)),
+        parameters=parameters or counted,
+    )
+
+
+# Whether the model is one that can be trained and sampled from, as far as its small files tell.
+
+MODEL, TOKENIZER = "model", "tokenizer"
+_SMALL_FILES = ("config.json", "tokenizer_config.json", "generation_config.json")
+_TEMPLATES = ("chat_template.jinja", "chat_template.json")
+_INDEX = "model.safetensors.index.json"
+
+
+def check_model(config: RLConfig, *, vllm: bool) -> Check:
+    """The files that are here, and whether the engine knows the architecture."""
+    name, path = config.trainer.model.name, find_model(config.trainer.model.name)
+    if path is None:
+        if Path(name).exists() or name.startswith((".", "/", "~")):
+            return failed(
+                MODEL, f"{name} is not a model directory (it has no config.json)", "check model.name"
+            )
+        return skipped(MODEL, f"{name} is not on this machine; a start fetches it from the Hugging Face hub")
+    missing = missing_files(path)
+    if missing:
+        return failed(MODEL, f"{path} lacks {', '.join(missing)}", "fetch or copy the model again")
+    return _known(config, path, vllm=vllm)
+
+
+def missing_files(path: Path) -> list[str]:
+    """The weight files that a model directory should have and lacks."""
+    if (path / _INDEX).is_file():
+        try:
+            files = sorted(set(map(os.fspath, read_json(path / _INDEX)["weight_map"].values())))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return [f"a readable {_INDEX}"]
+        return [file for file in files if not os.path.isfile(path / file)]
+    return [] if (path / "model.safetensors").is_file() else ["model.safetensors"]
+
+
+def _known(config: RLConfig, path: Path, *, vllm: bool) -> Check:
+    try:
+        described: dict[str, Any] = read_json(path / "config.json")
+        architecture = (described.get("architectures") or ["no architecture named"])[0]
+        check_sizes(path)
+    except (OSError, ValueError, AttributeError, LookupError, TypeError, RecursionError) as error:
+        return failed(MODEL, f"{path / 'config.json'} cannot be read: {error}", "fetch the model again")
+    except (InferenceError, UsageError) as error:
+        return failed(MODEL, str(error), "fetch the model again")
+    seen = f"{architecture}, {path}"
+    if config.inference is None or vllm:
+        return ok(MODEL, seen)
+    try:
+        spec = read_spec(path)
+    except InferenceError as error:
+        return failed(MODEL, str(error), "use vLLM on a GPU (`buckeye vllm install`), or another model")
+    longest = config.orchestrator.seq_len
+    if longest > spec.max_positions:
+        return warning(
+            MODEL,
+            f"{seen}: it has {spec.max_positions} positions, and rollouts may have {longest} tokens",
+            f"--seq-len {spec.max_positions}",
+        )
+    return ok(MODEL, seen)
+
+
+def fetch_small_files(name: str) -> Check:
+    """Ask the Hugging Face hub for a model's configuration, to see that it can be had. Needs the network."""
+    from huggingface_hub import hf_hub_download
+
+    try:
+        hf_hub_download(name, _SMALL_FILES[0], token=key("HF_TOKEN") or None)
+    except Exception as error:  # network, authentication, unknown id: one message whatever the library raises
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        return failed(
+            MODEL,
+            f"{name} is not on this machine, and the Hugging Face hub does not give it: {reason}",
+            "check model.name and the network; a model behind a licence needs HF_TOKEN",
+        )
+    return ok(MODEL, f"{name} is on the Hugging Face hub; a start fetches it")
+
+
+def check_tokenizer(config: RLConfig) -> Check:
+    """Conversations need a chat template."""
+    path = find_model(config.trainer.model.name)
+    if path is None:
+        return skipped(TOKENIZER, "the model is not on this machine")
+    if not any((path / file).is_file() for file in ("tokenizer.json", "tokenizer.model", "vocab.json")):
+        return failed(TOKENIZER, f"{path} has no tokenizer", "copy the tokenizer's files beside the weights")
+    if not has_template(path):
+        return failed(
+            TOKENIZER,
+            f"{path} has no chat template, and environments speak in messages",
+            "use the instruction-tuned model of the family, or put a chat_template.jinja beside its files",
+        )
+    return ok(TOKENIZER, "has a chat template")
+
+
+def has_template(path: Path) -> bool:
+    """Whether a tokenizer comes with a chat template."""
+    if any((path / file).is_file() for file in _TEMPLATES):
+        return True
+    try:
+        return bool(read_json(path / "tokenizer_config.json").get("chat_template"))
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+_ADAPTER = "adapter_config.json"
+
+
+def find_model(name: str, revision: str | None = None) -> Path | None:
+    """The local directory of a model, without any network; None if it would have to be downloaded."""
+    if (Path(name) / "config.json").is_file():
+        return Path(name).resolve()
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError:
+        return None
+    try:
+        return Path(snapshot_download(name, revision=revision, local_files_only=True)).resolve()
+    except Exception:  # the hub's errors for "not cached" and "not a valid id" differ between its versions
+        return None
+
+
+def revision_of(model: Path) -> str | None:
+    """The revision of a model in the cache of the hub; None for a directory elsewhere."""
+    return model.name if model.parent.name == "snapshots" else None
+
+
+def is_adapter(name: str) -> bool:
+    """Whether a model's name is a directory with an adapter in peft's format, and no complete model."""
+    folder = Path(name)
+    return (folder / _ADAPTER).is_file() and not (folder / "config.json").is_file()
+
+
+def fetch_base(adapter: Path) -> Path:
+    """The local directory of the model that an adapter belongs to, downloaded if need be. Raises UsageError
+    if it is neither here nor there, or the adapter does not say which it is."""
+    try:
+        content = read_json(adapter / _ADAPTER)
+        base, revision = content["base_model_name_or_path"], content.get("revision")
+        if not isinstance(base, str) or not isinstance(revision, str | None):
+            raise ValueError("base_model_name_or_path and revision must be texts")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise UsageError(
+            f"{adapter / _ADAPTER} does not say which model it belongs to ({error!r})."
+        ) from None
+    return fetch_model(base, revision)
+
+
+def fetch_served(name: str) -> Path:
+    """As `fetch_model`, of what can be served: of an adapter its own directory, once its base is here."""
+    if not is_adapter(name):
+        return fetch_model(name)
+    fetch_base(Path(name))
+    return Path(name).resolve()
+
+
+def fetch_model(name: str, revision: str | None = None) -> Path:
+    """The local directory of a model, downloaded from the Hugging Face hub if need be.
+
+    Raises UsageError if it is neither here nor there, and where nothing can be done with a model.
+    """
+    need("torch", f"A model ({name})")
+    found = find_model(name, revision)
+    if found is not None:
+        refuse_old_shards(found.parent)
+        return found
+    if is_adapter(name):
+        raise UsageError(
+            f"model.name: {name} is an adapter and no complete model; `buckeye export RUN --merge-lora` "
+            "writes the model of a run that trained one."
+        )
+    if Path(name).exists() or name.startswith((".", "/", "~")):
+        raise UsageError(f"model.name: {name} is not a model directory (it has no config.json).")
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(
+            snapshot_download(
+                name,
+                revision=revision,
+                allow_patterns=["*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model"],
+                token=key("HF_TOKEN") or None,
+            )
+        ).resolve()
+    except Exception as error:  # network, authentication, unknown id: one message whatever the library raises
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise UsageError(
+            f"model.name: {name} is not a directory here, and fetching it from the Hugging Face hub "
+            f"failed: {reason}"
+        ) from None

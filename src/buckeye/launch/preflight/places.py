@@ -1,0 +1,190 @@
+"""The surroundings of a run: its directory and file system, servers, ports, keys, shared memory, open files,
+the clock."""
+
+from __future__ import annotations
+
+import os
+import resource
+import tempfile
+import time
+from pathlib import Path
+
+import httpx
+import psutil  # type: ignore[import-untyped]
+
+import buckeye
+from buckeye.base.disk import free_bytes, human_bytes, total_bytes
+from buckeye.base.keys import key
+from buckeye.config.rl import RLConfig
+from buckeye.errors import BuckeyeError, UsageError
+from buckeye.launch.preflight.check import Check, failed, ok, skipped, warning
+from buckeye.launch.preflight.ports import is_free
+from buckeye.monitor.tracker import check_trackers
+from buckeye.transport.checkpoint import open_store
+
+OPEN_FILES, SERVERS, PORTS = "open files", "inference servers", "ports"
+STORE = "checkpoint store"
+_SERVER_SECONDS = 5.0
+_FEW_FILES = 4096
+_FILES_OF_A_ROLLOUT = 2
+_SMALL_SHM = 1_000_000_000
+_NETWORK = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "lustre", "gpfs", "beegfs", "ceph", "glusterfs")
+_SHM = Path("/dev/shm")  # noqa: S108  the mount itself is looked at
+
+
+def check_open_files(config: RLConfig | None) -> Check:
+    """How many files and connections a process may have; every process raises its limit by itself."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = _FEW_FILES
+    if config is not None:
+        orchestrator = config.orchestrator
+        played = orchestrator.batch_size * (1 + orchestrator.max_async_level)
+        needed = max(needed, _FILES_OF_A_ROLLOUT * (orchestrator.max_concurrent or played))
+    unlimited = soft == resource.RLIM_INFINITY
+    seen = "no limit" if unlimited else f"{soft} (the most that this user may have: {hard})"
+    if unlimited or soft >= needed:
+        return ok(OPEN_FILES, seen)
+    return warning(
+        OPEN_FILES,
+        seen,
+        f"rollouts that are played at a time may need {needed}: raise the hard limit (ulimit -Hn, "
+        "/etc/security/limits.conf), or set orchestrator.max_concurrent",
+    )
+
+
+def check_store(config: RLConfig) -> Check:
+    """Whether the object store for the checkpoints can be written to: an object of our own is made and
+    deleted."""
+    ckpt = config.trainer.ckpt
+    if ckpt is None or ckpt.store is None:
+        return skipped(STORE, "checkpoints are in the output directory alone")
+    try:
+        store = open_store(ckpt.store)
+        store.probe()
+        there = store.checkpoints()
+    except BuckeyeError as error:
+        return failed(STORE, str(error), "")
+    newest = f"its newest checkpoint is of step {there[-1].step}" if there else "it has no checkpoint yet"
+    return ok(STORE, f"{store.url} can be written to; {newest}")
+
+
+def check_servers(config: RLConfig) -> Check:
+    """Whether the servers answer that the run does not start itself: with whatever, as long as they do."""
+    if config.inference is not None:
+        return skipped(SERVERS, "the run starts its own")
+    urls = config.orchestrator.client.base_url
+    silent = [url for url in urls if not _answers(url)]
+    if not silent:
+        return ok(SERVERS, ", ".join(urls))
+    return failed(
+        SERVERS,
+        f"{', '.join(silent)} does not answer, and the run starts no server",
+        "add --inference ([inference] in a file) to start one, or start that one first "
+        "(orchestrator.client.base_url is where it is)",
+    )
+
+
+def _answers(url: str) -> bool:
+    try:
+        httpx.get(f"{url.rstrip('/')}/models", timeout=_SERVER_SECONDS, trust_env=False)
+    except (httpx.HTTPError, httpx.InvalidURL):
+        return False
+    return True
+
+
+def check_directory(output_dir: Path) -> Check:
+    """Whether the run can write, and on what."""
+    name = "run directory"
+    there = output_dir
+    while not there.exists():
+        there = there.parent
+    kind, mount = file_system(there)
+    seen = f"{output_dir}, on {kind} ({mount})"
+    try:
+        with tempfile.NamedTemporaryFile(dir=there, prefix=".buckeye-doctor-"):
+            pass
+    except OSError as error:
+        return failed(
+            name, f"{there} cannot be written: {error.strerror}", "choose another --output-dir, or its owner"
+        )
+    if kind in _NETWORK or kind.startswith("fuse."):
+        return warning(
+            name,
+            f"{seen}, which is a network file system",
+            "prefer a local disk: locks and renames are slower there, and checkpoints cross the network",
+        )
+    if kind in ("tmpfs", "ramfs"):
+        return warning(name, f"{seen}, which is in memory", "checkpoints there do not survive a reboot")
+    return ok(name, seen)
+
+
+def file_system(path: Path) -> tuple[str, str]:
+    """The type of the file system that a path is on, and where that is mounted."""
+    path = path.resolve()
+    mounts = [
+        (part.mountpoint, part.fstype)
+        for part in psutil.disk_partitions(all=True)
+        if path.is_relative_to(part.mountpoint)
+    ]
+    mount, kind = max(mounts, key=lambda found: len(found[0]), default=("/", "unknown"))
+    return kind, mount
+
+
+def check_ports(config: RLConfig) -> Check:
+    """Check that the ports that the configuration names are free; others are picked when the run starts."""
+    inference = config.inference
+    if inference is None or "port" not in inference.server.model_fields_set:
+        return ok(PORTS, "free ones are picked when the run starts")
+    replicas = len(config.inference_gpu_ids) // inference.parallel.tp
+    ports = [inference.server.port + i for i in range(replicas)]
+    taken = [port for port in ports if not is_free(port)]
+    if taken:
+        return failed(
+            PORTS,
+            f"in use by another process: {', '.join(map(str, taken))}",
+            "choose another --inference.server.port, or leave it out: free ones are found",
+        )
+    return ok(PORTS, f"{', '.join(map(str, ports))} free")
+
+
+def check_clock(output_dir: Path | None) -> Check:
+    """Check that the clock is not behind the files that were written with it."""
+    name, now = "clock", time.time()
+    newest = Path(buckeye.__file__).stat().st_mtime
+    if output_dir is not None and output_dir.is_dir():
+        newest = max([newest, *(entry.stat().st_mtime for entry in os.scandir(output_dir))])
+    shown = time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(now))
+    if newest > now + 60:
+        behind = (newest - now) / 60
+        return warning(
+            name,
+            f"{shown}, which is {behind:.0f} minutes before the time of files that are there",
+            "set it: times in logs and certificates depend on it",
+        )
+    return ok(name, shown)
+
+
+def check_keys(config: RLConfig) -> Check:
+    """Check that the trackers of the run have their keys."""
+    settings = config.trainer.wandb
+    try:
+        check_trackers(config.trackers(settings))
+    except UsageError as error:
+        return failed("keys", str(error), "")
+    there = ["HF_TOKEN"] if key("HF_TOKEN") else []
+    used = (
+        "Weights & Biases can be reached with a key or offline" if settings is not None else "none is needed"
+    )
+    return ok("keys", f"{used}{'; HF_TOKEN is set' if there else ''}")
+
+
+def check_shared_memory(*, needed: bool, path: Path = _SHM) -> Check:
+    """Ranks on GPUs, and vLLM, exchange data through it; containers often have 64 MB."""
+    name = "shared memory"
+    if not path.is_dir():
+        return skipped(name, f"there is no {path}")
+    free = free_bytes(path)
+    seen = f"{human_bytes(free)} of {human_bytes(total_bytes(path))} free in {path}"
+    if needed and free < _SMALL_SHM:
+        return warning(name, seen, "start the container with more, e.g. --shm-size 8g")
+    return ok(name, seen)

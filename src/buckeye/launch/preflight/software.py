@@ -1,0 +1,122 @@
+"""Python, the libraries, torch's build, and vLLM: are they those that this version of Buckeye needs."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import sys
+from collections.abc import Callable, Iterable
+from importlib import metadata
+
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+from buckeye.base.distribution import cpu_torch_command, install_command, requirements
+from buckeye.config.rl import RLConfig
+from buckeye.errors import UsageError
+from buckeye.inference.vllm.interpreter import (
+    PYTHON_VARIABLE,
+    default_environment,
+    find_vllm,
+    require_vllm,
+)
+from buckeye.launch.preflight.check import Check, failed, ok, skipped
+from buckeye.monitor.tracker import tracker_of
+
+PYTHON, VLLM = "Python", "vLLM"
+LIBRARIES = "libraries"
+
+
+def extras_of(config: RLConfig | None) -> list[str]:
+    """The extras whose libraries a run with this configuration imports."""
+    extras = ["train"]
+    if config is not None and config.trainer.optim.type == "adamw8bit":
+        extras.append("optim8bit")
+    if config is not None:
+        extras += [tracker_of(one).folder for one in config.trackers(config.trainer.wandb)]
+    return extras
+
+
+def check_libraries(
+    extras: Iterable[str],
+    *,
+    version_of: Callable[[str], str] = metadata.version,
+) -> Check:
+    """Compare what is installed with what the distribution asks for, which leaves out versions known to be
+    bad."""
+    wrong, found = [], []
+    for requirement in map(Requirement, requirements(extras)):
+        try:
+            version = version_of(requirement.name)
+        except metadata.PackageNotFoundError:
+            wrong.append(f"{requirement.name} is not installed")
+            continue
+        found.append(f"{requirement.name} {version}")
+        if not requirement.specifier.contains(Version(version), prereleases=True):
+            wrong.append(f"{requirement.name} {version} is not {requirement.specifier}")
+    if wrong:
+        return failed(LIBRARIES, "; ".join(wrong), install_command(*extras), sorted(found))
+    main = [entry for entry in found if entry.split()[0] in ("torch", "transformers", "peft")]
+    return ok(LIBRARIES, f"{', '.join(main)} and {len(found) - len(main)} more", sorted(found))
+
+
+def check_torch_build(
+    gpus: int,
+    *,
+    version_of: Callable[[str], str] = metadata.version,
+    requirements_of: Callable[[str], list[str] | None] = metadata.requires,
+) -> Check:
+    """A GPU is of no use to a torch that was built without CUDA, and a torch for CUDA is large."""
+    name = "torch's build"
+    try:
+        version = version_of("torch")
+    except metadata.PackageNotFoundError:
+        first = "" if gpus else f"without the gigabytes that a GPU needs: first {cpu_torch_command()}"
+        return skipped(name, "torch is not installed", first)
+    if not gpus and any(line.startswith("nvidia-") for line in requirements_of("torch") or ()):
+        smaller = cpu_torch_command("--force-reinstall", "--no-deps")
+        return ok(name, f"{version} for CUDA, no GPU; gigabytes less in a new environment, or: {smaller}")
+    if gpus and version.endswith("+cpu"):
+        return failed(
+            name,
+            f"torch {version} cannot use the {gpus} GPUs of this machine",
+            "install torch built for CUDA (pytorch.org has the command), or set the devices to cpu",
+        )
+    return ok(name, f"{version}, {gpus} GPUs" if gpus else f"{version}, no GPU")
+
+
+def check_python() -> Check:
+    """Show which Python this is."""
+    return ok(PYTHON, f"{platform.python_version()}, {sys.executable}")
+
+
+def check_vllm(config: RLConfig | None, *, gpus: int) -> Check:
+    """Whether the engine that the configuration asks for is there. Starts an interpreter or two."""
+    try:
+        if config is not None and config.inference is not None and config.inference.backend == "vllm":
+            found = require_vllm(config.inference.vllm_python)
+        elif gpus or config is None:
+            inference = config.inference if config is not None else None
+            present = find_vllm(inference.vllm_python if inference is not None else None)
+            if present is None:
+                return skipped(VLLM, "not installed; the embedded engine serves (`buckeye vllm install`)")
+            found = present
+        else:
+            return skipped(VLLM, "not asked for: the embedded engine serves on a CPU")
+    except UsageError as error:
+        return failed(VLLM, str(error), "")
+    return ok(VLLM, f"{found.distribution} {found.version}, {found.python}")
+
+
+def takes_vllm(config: RLConfig, *, on_gpu: bool) -> bool:
+    """Return True if vLLM will serve, as far as is known without starting an interpreter."""
+    if config.inference is None or config.inference.backend == "torch":
+        return False
+    installed = (
+        config.inference.vllm_python is not None
+        or PYTHON_VARIABLE in os.environ
+        or importlib.util.find_spec("vllm") is not None
+        or default_environment().is_dir()
+    )
+    return config.inference.backend == "vllm" or (on_gpu and installed)

@@ -1,0 +1,188 @@
+"""Workers on other nodes of a run: on each a process starts them, for whoever has the key."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import json
+import logging
+import os
+import secrets
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from buckeye.base import heartbeat
+from buckeye.base.process import die_with_parent, forbid_looking
+from buckeye.base.process_guard import GUARD
+from buckeye.config.environments import TrainEnvConfig
+from buckeye.envs.settings import PLACED_VARIABLE
+from buckeye.errors import UsageError
+from buckeye.launch.gateways import Hosts
+from buckeye.launch.plan import Role, Site
+from buckeye.monitor.log import setup_logging
+from buckeye.orchestrator.environments import short_name
+from buckeye.workers.errors import WorkerFault
+from buckeye.workers.process import WORKERS_KEY, memory_of, start_process, worker_variables
+from buckeye.workers.worker_side.frames import HEADER, Frame, FrameError, body_length, decode, encode
+
+log = logging.getLogger(__name__)
+
+_CHUNK = 1 << 16
+_MOST_ASKED = 1 << 20  # bytes of what is to be started
+_KEY_SECONDS = 10.0
+_TURN_SECONDS = 2.0
+
+
+def worker_hosts(environments: Sequence[TrainEnvConfig], *, sites: Mapping[int, Site], address: str) -> Hosts:
+    """What has to be started for environments that are placed on nodes at `sites`. Their workers reach the
+    policy at `address` of this host. Raises UsageError for one that may not be played in workers."""
+    for env in environments:
+        if env.isolation == "none":
+            raise UsageError(
+                f'{env.id} has placement = {env.placement}, and isolation = "none": leave one out.'
+            )
+    key = secrets.token_urlsafe(24)
+    roles: dict[int, Role] = {}
+    for node in sorted({node for env in environments for node in env.placement or () if node != 0}):
+        site, number = sites[node], len(roles)
+        (port,) = site.choose_ports(1)
+        words = ("workers", "--host", site.address, "--port", str(port))
+        roles[node] = Role(
+            kind="workers",
+            index=number,
+            argv=(sys.executable, "-m", "buckeye", *words),
+            env={WORKERS_KEY: key},
+            node=node,
+            host=site.address,
+            port=port,
+            config_name=None,
+            log_name="workers" if number == 0 else f"workers_{number}",
+        )
+    places = {node: (role.host, role.port) for node, role in roles.items()}
+    placed = {
+        env.name or short_name(env.id): {
+            "address": address,
+            "nodes": list(map(places.get, env.placement or ())),
+        }
+        for env in environments
+    }
+    said = json.dumps(placed)
+    return Hosts(roles=tuple(roles.values()), env={WORKERS_KEY: key, PLACED_VARIABLE: said})
+
+
+def serve(host: str, port: int) -> None:
+    """Start workers for who has the key of the run, until this process is ended. Raises UsageError without a
+    key, and PortTakenError."""
+    from buckeye.base.http_server import listen
+
+    die_with_parent()
+    forbid_looking()
+    heartbeat.start()
+    key = os.environ.pop(WORKERS_KEY, "")
+    if not key:
+        raise UsageError(f"{WORKERS_KEY} is not set: whoever asks for workers must have it, too.")
+    setup_logging("info", "workers", None)
+    listener = listen(host, port, change="Choose another --port.")
+
+    async def answer() -> None:
+        async def begin(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            with contextlib.suppress(OSError, EOFError, FrameError, TimeoutError):
+                await _Worker(reader, writer).live(key)
+            writer.close()
+
+        async with await asyncio.start_server(begin, sock=listener):
+            log.info("Starting workers for the run at %s:%d", host, port)
+            heartbeat.ready()
+            while True:
+                heartbeat.report("requests", on="orchestrator")
+                heartbeat.pulse()
+                await asyncio.sleep(_TURN_SECONDS)
+
+    asyncio.run(answer())
+
+
+class _Worker:
+    """One that is started for a connection, and ends with it."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+
+    async def live(self, key: str) -> None:
+        """Until it has ended. Nothing is started for who does not say the key in time."""
+        async with asyncio.timeout(_KEY_SECONDS):
+            asked = await self._asked()
+        if not hmac.compare_digest(str(asked.get("key")).encode(), key.encode()):
+            log.warning("A connection from %s had not the run's key", self._writer.get_extra_info("peername"))
+            return
+        variables = {str(name): str(value) for name, value in asked["variables"].items()}
+        try:
+            process, connection = await start_process(
+                Path(asked["python"]), {**worker_variables((), str(asked["policy"])), **variables}
+            )
+        except WorkerFault as fault:
+            await self._send(_printed(fault.message) + encode({"type": "ended", "code": 1}))
+            return
+        connection.setblocking(False)
+        near, to_worker = await asyncio.open_connection(sock=connection, limit=1 << 20)
+        passing = [
+            asyncio.create_task(task)
+            for task in (
+                self._pass_on(to_worker),
+                self._until_too_large(process.pid, asked.get("max_memory_bytes")),
+                process.wait(),
+                self._bring(near),
+                self._tell(process),
+            )
+        ]
+        try:
+            await asyncio.wait(passing[:3], return_when=asyncio.FIRST_COMPLETED)
+            if process.returncode is not None:
+                await asyncio.wait(passing[3:], timeout=1.0)
+                await self._send(encode({"type": "ended", "code": process.returncode}))
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            GUARD.forget(process.pid)
+            for task in passing:
+                task.cancel()
+            to_worker.close()
+            process._transport.close()  # type: ignore[attr-defined]  # a stray child may hold the pipe
+
+    async def _asked(self) -> Frame:
+        header = await self._reader.readexactly(HEADER.size)
+        length = body_length(header)
+        if length > _MOST_ASKED:
+            raise FrameError(f"{length} bytes are too many for a beginning")
+        return decode(await self._reader.readexactly(length))
+
+    async def _send(self, data: bytes) -> None:
+        self._writer.write(data)
+        await self._writer.drain()
+
+    async def _pass_on(self, worker: asyncio.StreamWriter) -> None:
+        while data := await self._reader.read(_CHUNK):
+            worker.write(data)
+            await worker.drain()
+
+    async def _bring(self, worker: asyncio.StreamReader) -> None:
+        while True:
+            header = await worker.readexactly(HEADER.size)
+            await self._send(header + await worker.readexactly(body_length(header)))
+
+    async def _tell(self, process: Any) -> None:
+        while chunk := await process.stdout.read(_CHUNK):
+            await self._send(_printed(chunk))
+
+    async def _until_too_large(self, pid: int, most: int | None) -> None:
+        while most is None or (used := memory_of(pid)) <= most:
+            await asyncio.sleep(_TURN_SECONDS)
+        await self._send(_printed(f"it has grown to {used / 2**20:.0f} MiB; max_memory_gb allows less"))
+
+
+def _printed(text: str | bytes) -> bytes:
+    data = text.encode() if isinstance(text, str) else text
+    return encode({"type": "printed", "text": data.decode("latin-1")})

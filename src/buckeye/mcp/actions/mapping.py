@@ -1,0 +1,154 @@
+"""From the calls of a model to those of MCP tools: `action_mappings`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from buckeye.config.problems import closest, did_you_mean
+from buckeye.mcp.actions.expressions import Transform
+from buckeye.mcp.actions.literals import short
+from buckeye.mcp.actions.operations import ExpressionError
+from buckeye.mcp.actions.parser import ParsedCall
+
+
+class ActionError(Exception):
+    """A call that cannot be run; the text is for the model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """An argument that is always the same."""
+
+    value: Any
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The arguments of the action that it is made from."""
+        return ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FromArg:
+    """An argument of the tool made from one of the action; `default` is a list of one, or of none."""
+
+    name: str
+    default: tuple[Any, ...] = ()
+    transform: Transform | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The arguments of the action that it is made from."""
+        return (self.name,)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FromArgs:
+    """A list made from several arguments of the action. Without `defaults`, all of them or none are given."""
+
+    names: tuple[str, ...]
+    defaults: tuple[Any, ...] = ()
+
+
+Source = Constant | FromArg | FromArgs
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Action:
+    """What the model may call. `tool` is None for an action that ends the rollout."""
+
+    name: str
+    tool: str | None
+    positional: tuple[str, ...] = ()
+    sources: Mapping[str, Source] = field(default_factory=dict)
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """The names of its arguments: those with a position, then the others."""
+        others = (name for source in self.sources.values() for name in source.names)
+        return tuple(dict.fromkeys((*self.positional, *others)))
+
+
+@dataclass(frozen=True, slots=True)
+class BoundCall:
+    """A call of an MCP tool; `tool` is None if the model ends the rollout."""
+
+    tool: str | None
+    arguments: dict[str, Any]
+
+
+def bind(
+    call: ParsedCall, actions: Mapping[str, Action], schemas: Mapping[str, Mapping[str, Any]]
+) -> BoundCall:
+    """The MCP call that a model's call stands for. `schemas` holds the input schema of each tool.
+
+    Raises ActionError for an action that is not mapped, for arguments that the action does not take or that
+    the tool needs, and for a transform that fails.
+    """
+    action = actions.get(call.name)
+    if action is None:
+        raise ActionError(f"there is no {short(call.name)}. There are: {', '.join(actions)}.")
+    given = _given(call, action)
+    found = {name: _value(source, given, action) for name, source in action.sources.items()}
+    arguments = {name: values[0] for name, values in found.items() if values}
+    required = schemas.get(action.tool or "", {}).get("required") or ()
+    missing = [name for name in required if name not in arguments]
+    if missing:
+        raise ActionError(f"{action.name} needs {_written_as(missing, action)}. {_usage(action)}")
+    return BoundCall(action.tool, arguments)
+
+
+def _given(call: ParsedCall, action: Action) -> dict[str, Any]:
+    """The arguments of a call by name."""
+    if len(call.args) > len(action.positional):
+        raise ActionError(
+            f"{action.name} was given {len(call.args)} arguments and takes "
+            f"{len(action.positional) or 'none'} by position. {_usage(action)}"
+        )
+    given = dict(zip(action.positional, call.args, strict=False))
+    for name, value in call.kwargs.items():
+        if name in given:
+            raise ActionError(f"{action.name} was given {short(name)} twice. {_usage(action)}")
+        if name not in action.parameters:
+            meant = did_you_mean(closest(name[:100], action.parameters, count=1))
+            raise ActionError(f"{action.name} has no argument {short(name)}.{meant} {_usage(action)}")
+        given[name] = value
+    return given
+
+
+def _value(source: Source, given: Mapping[str, Any], action: Action) -> tuple[Any, ...]:
+    """What a source makes of the arguments: one value, or nothing where it is to be left out."""
+    if isinstance(source, Constant):
+        return (source.value,)
+    if isinstance(source, FromArgs):
+        return _several(source, given, action)
+    found = (given[source.name],) if source.name in given else source.default
+    if not found or found[0] is None or source.transform is None:
+        return found
+    try:
+        return (source.transform(found[0], given),)
+    except ExpressionError as error:
+        raise ActionError(f"{action.name}: {source.name} cannot be used: {error}.") from None
+
+
+def _several(source: FromArgs, given: Mapping[str, Any], action: Action) -> tuple[Any, ...]:
+    if source.defaults:
+        pairs = zip(source.names, source.defaults, strict=True)
+        return ([given.get(name, default) for name, default in pairs],)
+    missing = [name for name in source.names if name not in given]
+    if not missing:
+        return ([given[name] for name in source.names],)
+    if len(missing) == len(source.names):
+        return ()
+    raise ActionError(f"{action.name} needs {', '.join(missing)} too. {_usage(action)}")
+
+
+def _written_as(missing: list[str], action: Action) -> str:
+    """The arguments of the action that stand for arguments of the tool."""
+    names = [" and ".join(action.sources[name].names) if name in action.sources else name for name in missing]
+    return ", ".join(names)
+
+
+def _usage(action: Action) -> str:
+    return f"Usage: {action.name}({', '.join(action.parameters)})"

@@ -1,0 +1,311 @@
+"""Calls in the replies of a model. Nothing raises: what cannot be read is a problem the model is told of."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from buckeye.config.problems import closest, did_you_mean
+from buckeye.config.source import load_json
+from buckeye.mcp.actions.literals import MAX_DEPTH, LiteralError, read_call, short
+
+if TYPE_CHECKING:
+    from buckeye.mcp.config import ParserConfig
+
+_OPEN, _CLOSE = "<tool>", "</tool>"
+_THINK, _THOUGHT = "<think>", "</think>"
+_MARK = re.compile(f"{_THINK}|{_OPEN}")
+_BLANK = re.compile(r"\s*")
+_MAX_TAGS = 64
+_LONGEST_NAME = 100
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ParsedCall:
+    """One call as the model wrote it.
+
+    `span` is where the call stands in the reply, in characters: (start, end). A native tool call has none,
+    but the `call_id` that its result is answered to.
+    """
+
+    name: str
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    span: tuple[int, int] | None = None
+    call_id: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ParseProblem:
+    """What is wrong with a reply; str() is what the model is told.
+
+    `position` is a character of the reply, `line` and `column` count from 1. A native tool call has none, but
+    a `call_id`.
+    """
+
+    message: str
+    position: int | None = None
+    line: int = 0
+    column: int = 0
+    call_id: str | None = None
+
+    def __str__(self) -> str:
+        where = "" if self.position is None else f"line {self.line}, column {self.column}: "
+        return where + self.message
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ParsedReply:
+    """A reply, taken apart. `calls` are those to run, in order; `format_score` is from 0 to 1.
+
+    `think` is what stands between the tags, without white space around it; None without tags. `plain` is what
+    stands outside of thoughts and calls. It `is_answer` if that is all: no call, not even a broken one; its
+    format then scores `answer_score`, where an answer is what it may be.
+    """
+
+    think: str | None = None
+    plain: str = ""
+    is_answer: bool = False
+    answer_score: float = 1.0
+    calls: tuple[ParsedCall, ...] = ()
+    problems: tuple[ParseProblem, ...] = ()
+    format_score: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Thought:
+    """A `<think>` block from `start` to `end`, tags included."""
+
+    start: int
+    end: int
+    text: str
+    closed: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class _Tag:
+    """A `<tool>` tag from `start` to `end`: a call, or what is wrong with it and where. `filled` means that
+    it is closed and has something in it."""
+
+    start: int
+    end: int
+    call: ParsedCall | None = None
+    message: str = ""
+    position: int = 0
+    filled: bool = True
+
+
+def parse_reply(text: str, parser: ParserConfig, actions: Collection[str]) -> ParsedReply:
+    """Read a reply in the `xml` format. `actions` are the names that may be called; others are problems.
+
+    The format score is (xml_weight * tags + action_weight * calls) / (xml_weight + action_weight), or 0 for a
+    reply without any closed tool tag that has something in it. `tags` is 1, halved if it does not begin with
+    thinking although it should, and halved if anything but white space stands outside the tags. `calls` is
+    the share of the tool tags whose call is well-formed, known and not one too many.
+    """
+    parts = _parts(text, actions)
+    tags = [part for part in parts if isinstance(part, _Tag)]
+    thoughts = [part for part in parts if isinstance(part, _Thought)]
+    problems = [_problem(text, tag.message, tag.position) for tag in tags if tag.call is None]
+    unclosed = [thought.start for thought in thoughts if not thought.closed]
+    problems += [_problem(text, "<think> is not closed by </think>", start) for start in unclosed]
+    if not tags:
+        problems.append(_problem(text, f"no call; write {_OPEN}name(...){_CLOSE}", len(text)))
+    calls, surplus = _chosen([tag.call for tag in tags], parser)
+    if surplus:
+        problems.append(_problem(text, surplus, tags[1].start))
+    share = len(calls) / len(tags) if tags else 0.0
+    plain = _outside(text, parts)
+    return ParsedReply(
+        think="\n".join(thought.text for thought in thoughts) if thoughts else None,
+        plain=plain,
+        is_answer=bool(plain) and not tags,
+        answer_score=1.0 if not parser.use_thinking or _thinks_first(parts) else 0.5,
+        calls=calls,
+        problems=tuple(sorted(problems, key=lambda problem: problem.position or 0)),
+        format_score=_weighted(parser, _shape(text, parts, parser), share),
+    )
+
+
+def parse_tool_calls(
+    message: Mapping[str, Any], parser: ParserConfig, actions: Collection[str]
+) -> ParsedReply:
+    """Read the native tool calls of an assistant message (the `tools` format).
+
+    There are no tags to get wrong: the format score is the share of the calls that are well-formed, known and
+    not one too many; 0 without any.
+    """
+    raw = message.get("tool_calls") or ()
+    text = str(message.get("content") or "")
+    found = [_native(one, actions) for one in raw]
+    problems = [part for part in found if isinstance(part, ParseProblem)]
+    calls, surplus = _chosen([part if isinstance(part, ParsedCall) else None for part in found], parser)
+    if not raw:
+        problems.append(ParseProblem(message="no tool was called"))
+    problems += [
+        ParseProblem(message=surplus, call_id=part.call_id)
+        for part in found
+        if surplus and isinstance(part, ParsedCall) and part not in calls
+    ]
+    return ParsedReply(
+        think=message.get("reasoning_content") or None,
+        plain=_outside(text, [part for part in _parts(text, ()) if isinstance(part, _Thought)]),
+        is_answer=not raw,
+        calls=calls,
+        problems=tuple(problems),
+        format_score=len(calls) / len(raw) if raw else 0.0,
+    )
+
+
+def _parts(text: str, actions: Collection[str]) -> list[_Thought | _Tag]:
+    """The blocks of a reply in order. A `</think>` without a `<think>` closes one that the prompt opened."""
+    parts = list(_scan(text, 0, actions))
+    end = text.find(_THOUGHT)
+    opened = text.find(_THINK, 0, max(end, 0)) >= 0
+    if end < 0 or opened or any(part.start < end < part.end for part in parts if _is_whole(part)):
+        return parts
+    after = end + len(_THOUGHT)
+    return [_Thought(0, after, text[:end].strip()), *_scan(text, after, actions)]
+
+
+def _is_whole(part: _Thought | _Tag) -> bool:
+    """Whether a `</think>` in the part may be an argument of its call."""
+    return isinstance(part, _Tag) and part.call is not None
+
+
+def _scan(text: str, position: int, actions: Collection[str]) -> Iterator[_Thought | _Tag]:
+    tags = 0
+    while (mark := _MARK.search(text, position)) is not None:
+        if mark[0] == _THINK:
+            end = text.find(_THOUGHT, mark.end())
+            position = end + len(_THOUGHT) if end >= 0 else len(text)
+            inner = text[mark.end() : end if end >= 0 else len(text)]
+            yield _Thought(mark.start(), position, inner.strip(), closed=end >= 0)
+            continue
+        tags += 1
+        if tags > _MAX_TAGS:
+            message = f"more than {_MAX_TAGS} calls; the rest is not read"
+            yield _Tag(mark.start(), mark.end(), message=message, position=mark.start(), filled=False)
+            return
+        tag = _tag(text, mark, actions)
+        position = tag.end
+        yield tag
+
+
+def _tag(text: str, mark: re.Match[str], actions: Collection[str]) -> _Tag:
+    """The tool tag whose `<tool>` is at `mark`."""
+    start = mark.start()
+    try:
+        call = read_call(text, mark.end())
+        after = _skip_blank(text, call.end)
+        if not text.startswith(_CLOSE, after):
+            raise LiteralError(f"expected {_CLOSE} after the call", after)
+    except LiteralError as error:
+        return _broken_tag(text, mark, error)
+    end = after + len(_CLOSE)
+    if call.name not in actions:
+        return _Tag(start, end, message=_unknown(call.name, actions), position=_skip_blank(text, mark.end()))
+    span = (_skip_blank(text, mark.end()), call.end)
+    parsed = ParsedCall(name=call.name, args=tuple(call.args), kwargs=call.kwargs, span=span)
+    return _Tag(start, end, call=parsed)
+
+
+def _broken_tag(text: str, mark: re.Match[str], error: LiteralError) -> _Tag:
+    start = mark.start()
+    close = text.find(_CLOSE, mark.end())
+    if close < 0:
+        message = f"{_OPEN} is not closed by {_CLOSE}"
+        return _Tag(start, len(text), message=message, position=start, filled=False)
+    filled = bool(text[mark.end() : close].strip())
+    message = str(error) if filled else "no call between the tags"
+    return _Tag(start, close + len(_CLOSE), message=message, position=error.position, filled=filled)
+
+
+def _skip_blank(text: str, position: int) -> int:
+    match = _BLANK.match(text, position)
+    return match.end() if match is not None else position
+
+
+def _unknown(name: str, actions: Collection[str]) -> str:
+    meant = did_you_mean(closest(name[:_LONGEST_NAME], actions, count=1))
+    return f"there is no {short(name)}. There are: {', '.join(actions)}.{meant}"
+
+
+def _chosen(
+    found: Sequence[ParsedCall | None], parser: ParserConfig
+) -> tuple[tuple[ParsedCall, ...], str | None]:
+    """The calls to run out of all that were made (None: a broken one), and what to say of the others."""
+    if len(found) > 1 and parser.several_calls == "error":
+        return (), "only one call is allowed in a reply; none was run"
+    kept = found[:1] if parser.several_calls == "first" else found
+    surplus = "only the first call of a reply is run" if len(kept) < len(found) else None
+    return tuple(call for call in kept if call is not None), surplus
+
+
+def _shape(text: str, parts: Sequence[_Thought | _Tag], parser: ParserConfig) -> float:
+    """How well the tags are set, from 0 to 1; see `parse_reply`."""
+    if not any(isinstance(part, _Tag) and part.filled for part in parts):
+        return 0.0
+    thinks = parser.use_thinking and _thinks_first(parts)
+    shape = 1.0 if thinks or not parser.use_thinking else 0.5
+    expected = [p for p in parts if isinstance(p, _Tag) or p.text == "" or (thinks and p is parts[0])]
+    return shape / 2 if _outside(text, expected) else shape
+
+
+def _thinks_first(parts: Sequence[_Thought | _Tag]) -> bool:
+    """Whether a reply begins with a thought that ends."""
+    first = parts[0] if parts else None
+    return isinstance(first, _Thought) and first.closed and first.text != ""
+
+
+def _outside(text: str, parts: Sequence[_Thought | _Tag]) -> str:
+    """What stands before, between and behind the parts."""
+    starts = [part.start for part in parts]
+    ends = [part.end for part in parts]
+    between = (text[end:start].strip() for end, start in zip([0, *ends], [*starts, len(text)], strict=True))
+    return "\n".join(filter(None, between))
+
+
+def _weighted(parser: ParserConfig, shape: float, share: float) -> float:
+    if shape == 0.0:
+        return 0.0
+    total = parser.xml_weight + parser.action_weight
+    return (parser.xml_weight * shape + parser.action_weight * share) / total
+
+
+def _problem(text: str, message: str, position: int) -> ParseProblem:
+    line, column = text.count("\n", 0, position) + 1, position - text.rfind("\n", 0, position)
+    return ParseProblem(message=message, position=position, line=line, column=column)
+
+
+def _native(one: Mapping[str, Any], actions: Collection[str]) -> ParsedCall | ParseProblem:
+    function = one.get("function") or {}
+    name, written, call_id = function.get("name") or "", function.get("arguments"), one.get("id")
+    if not name:
+        return ParseProblem(message=f"the call cannot be read: {short(str(written))}", call_id=call_id)
+    if name not in actions:
+        return ParseProblem(message=_unknown(name, actions), call_id=call_id)
+    try:
+        arguments = load_json(written or "{}") if isinstance(written, str | None) else written
+        json.dumps(arguments, allow_nan=False, ensure_ascii=False).encode()
+        _check_depth(arguments)
+    except (ValueError, RecursionError) as error:
+        reason = "nested too deeply" if isinstance(error, RecursionError) else error
+        return ParseProblem(message=f"the arguments of {name} are not valid JSON: {reason}", call_id=call_id)
+    if not isinstance(arguments, Mapping):
+        return ParseProblem(message=f"the arguments of {name} must be an object", call_id=call_id)
+    return ParsedCall(name=name, kwargs=arguments, call_id=call_id)
+
+
+def _check_depth(arguments: Any) -> None:
+    """Raise RecursionError where others who walk the arguments, as the SDK and transforms do, might."""
+    level = [arguments] if isinstance(arguments, Mapping | list) else []
+    for _ in range(MAX_DEPTH + 1):
+        inner = [value.values() if isinstance(value, Mapping) else value for value in level]
+        level = [item for items in inner for item in items if isinstance(item, Mapping | list)]
+        if not level:
+            return
+    raise RecursionError

@@ -1,0 +1,54 @@
+"""The actions as tools in the OpenAI form, for models that call tools by their chat template."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from buckeye.envs.base import Tool
+from buckeye.mcp.actions.mapping import Action, FromArg, FromArgs
+from buckeye.mcp.client.session import ToolInfo
+from buckeye.mcp.config import GymConfig, ParserConfig
+
+
+def offered_tools(config: GymConfig, tools: Mapping[str, ToolInfo]) -> list[Tool]:
+    """One tool for each action. An argument that is passed on as it is has the schema that the MCP tool gives
+    it; one that is transformed may be anything."""
+    return [
+        {
+            "type": "function",
+            "function": {
+                "name": action.name,
+                "description": tools[action.tool].description if action.tool else "End the task.",
+                "parameters": _parameters(action, tools[action.tool].input_schema if action.tool else {}),
+            },
+        }
+        for action in config.actions.values()
+    ]
+
+
+def call_form(parser: ParserConfig) -> str:
+    """How a reply without native calls is written, with the call in place of `{call}`."""
+    thought = "<think>I try this.</think>" if parser.use_thinking else ""
+    return f"{thought}<tool>{{call}}</tool>"
+
+
+def _parameters(action: Action, schema: Mapping[str, Any]) -> dict[str, Any]:
+    known = schema.get("properties") or {}
+    needed_by_tool = schema.get("required") or ()
+    properties: dict[str, Any] = {name: {} for name in action.parameters}
+    required: list[str] = []
+    for argument, source in action.sources.items():
+        if isinstance(source, FromArg) and source.transform is None:
+            properties[source.name] = dict(known.get(argument) or {})
+        default = source.default if isinstance(source, FromArg) else None
+        if argument in needed_by_tool and not (default or (isinstance(source, FromArgs) and source.defaults)):
+            required += source.names
+    shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(dict.fromkeys(required)),
+        "additionalProperties": False,
+        **shared,
+    }

@@ -1,0 +1,239 @@
+"""One MCP server as a child process: lines in, lines out, bounded, in a process group of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from buckeye.base.process import ends_within
+from buckeye.base.process_guard import GUARD, kill_marked
+from buckeye.base.threads import finish_in_thread
+from buckeye.mcp.client.control_group import end_group, group_of
+from buckeye.mcp.client.errors import McpFault, OutputFlood, StartError
+
+MAX_OUTPUT = 16 * 1024 * 1024
+"""Most bytes a server may write to its standard output between two messages to it."""
+
+MAX_STDERR = 64 * 1024 * 1024
+"""Most bytes it may write to its standard error in all."""
+
+MAX_GARBAGE = 10_000
+"""Most lines that are no messages, between two messages to it."""
+
+_CHUNK = 64 * 1024
+_TAIL = 2_000
+_WHERE = re.compile(
+    r"^[\s|+]*(?:Exception Group )?Traceback \(most recent call last\):\n"
+    r"|^(?:[\s|]*\| )?  File \".*\", line \d+.*\n(?:(?:[\s|]*\| )? {4}(?!\s*\|).*\n)*",
+    re.MULTILINE,
+)
+"""Lines of a Python traceback that say where, not what."""
+_OLDER = re.compile(r"'Server' object has no attribute")
+
+
+class Child(Protocol):
+    """A process with pipes, as asyncio starts it."""
+
+    stdin: asyncio.StreamWriter | None
+    stdout: asyncio.StreamReader | None
+    stderr: asyncio.StreamReader | None
+
+    @property
+    def pid(self) -> int:
+        """Also the id of its process group."""
+
+    @property
+    def returncode(self) -> int | None:
+        """None while it runs."""
+
+
+class Listener(Protocol):
+    """Is told once how the start of a server went."""
+
+    def answered(self) -> None:
+        """It has written its first line."""
+
+    def failed(self) -> None:
+        """It ended before that."""
+
+
+class ServerProcess:
+    """A running server. Read its lines from one task only. `fault` is set when it broke a limit."""
+
+    def __init__(
+        self,
+        process: Child,
+        name: str,
+        release: Callable[[], None],
+        listener: Listener | None = None,
+        mark: str | None = None,
+    ) -> None:
+        """`release` lets go of the pipes of the process; `mark` is what its children have in their
+        environment."""
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        self._process, self._name, self._release = process, name, release
+        self._listener, self._mark = listener, mark
+        GUARD.watch(process.pid)
+        self._group = group_of(process.pid)
+        self._stdin, self._stdout = process.stdin, process.stdout
+        self._buffer = bytearray()
+        self._unasked = self._unasked_garbage = 0
+        self._stderr_tail = self._garbage = b""
+        self.garbage_lines = 0
+        self.fault: McpFault | None = None
+        self._stderr = asyncio.create_task(self._keep_stderr(process.stderr))
+
+    @classmethod
+    async def start(
+        cls,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        name: str,
+        cwd: Path | None = None,
+        files: Sequence[int] = (),
+        listener: Listener | None = None,
+        mark: str | None = None,
+    ) -> ServerProcess:
+        """Start `argv` with exactly the environment `env`, and the descriptors `files`. Raises StartError if
+        it cannot be run."""
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *argv,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                env=dict(env),
+                cwd=cwd,
+                pass_fds=files,
+                start_new_session=True,
+            )
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else str(error)
+            raise StartError(f"server {name!r}: {argv[0]} cannot be run: {reason}") from None
+        return cls(process, name, process._transport.close, listener, mark)  # type: ignore[attr-defined]
+
+    @property
+    def pid(self) -> int:
+        """Also the id of its process group."""
+        return self._process.pid
+
+    @property
+    def ended(self) -> bool:
+        """Whether the server itself (not every child of it) has ended."""
+        return self._process.returncode is not None
+
+    async def read_line(self) -> bytes | None:
+        """The next line without its end; None when the output is closed. Raises OutputFlood."""
+        searched = 0
+        while (end := self._buffer.find(b"\n", searched)) < 0:
+            searched = len(self._buffer)
+            chunk = await self._stdout.read(_CHUNK)
+            if not chunk:
+                return None
+            self._unasked += len(chunk)
+            if self._unasked > MAX_OUTPUT:
+                self._break(f"wrote more than {MAX_OUTPUT // 2**20} MiB in answer to one message")
+                return None
+            self._buffer += chunk
+        line = bytes(self._buffer[:end])
+        del self._buffer[: end + 1]
+        if self._listener is not None:
+            self._listener.answered()
+            self._listener = None
+        return line
+
+    async def write_line(self, line: bytes) -> None:
+        """Send one line. Raises ConnectionError if the server does not read any more."""
+        self._unasked = self._unasked_garbage = 0
+        self._stdin.write(line + b"\n")
+        await self._stdin.drain()
+
+    def note_garbage(self, line: bytes) -> None:
+        """Remember a line that is no message, for what is said if an answer never comes. Too many are a
+        fault."""
+        self.garbage_lines += 1
+        self._garbage = line[:200]
+        self._unasked_garbage += 1
+        if self._unasked_garbage == MAX_GARBAGE:
+            shown = self._garbage.decode("utf-8", "replace").strip()
+            self._break(f"wrote {MAX_GARBAGE} lines that are no messages of MCP, the last: {shown!r}")
+
+    def last_words(self) -> str:
+        """How it ended and what it wrote last, to be put behind a message; "" if there is nothing to say."""
+        parts = []
+        code = self._process.returncode
+        if code is not None:
+            parts.append(f"it ended with {f'signal {-code}' if code < 0 else f'exit code {code}'}")
+        if self.garbage_lines:
+            shown = self._garbage.decode("utf-8", "replace").strip()
+            parts.append(f"{self.garbage_lines} lines of its output are no messages, the last: {shown!r}")
+        if tail := self._stderr_tail.decode("utf-8", "replace").strip():
+            parts.append(f"its error output ends with:\n{_what(tail)}")
+        return "; ".join(parts)
+
+    async def settle(self, seconds: float = 1.0) -> None:
+        """After its output has ended, wait until it has too, so that its last words are known."""
+        await asyncio.wait({self._stderr}, timeout=seconds)
+        await ends_within(self._process, seconds)
+
+    def kill(self) -> None:
+        """Kill the server and its children at once."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+    async def close(self, *, grace: float = 2.0) -> None:
+        """Close its input, give it `grace` seconds to end by itself, half as long again after SIGTERM, then
+        kill what is left of its group. A cancellation kills at once."""
+        try:
+            self._stdin.close()
+            if not await ends_within(self._process, grace):
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(self.pid, signal.SIGTERM)
+                await ends_within(self._process, grace / 2)
+        finally:
+            self.kill()
+            GUARD.forget(self.pid)
+            self._stderr.cancel()
+            await ends_within(self._process, 5.0)
+            if self._mark is not None:  # children may have left the group
+                await finish_in_thread(kill_marked, self._mark)
+            if self._group is not None:
+                await finish_in_thread(end_group, self._group)
+            self._release()  # a stray child may hold a pipe
+            if self._listener is not None:
+                self._listener.failed()
+                self._listener = None
+
+    async def _keep_stderr(self, stream: asyncio.StreamReader) -> None:
+        total = 0
+        while chunk := await stream.read(_CHUNK):
+            self._stderr_tail = (self._stderr_tail + chunk)[-_TAIL:]
+            total += len(chunk)
+            if total > MAX_STDERR:
+                self._break(f"wrote more than {MAX_STDERR // 2**20} MiB to its error output")
+                return
+
+    def _break(self, what: str) -> None:
+        self.fault = OutputFlood(f"server {self._name!r} {what}")
+        self.kill()
+
+
+def _what(tail: str) -> str:
+    """The end of an error output without tracebacks, and what to do where that is known."""
+    whole = tail.partition("\n")[2] if len(tail) >= _TAIL - 4 else tail
+    said = _WHERE.sub("", f"{whole}\n").strip() or tail
+    if _OLDER.search(said):
+        said += (
+            "\nIt was written for version 1 of the library mcp: `pip install 'mcp<2'` beside it, "
+            "or `uvx --with 'mcp<2' ...`"
+        )
+    return said

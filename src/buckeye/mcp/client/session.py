@@ -1,0 +1,417 @@
+"""A session with one MCP server: the only file that knows the SDK.
+
+Servers of both generations of the protocol work. Whatever goes wrong ends as an `McpFault`, within its
+deadline, with no process left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import shutil
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx2
+import mcp_types as types
+from mcp.client import Client, Transport
+from mcp.client.streamable_http import streamable_http_client
+from mcp.shared.exceptions import MCPError
+from mcp.shared.message import SessionMessage
+from pydantic import ValidationError
+
+from buckeye import __version__
+from buckeye.base.keys import local_key
+from buckeye.base.process import clean_environment, without_secrets
+from buckeye.mcp.client.errors import (
+    BadAnswer,
+    McpFault,
+    OutputFlood,
+    SessionLost,
+    StartError,
+    ToolsChanged,
+    ToolTimeout,
+)
+from buckeye.mcp.client.server_process import ServerProcess
+from buckeye.mcp.client.unreachable import BoundedTransport, shown_address, until_it_listens, why_unreachable
+from buckeye.mcp.fork_server.program import Program
+from buckeye.mcp.fork_server.servers import start_program
+from buckeye.mcp.gateway.settings import API_KEY_VARIABLE
+from buckeye.mcp.tasks.task_schema import HttpServer, StdioServer
+
+# It logs tracebacks of what is raised here as a typed error anyway.
+logging.getLogger("mcp").setLevel(logging.CRITICAL)
+
+_PAGES = 100
+_SHORT_GRACE = 0.3  # after a failure
+_NO_HANDSHAKE = (
+    types.METHOD_NOT_FOUND,
+    types.UNSUPPORTED_PROTOCOL_VERSION,
+    types.INVALID_REQUEST,
+    types.INVALID_PARAMS,  # it misses what every request of the newer protocol has
+)
+Server = StdioServer | HttpServer
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ToolInfo:
+    """One tool as its server announces it; the schemas are JSON Schema."""
+
+    name: str
+    description: str
+    input_schema: Mapping[str, Any]
+    output_schema: Mapping[str, Any] | None
+    annotations: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CallResult:
+    """What a call gave. `text` joins its text parts; `structured` is its structured content, None if there is
+    none; `dropped` counts parts by kind that are no text (images, audio, ...) and so are not shown."""
+
+    text: str
+    structured: Any = None
+    is_error: bool = False
+    dropped: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Deadlines:
+    """Seconds that a server gets to start and shake hands, for one call, and to end by itself."""
+
+    start: float = 120.0
+    call: float = 60.0
+    close: float = 2.0
+    listen: float = 0.0
+    """For a server of this machine to listen at all: a gateway that died is started again."""
+
+
+async def _whatever_was_announced(name: str, result: types.CallToolResult) -> None:
+    """Servers that announce the form of their results and give only text are used all the same."""
+
+
+class Session:
+    """An open session. Made by `open_session`."""
+
+    def __init__(
+        self, name: str, server: Server, deadlines: Deadlines, secrets: Sequence[str], *, preload: bool
+    ) -> None:
+        self.name, self._server, self._preload = name, server, preload
+        self.tools: Mapping[str, ToolInfo] = {}
+        self._deadlines, self._secrets = deadlines, secrets
+        self._client: Client | None = None
+        self._process: ServerProcess | None = None
+        self._http: BoundedTransport | None = None
+        self._changed = self._is_lost = False
+        self._grace = _SHORT_GRACE
+        self._over = asyncio.Event()
+
+    async def call(
+        self, tool: str, arguments: Mapping[str, Any], *, timeout: float | None = None
+    ) -> CallResult:
+        """Call a tool. What the server says is wrong with the call is a result with `is_error`.
+
+        Raises ToolTimeout, SessionLost, OutputFlood, BadAnswer, and ToolsChanged if the tool is not what it
+        was when the session began.
+        """
+        assert self._client is not None
+        if self._is_lost:
+            raise self._lost()
+        seconds = self._deadlines.call if timeout is None else timeout
+        deadline = asyncio.timeout(seconds)
+        try:
+            async with deadline:
+                if self._changed:
+                    self._changed = False
+                    await self._check_tool(tool)
+                result = await self._client.call_tool(tool, dict(arguments))
+                if result.is_error and "unknown tool" in _text_of(result).lower():
+                    await self._check_tool(tool)
+        except TimeoutError:
+            if not deadline.expired():
+                raise self._lost() from None
+            self._kill()  # it will not answer a polite end either
+            raise ToolTimeout(self._message(f"{tool} gave no result within {seconds:g} s")) from None
+        except MCPError as error:
+            return await self._refused(tool, error, seconds)
+        except (ValidationError, RuntimeError) as error:
+            raise BadAnswer(self._message(f"the result of {tool} cannot be used: {_short(error)}")) from None
+        text = _text_of(result)
+        return CallResult(
+            text=without_secrets(text, self._secrets) if result.is_error else text,
+            structured=result.structured_content,
+            is_error=result.is_error,
+            dropped=Counter(one.type for one in result.content if not isinstance(one, types.TextContent)),
+        )
+
+    async def _refused(self, tool: str, error: MCPError, seconds: float) -> CallResult:
+        """What an answer that is an error of the protocol means: wrong arguments are the caller's mistake."""
+        if error.code != types.INVALID_PARAMS:
+            if self._process is not None and error.code == types.CONNECTION_CLOSED:
+                await self._process.settle()
+            raise self._failure(error, tool) from None
+        try:
+            async with asyncio.timeout(seconds):
+                await self._check_tool(tool)
+        except (TimeoutError, MCPError):
+            raise self._failure(error, tool) from None
+        return CallResult(text=without_secrets(error.message, self._secrets), is_error=True)
+
+    def _failure(self, error: MCPError, doing: str) -> McpFault:
+        if error.code == types.CONNECTION_CLOSED or "Session terminated" in error.message:
+            return self._lost()
+        said = self._message(f"{doing} failed: {error.message} (code {error.code})")
+        return self._broken_limit() or BadAnswer(said)
+
+    def _lost(self) -> McpFault:
+        self._is_lost = True
+        return self._broken_limit() or SessionLost(self._message("the session is lost"))
+
+    def _broken_limit(self) -> McpFault | None:
+        if self._http is not None and self._http.flooded:
+            return OutputFlood(self._message(self._http.flooded))
+        return self._process.fault if self._process is not None else None
+
+    def _message(self, what: str) -> str:
+        speaks = self._http or self._process
+        words = speaks.last_words() if speaks is not None else ""
+        said = f"server {self.name!r}: {what}" + (f"; {words}" if words else "")
+        return without_secrets(said, self._secrets)
+
+    def end_with(self, fault: McpFault) -> None:
+        """End the session's process, if it has one; what is asked of it, now and later, raises the fault."""
+        if self._process is not None:
+            self._process.fault = self._process.fault or fault
+            self._process.kill()
+
+    def _kill(self) -> None:
+        if self._process is not None:
+            self._is_lost = True
+            self._process.kill()
+
+    async def _check_tool(self, name: str) -> None:
+        """Raises ToolsChanged unless the server still has the tool as it was."""
+        tools = await self._list_tools()
+        if name not in tools:
+            raise ToolsChanged(self._message(f"the tool {name!r} is gone"))
+        if tools[name].input_schema != self.tools[name].input_schema:
+            raise ToolsChanged(self._message(f"the tool {name!r} takes other arguments than at the start"))
+
+    async def _list_tools(self) -> dict[str, ToolInfo]:
+        assert self._client is not None
+        tools: dict[str, ToolInfo] = {}
+        cursor = None
+        for _ in range(_PAGES):
+            page = await self._client.list_tools(cursor=cursor)
+            tools |= {tool.name: _tool_info(tool) for tool in page.tools}
+            cursor = page.next_cursor
+            if cursor is None:
+                return tools
+        raise BadAnswer(self._message(f"its list of tools has more than {_PAGES} pages"))
+
+    async def _noticed(self, message: Any) -> None:
+        if isinstance(message, types.ToolListChangedNotification):
+            self._changed = True
+
+    async def _own(self, ready: asyncio.Future[None]) -> None:
+        """Hold the connection in a task of its own, so that a failure inside the SDK ends this task only.
+
+        The older handshake comes first: servers that know it alone may end at any other message, while one
+        that does not know it says so.
+        """
+        try:
+            await self._hold("legacy", ready)
+        except Exception as error:
+            refusal = _root(error)
+            if ready.done() or not isinstance(refusal, MCPError) or refusal.code not in _NO_HANDSHAKE:
+                raise
+            await self._hold("auto", ready)
+
+    async def _hold(self, mode: str, ready: asyncio.Future[None]) -> None:
+        async with self._transport() as transport:
+            client = Client(
+                transport,
+                mode=mode,
+                message_handler=self._noticed,
+                client_info=types.Implementation(name="buckeye", version=__version__),
+                cache=None,
+            )
+            async with client:
+                self._client = client
+                client.session.validate_tool_result = _whatever_was_announced  # type: ignore[method-assign]
+                self.tools = await self._list_tools()
+                if not ready.done():
+                    ready.set_result(None)
+                await self._over.wait()
+
+    @asynccontextmanager
+    async def _transport(self) -> AsyncIterator[Transport]:
+        server = self._server
+        if isinstance(server, StdioServer):
+            argv = (found_program(server.command), *server.args)
+            cwd = Path(server.cwd) if server.cwd is not None else None
+            program = Program(argv=argv, env=clean_environment(server.env), cwd=cwd)
+            process = await start_program(program, name=self.name, preload=self._preload)
+            self._process = process
+            try:
+                yield _over_stdio(process)
+            finally:
+                await process.close(grace=self._grace)
+        else:
+            await until_it_listens(server.url, self._deadlines.listen)
+            self._http = BoundedTransport(server.url)
+            timeout = httpx2.Timeout(30.0, read=None)  # calls have a deadline of their own
+            # where the task names no key, that which a gateway of this user has made for itself
+            headers = _with_key(server.headers, local_key(API_KEY_VARIABLE, server.url))
+            async with httpx2.AsyncClient(transport=self._http, headers=headers, timeout=timeout) as client:
+                yield streamable_http_client(server.url, http_client=client)
+
+    async def open(self) -> asyncio.Task[None]:
+        """Connect. Returns the task that holds the connection. Raises StartError, or what is more exact."""
+        ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        owner, seconds = asyncio.create_task(self._own(ready)), self._deadlines.start
+        try:
+            await asyncio.wait({owner, ready}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            if ready.done():
+                return owner
+        except BaseException:
+            await _ended(owner)
+            raise
+        if not owner.done():
+            await _ended(owner)
+            url = getattr(self._server, "url", None)
+            what = "it did not start" if url is None else f"{shown_address(url)} did not answer"
+            raise StartError(self._message(f"{what} and shake hands within {seconds:g} s"))
+        raise self._why_not(owner)
+
+    def _why_not(self, owner: asyncio.Task[None]) -> McpFault:
+        error = None if owner.cancelled() else _root(owner.exception())
+        if (broken := self._broken_limit()) is not None:
+            return broken
+        if isinstance(error, McpFault):
+            return error
+        if isinstance(self._server, HttpServer):
+            why = why_unreachable(self._server.url, error, self._http.refusal if self._http else None)
+            return StartError(without_secrets(f"server {self.name!r}: {why}", self._secrets))
+        return StartError(self._message(f"it could not be started or reached: {_short(error)}"))
+
+    async def close(self, owner: asyncio.Task[None], *, grace: float = _SHORT_GRACE) -> None:
+        """End the session and its process, which gets `grace` seconds to end by itself."""
+        self._grace = grace
+        self._over.set()
+        try:
+            await asyncio.wait({owner}, timeout=2 * grace + 5.0)
+        finally:
+            await _ended(owner)
+
+
+@asynccontextmanager
+async def open_session(
+    name: str, server: Server, *, deadlines: Deadlines, secrets: Sequence[str] = (), preload: bool = True
+) -> AsyncIterator[Session]:
+    """A session with the server `name`, closed at the end of the block; its process then has ended.
+    Variables in what the server is given must have been resolved; `secrets`, what they stand for, are left
+    out of all messages. With `preload` a Python server may be forked from a process that has imported its
+    libraries.
+
+    Raises StartError (or a more exact fault) if it does not come about.
+    """
+    session = Session(name, server, deadlines, secrets, preload=preload)
+    owner = await session.open()
+    try:
+        yield session
+    except BaseException:
+        await session.close(owner)
+        raise
+    await session.close(owner, grace=deadlines.close)
+
+
+async def _ended(owner: asyncio.Task[None]) -> None:
+    """Cancel the task and wait for its end, also if this task is cancelled meanwhile."""
+    owner.cancel()
+    await asyncio.wait({owner})
+    if not owner.cancelled():
+        owner.exception()  # seen; what it says has been said
+
+
+@asynccontextmanager
+async def _over_stdio(process: ServerProcess) -> AsyncIterator[Any]:
+    """The SDK's two streams over a process's lines. Lines that are no messages are counted and left out."""
+    inbox, incoming = anyio.create_memory_object_stream[SessionMessage | Exception](0)
+    outgoing, outbox = anyio.create_memory_object_stream[SessionMessage](0)
+
+    async def read() -> None:
+        with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+            async with inbox:
+                while (line := await process.read_line()) is not None:
+                    try:
+                        message = types.jsonrpc_message_adapter.validate_json(line, by_name=False)
+                    except ValueError:
+                        process.note_garbage(line)
+                        continue
+                    await inbox.send(SessionMessage(message))
+
+    async def write() -> None:
+        async with outbox:
+            async for item in outbox:
+                try:
+                    text = item.message.model_dump_json(by_alias=True, exclude_unset=True)
+                    await process.write_line(text.encode())
+                except ConnectionError:
+                    await inbox.aclose()  # nobody will answer
+                    return
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(read)
+        tasks.start_soon(write)
+        try:
+            yield incoming, outgoing
+        finally:
+            tasks.cancel_scope.cancel()
+            for stream in (inbox, incoming, outgoing, outbox):
+                stream.close()
+
+
+def found_program(command: str) -> str:
+    """The command itself, or the program of that name that is installed beside this Python."""
+    beside = Path(sys.executable).parent / command
+    found = "/" in command or shutil.which(command) is not None or not beside.is_file()
+    return command if found else str(beside)
+
+
+def _tool_info(tool: types.Tool) -> ToolInfo:
+    return ToolInfo(
+        name=tool.name,
+        description=tool.description or "",
+        input_schema=tool.input_schema,
+        output_schema=tool.output_schema,
+        annotations=tool.annotations.model_dump(exclude_none=True) if tool.annotations else {},
+    )
+
+
+def _text_of(result: types.CallToolResult) -> str:
+    return "\n".join(part.text for part in result.content if isinstance(part, types.TextContent))
+
+
+def _root(error: BaseException | None) -> BaseException | None:
+    """The first error inside nested groups of errors."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def _short(error: BaseException | None) -> str:
+    return "it was cancelled" if error is None else " ".join(str(error).split())[:300] or type(error).__name__
+
+
+def _with_key(headers: Mapping[str, str], key: str) -> dict[str, str]:
+    """Return the headers, with `key` (if not empty) where they name no key."""
+    is_named = any(name.lower() == "authorization" for name in headers)
+    return {**headers, **({"Authorization": f"Bearer {key}"} if key and not is_named else {})}

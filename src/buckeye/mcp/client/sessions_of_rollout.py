@@ -1,0 +1,110 @@
+"""The sessions of one rollout: one with each server of the task, their tools under one roof."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+from buckeye.base.keys import variables
+from buckeye.errors import UsageError
+from buckeye.mcp.client.errors import StartError, WorkdirFull
+from buckeye.mcp.client.session import CallResult, Deadlines, Server, Session, open_session
+from buckeye.mcp.gateway.starts import is_larger
+from buckeye.mcp.tasks.task_schema import McpTask, StdioServer
+from buckeye.mcp.tasks.variables import resolve, values_of
+from buckeye.mcp.workdir.folder import Workdir
+from buckeye.mcp.workdir.surroundings import started_in
+
+_LOOK_SECONDS = 1.0
+
+
+class Sessions:
+    """Open sessions. `tools` has every tool by name; one that several servers have is called SERVER/NAME."""
+
+    def __init__(self, sessions: Mapping[str, Session], workdir: Workdir | None = None) -> None:
+        self._workdir = workdir
+        having = Counter(tool for session in sessions.values() for tool in session.tools)
+        self._owners: dict[str, tuple[Session, str]] = {}
+        for session in sessions.values():
+            for tool in session.tools:
+                name = tool if having[tool] == 1 else f"{session.name}/{tool}"
+                if name in self._owners:
+                    raise StartError(f"two tools are called {name!r}")
+                self._owners[name] = session, tool
+        self.tools = {name: session.tools[tool] for name, (session, tool) in self._owners.items()}
+
+    @property
+    def schemas(self) -> dict[str, Mapping[str, Any]]:
+        """Tool -> its input schema."""
+        return {name: tool.input_schema for name, tool in self.tools.items()}
+
+    async def call(self, tool: str, arguments: Mapping[str, Any], *, timeout: float) -> CallResult:
+        """Call one of `tools`; `{workdir}` stands for the rollout's folder, in the result too. Raises as
+        `Session.call` does."""
+        session, own_name = self._owners[tool]
+        if self._workdir is None:
+            return await session.call(own_name, arguments, timeout=timeout)
+        result = await session.call(own_name, self._workdir.placed(arguments), timeout=timeout)
+        hidden = self._workdir.hidden
+        return replace(result, text=hidden(result.text), structured=hidden(result.structured))
+
+    async def call_within(self, tool: str, arguments: Mapping[str, Any], seconds: float) -> CallResult:
+        """As `call`; also raises StartError for a tool that there is not."""
+        if tool not in self._owners:
+            raise StartError(f"no server has the tool {tool!r}; there are: {', '.join(sorted(self.tools))}")
+        return await self.call(tool, arguments, timeout=seconds)
+
+
+@asynccontextmanager
+async def open_sessions(
+    task: McpTask, deadlines: Deadlines, *, preload: bool = True, workdir: Workdir | None = None
+) -> AsyncIterator[Sessions]:
+    """Sessions with all servers of the task; those that are commands start in `workdir`. Variables are
+    resolved here and nowhere else.
+
+    Raises StartError, also for a variable that is not set.
+    """
+    async with AsyncExitStack() as stack:
+        sessions = {}
+        for name, server in task.mcp_config.items():
+            ready, secrets = _resolved(name, server)
+            if workdir is not None and isinstance(ready, StdioServer):
+                ready = started_in(ready, workdir)
+            sessions[name] = await stack.enter_async_context(
+                open_session(name, ready, deadlines=deadlines, secrets=secrets, preload=preload)
+            )
+        if workdir is not None:
+            watch = asyncio.create_task(_watch(workdir, list(sessions.values())))
+            stack.callback(watch.cancel)
+        yield Sessions(sessions, workdir)
+
+
+async def _watch(workdir: Workdir, sessions: Sequence[Session]) -> None:
+    """End the sessions of a rollout whose folder holds more than it may."""
+    took = 0.0
+    while True:
+        # a folder of many files is looked through less often
+        await asyncio.sleep(max(_LOOK_SECONDS, 20 * took))
+        started = time.monotonic()
+        if await asyncio.to_thread(is_larger, workdir.place, workdir.limit):
+            full = f"the rollout's folder holds more than {workdir.limit:,} bytes (defaults.workdir_bytes)"
+            for session in sessions:
+                session.end_with(WorkdirFull(f"server {session.name!r}: {full}"))
+            return
+        took = time.monotonic() - started
+
+
+def _resolved(name: str, server: Server) -> tuple[Server, list[str]]:
+    """The server with its variables replaced, and what they stand for."""
+    try:
+        given, known = server.model_dump(), variables()
+        return type(server).model_validate(resolve(given, known)), values_of(given, known)
+    except UsageError as error:
+        raise StartError(f"server {name!r} of mcp_config: {error}") from None
+    except ValueError as error:  # a variable that makes no address
+        raise StartError(f"server {name!r} of mcp_config: {type(error).__name__} once resolved") from None

@@ -1,0 +1,159 @@
+"""A server that does not listen: waiting for one of this machine, and why no session came about, in words."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import socket
+import ssl
+from collections.abc import AsyncIterator, Iterator
+from functools import cache
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+import httpx2
+
+from buckeye.base.request_gate import is_loopback
+from buckeye.mcp.client.server_process import MAX_OUTPUT
+
+# Waiting for a server of this machine that is not up, as a gateway that died and is started again.
+
+_PAUSE_SECONDS = 0.2
+
+
+async def until_it_listens(url: str, seconds: float) -> None:
+    """Wait so long for an address of this machine; what then does not listen is somebody else's error."""
+    parts = urlsplit(url)
+    if not seconds or not is_loopback(parts.hostname or ""):
+        return
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            while True:
+                try:
+                    _, writer = await asyncio.open_connection(parts.hostname, parts.port or 80)
+                except OSError:
+                    await asyncio.sleep(_PAUSE_SECONDS)
+                else:
+                    writer.close()
+                    return
+
+
+# Why no session came about with the server of an address, and what to do, in words.
+
+_WHERE_IT_IS = "correct the address, which usually ends in /mcp"
+
+
+def shown_address(url: str) -> str:
+    """The address without what may be secret in it: a user, a password, a query."""
+    parts = urlsplit(url)
+    try:
+        port = f":{parts.port}" if parts.port else ""
+    except ValueError:
+        port = ""
+    return f"{parts.scheme}://{parts.hostname or ''}{port}{parts.path}"
+
+
+def why_unreachable(url: str, error: BaseException | None, refusal: int | None) -> str:
+    """One sentence. `refusal` is the status with which the first message was refused, if it was; `error` is
+    what the client made of it."""
+    address = shown_address(url)
+    causes = list(_causes(error))
+    numbers = {one.errno for one in causes if isinstance(one, OSError)}
+    if not urlsplit(url).hostname:
+        return f"{address} is no address: write it as http://localhost:8765/mcp"
+    if refusal in (401, 403):
+        return (
+            f"{address} refused with status {refusal}: check the key in the headers (of mcp_config in tasks; "
+            "`rl init` takes it with --header)"
+        )
+    if refusal in (404, 405):
+        there = "a server is there, and no MCP server at this path"
+        return f"{address} answered with status {refusal}: {there}; {_WHERE_IT_IS}"
+    if refusal is not None:
+        return f"{address} answered with status {refusal} ({_first_line(error)}); look at what it prints"
+    if any(isinstance(one, socket.gaierror) for one in causes):
+        return f"{address}: the host {urlsplit(url).hostname} is not known; {_WHERE_IT_IS}"
+    if errno.ECONNREFUSED in numbers or "attempts failed" in str(error):
+        return f"{address}: nothing listens there (connection refused); start the server, or {_WHERE_IT_IS}"
+    if any(isinstance(one, httpx2.TimeoutException) for one in causes):
+        return f"{address} does not answer; is it up, and may this machine reach it?"
+    if any(isinstance(one, httpx2.TransportError) for one in causes):
+        return f"{address} cannot be reached: {_first_line(error)}"
+    return f"{address} answers, but not as an MCP server ({_first_line(error)}); {_WHERE_IT_IS}"
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """The error, and what it came from."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _first_line(error: BaseException | None) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0][:300] if lines else type(error).__name__
+
+
+@cache
+def _certificates() -> ssl.SSLContext:
+    return ssl.create_default_context()  # reading them takes 20 ms
+
+
+def _proxy_for(url: str) -> str | None:
+    """The proxy that the environment names for a URL; never one for this machine."""
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    return None if is_loopback(host) or proxy_bypass(host) else getproxies().get(parts.scheme)
+
+
+class BoundedTransport(httpx2.AsyncBaseTransport):
+    """Cuts off answers longer than `MAX_OUTPUT` bytes and remembers the last status that was an error;
+    `refusal` is the first one that a message was answered with."""
+
+    def __init__(self, url: str) -> None:
+        self._inner = httpx2.AsyncHTTPTransport(verify=_certificates(), proxy=_proxy_for(url))
+        self.flooded = ""
+        self.refusal: int | None = None
+        self._status: int | None = None
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        """Send the request; the answer's body is bounded."""
+        response = await self._inner.handle_async_request(request)
+        if response.status_code >= 400 and request.method == "POST" and self.refusal is None:
+            self.refusal = response.status_code
+        if response.status_code >= 400 and response.status_code not in (404, 405):
+            self._status = response.status_code
+        assert isinstance(response.stream, httpx2.AsyncByteStream)
+        response.stream = _Bounded(response.stream, self)
+        return response
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._inner.aclose()
+
+    def last_words(self) -> str:
+        """What the server's last refusal was, to be put behind a message; "" if there was none."""
+        if self._status in (401, 403):
+            return f"it answered with status {self._status}: check the key in the task's headers"
+        return "" if self._status is None else f"it answered with status {self._status}"
+
+
+class _Bounded(httpx2.AsyncByteStream):
+    def __init__(self, stream: httpx2.AsyncByteStream, owner: BoundedTransport) -> None:
+        self._stream = stream
+        self._owner = owner
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        total = 0
+        async for chunk in self._stream:
+            total += len(chunk)
+            if total > MAX_OUTPUT:
+                self._owner.flooded = f"it answered with more than {MAX_OUTPUT // 2**20} MiB"
+                raise httpx2.ReadError(self._owner.flooded)
+            yield chunk
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()

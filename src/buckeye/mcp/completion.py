@@ -1,0 +1,109 @@
+"""How well a rollout completed its task: what evaluate_tool and the graders say of its end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from buckeye.mcp.client.errors import EvaluateError, McpFault
+from buckeye.mcp.client.sessions_of_rollout import Sessions
+from buckeye.mcp.config import GymConfig
+from buckeye.mcp.grading.grade import Played, verdict_of
+from buckeye.mcp.grading.judge import Verdict
+from buckeye.mcp.grading.of_task import graders_of
+from buckeye.mcp.grading.outside import GraderFailed
+from buckeye.mcp.grading.schema import Grader
+from buckeye.mcp.rewards import reward_of
+from buckeye.mcp.stage import Stage, fixed_call, open_stage
+from buckeye.mcp.tasks.task_schema import McpTask
+
+_EVALUATE = "evaluate_tool"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Completion:
+    """The weighted mean of all verdicts, each of them and the other numbers of evaluate_tool as components,
+    and what each said."""
+
+    score: float
+    components: dict[str, float]
+    explanations: dict[str, str]
+
+
+async def completion(task: McpTask, config: GymConfig, stage: Stage, played: Played) -> Completion:
+    """What the end of a rollout is worth. What only a session that the model has touched fails at has a score
+    of 0, is explained, and counted as `graders_failed`. Raises EvaluateError for what fails at an untouched
+    one too."""
+    verdicts: list[tuple[str, float, Verdict]] = []
+    numbers: dict[str, float] = {}
+    failed = 0
+    graders = graders_of(task, config)
+    if task.evaluate_tool:
+        try:
+            reward, numbers = await _evaluated(task, config, stage.sessions)
+            verdict = Verdict(reward, f"it gave {reward:g}")
+        except EvaluateError as error:
+            await _check_evaluates(task, config, error)
+            verdict, failed = Verdict(0.0, f"failed, as it does not without the model's calls: {error}"), 1
+        verdicts.append((_EVALUATE, 1.0, verdict))
+    for grader in graders:
+        try:
+            verdict = await verdict_of(grader, played)
+        except GraderFailed as error:
+            await _check_grades(grader, task, config, played, error)
+            verdict = Verdict(0.0, f"failed, as it does not on what no model has touched: {error}")
+            failed += 1
+        verdicts.append((grader.name, grader.weight, verdict))
+    total = sum(weight for _, weight, _ in verdicts)
+    score = sum(weight * verdict.score for _, weight, verdict in verdicts) / total if verdicts else 0.0
+    if not graders and not failed:
+        return Completion(score=score, components=numbers, explanations={})
+    numbers["graders_failed"] = float(failed)
+    if not graders:
+        return Completion(score=score, components=numbers, explanations={_EVALUATE: verdict.said})
+    of_each = {f"grade/{name}": verdict for name, _, verdict in verdicts}
+    said = {name: verdict.said for name, verdict in of_each.items()}
+    scores = {name: verdict.score for name, verdict in of_each.items()}
+    return Completion(score=score, components=numbers | scores, explanations=said)
+
+
+async def _evaluated(task: McpTask, config: GymConfig, sessions: Sessions) -> tuple[float, dict[str, float]]:
+    """The reward of the last evaluation call and its other numbers. Raises EvaluateError."""
+    outcome: tuple[float, dict[str, float]] = 0.0, {}
+    for call in task.evaluate_tool:
+        try:
+            result = await fixed_call(call, sessions, config.defaults.tool_timeout)
+        except McpFault as fault:
+            raise EvaluateError(f"evaluate_tool {call.name}: {fault}") from fault
+        outcome = reward_of(f"evaluate_tool {call.name}", result)
+    return outcome
+
+
+async def _check_evaluates(task: McpTask, config: GymConfig, error: EvaluateError) -> None:
+    """Raise the error unless the evaluation works where no model has called anything."""
+    try:
+        async with open_stage(task, config) as fresh:
+            await _evaluated(task, config, fresh.sessions)
+    except McpFault:
+        raise error from None
+
+
+async def _check_grades(
+    grader: Grader, task: McpTask, config: GymConfig, played: Played, error: GraderFailed
+) -> None:
+    """Raise EvaluateError unless the grader comes to a verdict where no model has said or called anything."""
+    try:
+        async with open_stage(task, config) as fresh:
+            nothing = replace(
+                played,
+                messages=[message for message in played.messages[:2] if message["role"] != "assistant"],
+                reply="",
+                calls=(),
+                workdir=fresh.workdir.path,
+                call_tool=fresh.sessions.call_within,
+            )
+            await verdict_of(grader, nothing)
+    except (McpFault, GraderFailed) as also:
+        raise EvaluateError(
+            f"grade {grader.name} fails, and so it does where no model has said or done anything: {error}"
+            + ("" if str(also) == str(error) else f"; there: {also}")
+        ) from None

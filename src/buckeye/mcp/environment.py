@@ -1,0 +1,203 @@
+"""`buckeye-vf-gym`: MCP servers as an environment, from a file of tasks and a configuration."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from buckeye.base.distribution import need
+from buckeye.envs.base import START, Outcome, Policy, Task
+from buckeye.errors import UsageError
+from buckeye.mcp.client.errors import McpFault
+from buckeye.mcp.config import GymConfig, load_gym_config
+from buckeye.mcp.grading.of_task import check_graded
+from buckeye.mcp.tasks.task_schema import McpTask, StdioServer
+from buckeye.mcp.tasks.trust import read_taskset
+from buckeye.mcp.workdir.surroundings import left_behind
+
+if TYPE_CHECKING:
+    from buckeye.mcp.isolation.plays import Isolation
+
+NAME = "buckeye-vf-gym"
+TRAIN, EVAL = "train", "eval"
+_POWERS_OF_TEN = {10**power for power in range(10)}
+
+log = logging.getLogger(__name__)
+_ISOLATION_SECONDS = 20.0
+
+
+def load_environment(
+    taskset: str, config_path: str, eval_taskset: str | None = None, num_tasks: int | None = None
+) -> McpEnvironment:
+    """The environment of the tasks in `taskset`, a JSON file, the folder of a dataset or its name on the
+    Hugging Face hub, and the configuration at `config_path`.
+
+    The split `eval` is `eval_taskset`, else the tasks whose metadata has `"split": "eval"` and those of the
+    dataset's test files. The others are the split `train`, of which `num_tasks` takes the first. Raises
+    UsageError.
+    """
+    need("mcp", "An MCP environment")
+    config = load_gym_config(Path(config_path).expanduser())
+    tasks, held_out = read_taskset(taskset)
+    splits = {TRAIN: tasks, EVAL: held_out}
+    if eval_taskset is not None:
+        if held_out:
+            raise UsageError(
+                f"eval_taskset is given, and {held_out[0].id!r} in {taskset} has the split eval too: "
+                "have one of them"
+            )
+        splits[EVAL] = [task for each in read_taskset(eval_taskset) for task in each]
+    if num_tasks is not None:
+        if not 1 <= num_tasks <= len(tasks):
+            raise UsageError(f"num_tasks is {num_tasks}, and {taskset} has {len(tasks)} tasks to train on")
+        splits[TRAIN] = tasks[:num_tasks]
+    check_graded((task for tasks in splits.values() for task in tasks), config)
+    return McpEnvironment(config, {name: tasks for name, tasks in splits.items() if tasks})
+
+
+class McpEnvironment:
+    """Plays tasks against their MCP servers; every rollout has sessions of its own."""
+
+    def __init__(
+        self, config: GymConfig, splits: Mapping[str, Sequence[McpTask]], *, name: str = NAME
+    ) -> None:
+        """Raises UsageError for two tasks of one name, and if an action reaches a tool that grades."""
+        self.name = name
+        self._config = config
+        self._tasks: dict[str, McpTask] = {}
+        self._splits = dict(splits)
+        self._made: dict[str, list[Task]] = {}
+        self._lost: Counter[str] = Counter()
+        for tasks in splits.values():
+            for task in tasks:
+                if task.id in self._tasks:
+                    raise UsageError(f"two tasks have the id {task.id!r}")
+                self._tasks[task.id] = task
+        _check_reach(config, self._tasks.values())
+        _check_files(config, self._tasks.values())
+        _tell_left_behind(config, self._tasks.values())
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """The names of the splits."""
+        return tuple(self._splits)
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        """The tasks of a split; what their setup says is added to the prompt when they are played.
+
+        Raises KeyError naming the splits there are.
+        """
+        from buckeye.mcp.rollout import first_messages
+
+        if split not in self._splits:
+            raise KeyError(
+                f"{self.name} has no split {split!r}; it has {', '.join(self._splits)}. Tasks are in the "
+                'split eval if their metadata has "split": "eval", or in a file of their own, eval_taskset'
+            )
+        if split not in self._made:
+            self._made[split] = [
+                Task(
+                    id=task.id,
+                    messages=tuple(first_messages(task, self._config)),
+                    data={START: _start(task), **task.metadata},
+                )
+                for task in self._splits[split]
+            ]
+        return self._made[split]
+
+    async def rollout(self, task: Task, policy: Policy) -> Outcome:
+        """Play one rollout. A failure of the environment is an outcome with an error, to be retried."""
+        from buckeye.mcp.rollout import LOST, play  # the SDK takes a second to import
+
+        try:
+            outcome = await play(self._tasks[task.id], self._config, policy)
+            if LOST in outcome.explanations:
+                self._tell(outcome.explanations[LOST])
+            return outcome
+        except McpFault as fault:
+            return Outcome(
+                reward=None,
+                stop_reason=fault.stop_reason,
+                error=f"{type(fault).__name__}: {fault}",
+            )
+
+    def _tell(self, lost: str) -> None:
+        """Warn of calls that break a server, at the first time and at each power of ten."""
+        self._lost[lost] += 1
+        if (count := self._lost[lost]) in _POWERS_OF_TEN:
+            said = "%s: a call of the model broke its server, in %d rollouts until now: %s"
+            log.warning(said, self.name, count, lost)
+
+    async def isolation(self, seconds: float) -> Isolation:
+        """Whether rollouts see each other: some tasks are played alone and side by side."""
+        from buckeye.mcp.isolation.plays import compare_plays
+
+        return await compare_plays(next(iter(self._splits.values()), ()), self._config, seconds)
+
+    async def check_isolation(self) -> str:
+        """A line about that, before training begins. Raises UsageError if they do, unless `shared_state`
+        allows it."""
+        if self._config.shared_state:
+            return "shared_state is set: whether rollouts see each other is not looked at"
+        found = await self.isolation(_ISOLATION_SECONDS)
+        if found.shared:
+            from buckeye.mcp.isolation.plays import refusal
+
+            raise refusal(found)
+        return str(found)
+
+
+def _start(task: McpTask) -> str:
+    """A short name for the servers and the setup of a task."""
+    start = task.model_dump_json(include={"mcp_config", "setup_tool", "files"})
+    return hashlib.sha256(start.encode()).hexdigest()[:16]
+
+
+def _check_reach(config: GymConfig, tasks: Iterable[McpTask]) -> None:
+    """The model must not grade its own task. A tool that a setup uses, such as one that opens a page, may
+    well be the model's too."""
+    grading = {call.name for task in tasks for call in task.evaluate_tool}
+    for action in config.actions.values():
+        if action.tool in grading:
+            raise UsageError(
+                f"action_mappings.{action.name}: the model may not call the tool {action.tool!r}, which is "
+                "for evaluate_tool. Remove the action"
+            )
+
+
+def _check_files(config: GymConfig, tasks: Iterable[McpTask]) -> None:
+    """Files are there, and somebody finds them: a server that is reached by an address has folders of its
+    own."""
+    for task in tasks:
+        files = task.files or config.files
+        if files is not None and not Path(files).exists():
+            raise UsageError(f"files of task {task.id!r}: there is no file or folder {files}")
+        if task.files and not any(isinstance(one, StdioServer) for one in task.mcp_config.values()):
+            raise UsageError(
+                f"task {task.id!r} has files, and no server that is started as a command: the others never "
+                "see them"
+            )
+
+
+def _tell_left_behind(config: GymConfig, tasks: Iterable[McpTask]) -> None:
+    """Say once of each path that servers do not find where they are started, though it is here."""
+    left = {
+        path: task.id
+        for task in tasks
+        if (task.files or config.files) is None
+        for server in task.mcp_config.values()
+        if isinstance(server, StdioServer)
+        for path in left_behind(server)
+    }
+    for path, task_id in left.items():
+        log.warning(
+            "A server of task %s is given %s, which is here and not in the folder that each rollout has for "
+            "itself: it will not find it. Put it there with `files` in the configuration and name it by "
+            "{workdir}, or give a whole path if rollouts may share it (docs/mcp-rollouts.md).",
+            task_id,
+            path,
+        )

@@ -1,0 +1,229 @@
+"""The HTTP side: streamable HTTP of MCP at /mcp, /health and /status.
+
+Sessions of the protocol revisions with a handshake begin with an `initialize` request without
+`Mcp-Session-Id` and name it ever after. The revision 2026-07-28 has no sessions: its client
+may name one itself, in a header `Buckeye-Session` of its own making; without it the answer says which
+revisions have sessions, and clients of several revisions fall back to one of those.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import json
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from buckeye.base.request_gate import Denied, Gate, Rules
+from buckeye.mcp.gateway.frames import (
+    HANDSHAKE_VERSIONS,
+    UNSUPPORTED_VERSION,
+    Channel,
+    Frame,
+    RequestId,
+    error_frame,
+    read_frame,
+)
+from buckeye.mcp.gateway.gateway import Gateway
+from buckeye.mcp.gateway.session import Session
+from buckeye.mcp.gateway.settings import API_KEY_VARIABLE, Refusal, read_wish
+
+log = logging.getLogger(__name__)
+
+SESSION_HEADER, OWN_SESSION_HEADER = "mcp-session-id", "buckeye-session"
+MAX_BODY_BYTES = 16 * 2**20
+_PING_SECONDS, _PING = 15.0, b": ping\r\n\r\n"
+_INVALID_REQUEST = -32600
+_SSE_HEADERS = {"cache-control": "no-cache, no-transform", "x-accel-buffering": "no"}
+
+
+def create_app(gateway: Gateway) -> Gate:
+    """The application that serves `gateway` to those whom its settings admit."""
+    endpoint = _Endpoint(gateway)
+    methods = ["GET", "POST", "DELETE"]
+    app = Starlette(
+        routes=[
+            Route("/mcp", endpoint.mcp, methods=methods),
+            Route("/mcp/", endpoint.mcp, methods=methods),
+            Route("/health", endpoint.health),
+            Route("/status", endpoint.status),
+        ]
+    )
+    settings = gateway.settings
+    rules = Rules(
+        host=settings.host,
+        key=settings.api_key,
+        hosts=settings.hosts,
+        origins=settings.origins,
+        how_to_send=f"send the gateway's {API_KEY_VARIABLE} as `Authorization: Bearer ...`",
+    )
+    return Gate(app, rules, _denied)  # type: ignore[arg-type]
+
+
+def _denied(why: Denied) -> bytes:
+    return error_frame(None, _INVALID_REQUEST, why.message, {"reason": why.reason})
+
+
+class _Endpoint:
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    async def health(self, request: Request) -> Response:
+        return _json(b'{"status":"ok"}')
+
+    async def status(self, request: Request) -> Response:
+        return _json(json.dumps(self._gateway.status()).encode())
+
+    async def mcp(self, request: Request) -> Response:
+        frame = None
+        try:
+            if request.method == "GET":
+                return self._stream(request)
+            if request.method == "DELETE":
+                return self._delete(request)
+            body = await _body(request)
+            frame = read_frame(body)
+            return await self._post(request, frame, body)
+        except Refusal as refusal:
+            return _refused(refusal, frame.id if frame is not None and frame.is_request else None)
+        except ClientDisconnect:
+            return Response(status_code=499)
+        except Exception as error:
+            log.exception("A request failed")
+            defect = Refusal(500, "defect", f"unexpected {type(error).__name__}", code=-32603)
+            return _refused(defect, frame.id if frame is not None and frame.is_request else None)
+
+    async def _post(self, request: Request, frame: Frame, body: bytes) -> Response:
+        session, headers = await self._session(request, frame)
+        if not frame.is_request:
+            await session.tell(body)
+            return Response(status_code=202)
+        assert frame.id is not None
+        starting = session.requests == 0
+        channel = await session.ask(frame, body)
+        modern = OWN_SESSION_HEADER in request.headers
+        gone = asyncio.create_task(_disconnected(request))
+        try:
+            first = await self._first(session, channel, gone, starting=starting)
+        finally:
+            gone.cancel()
+        if first is None and gone.done() and not gone.cancelled():
+            await session.abandon(frame.id, tell=modern)
+            if starting and session.ended is None:
+                session.end("its client left while it was starting")
+            return Response(status_code=499)
+        if channel.finished and first is not None:
+            return _json(first, status=502 if channel.broken else 200, headers=headers)
+        abandon = functools.partial(session.abandon, frame.id, tell=modern)
+        events = _events(channel, _event(first) if first is not None else _PING, abandon)
+        return StreamingResponse(events, media_type="text/event-stream", headers={**_SSE_HEADERS, **headers})
+
+    async def _session(self, request: Request, frame: Frame) -> tuple[Session, dict[str, str]]:
+        """The session a message belongs to, and what the answer says about it in its headers."""
+        headers = request.headers
+        if (session_id := headers.get(SESSION_HEADER)) is not None:
+            return self._gateway.find(session_id), {}
+        if (name := headers.get(OWN_SESSION_HEADER)) is not None:
+            return await self._gateway.named(name, read_wish(headers, self._gateway.settings)), {}
+        version = headers.get("mcp-protocol-version")
+        if frame.method == "server/discover" or (version is not None and version not in HANDSHAKE_VERSIONS):
+            message = (
+                f"Environments keep state, so a client of MCP {version or 'without sessions'} names its "
+                "session in a header Buckeye-Session of its own making, or uses "
+                f"{HANDSHAKE_VERSIONS[0]} or older."
+            )
+            refusal = Refusal(400, "version", message, code=UNSUPPORTED_VERSION)
+            refusal.data = {"supported": list(HANDSHAKE_VERSIONS), "requested": version or ""}
+            raise refusal
+        if frame.method != "initialize" or not frame.is_request:
+            raise _no_session("a session begins with an initialize request.")
+        session = await self._gateway.open(read_wish(headers, self._gateway.settings))
+        return session, {SESSION_HEADER: session.id}
+
+    async def _first(
+        self, session: Session, channel: Channel, gone: asyncio.Task[None], *, starting: bool
+    ) -> bytes | None:
+        """The first message on a channel; None after some seconds without, or if the client has gone."""
+        seconds = self._gateway.settings.start_seconds if starting else _PING_SECONDS
+        getting = asyncio.create_task(channel.get(seconds))
+        await asyncio.wait({getting, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not getting.done():
+            getting.cancel()
+            return None
+        message = getting.result()
+        if message is None and starting:
+            words = session.started.process.last_words()
+            said = f" {words}" if words else ""
+            session.end(f"the environment gave no answer within {seconds:g} s (--start-seconds).{said}")
+            message = await channel.get(0)
+        return message
+
+    def _stream(self, request: Request) -> Response:
+        session_id = request.headers.get(SESSION_HEADER)
+        if session_id is None:
+            raise _no_session("a stream belongs to a session.")
+        session = self._gateway.find(session_id)
+        events = _events(session.listen(), b": open\r\n\r\n", session.unlisten)
+        return StreamingResponse(events, media_type="text/event-stream", headers=_SSE_HEADERS)
+
+    def _delete(self, request: Request) -> Response:
+        headers = request.headers
+        if (session_id := headers.get(SESSION_HEADER)) is not None:
+            self._gateway.find(session_id).end("by its client")
+        elif (name := headers.get(OWN_SESSION_HEADER)) is not None:
+            self._gateway.find_named(name, read_wish(headers, self._gateway.settings)).end("by its client")
+        else:
+            raise _no_session("which session is to end?")
+        return Response(status_code=204)
+
+
+async def _events(channel: Channel, first: bytes, end: Callable[[], Awaitable[None]]) -> AsyncIterator[bytes]:
+    """The first event, then what comes on a channel; pings where nothing does. `end` is called at last."""
+    try:
+        yield first
+        while not channel.finished:
+            message = await channel.get(_PING_SECONDS)
+            if message is not None:
+                yield _event(message)
+            elif not channel.closed:
+                yield _PING
+    finally:
+        with contextlib.suppress(asyncio.CancelledError):
+            await end()
+
+
+def _event(message: bytes) -> bytes:
+    return b"event: message\r\ndata: " + message + b"\r\n\r\n"
+
+
+async def _body(request: Request) -> bytes:
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > MAX_BODY_BYTES:
+            raise Refusal(413, "size", f"The message is larger than {MAX_BODY_BYTES // 2**20} MiB.")
+    return bytes(body)
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _refused(refusal: Refusal, request_id: RequestId | None) -> Response:
+    data = {"reason": refusal.reason, **refusal.data}
+    return _json(error_frame(request_id, refusal.code, str(refusal), data), status=refusal.status)
+
+
+def _no_session(said: str) -> Refusal:
+    return Refusal(400, "session", f"The header Mcp-Session-Id is missing: {said}")
+
+
+def _json(content: bytes, *, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(content, status_code=status, media_type="application/json", headers=headers)

@@ -1,0 +1,158 @@
+"""JSON-RPC messages as far as a proxy must know them, kind and id, and their way to a response."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import deque
+from typing import Any
+
+import msgspec
+
+from buckeye.mcp.gateway.settings import Refusal
+
+# Messages on their way to one HTTP response.
+
+MAX_MESSAGES, MAX_BYTES = 1000, 8 * 2**20
+"""What waits for a reader that does not read; older messages are then dropped, and counted. A response is
+never dropped."""
+
+
+class Channel:
+    """A bounded queue with one reader. `final` messages end it."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[bytes] = deque()
+        self._bytes = 0
+        self._news = asyncio.Event()
+        self.closed = False
+        """No more messages come, though some may wait."""
+        self.broken = False
+        """Ended by the gateway, not by an answer of the environment."""
+        self.dropped = 0
+
+    def put(self, message: bytes) -> None:
+        """Add a message; the oldest make room."""
+        if self.closed:
+            return
+        self._waiting.append(message)
+        self._bytes += len(message)
+        while len(self._waiting) > MAX_MESSAGES or (self._bytes > MAX_BYTES and len(self._waiting) > 1):
+            self._bytes -= len(self._waiting.popleft())
+            self.dropped += 1
+        self._news.set()
+
+    def close(self, last: bytes | None = None, *, broken: bool = False) -> None:
+        """End it, after one more message if there is one."""
+        if last is not None:
+            self.put(last)
+        self.closed, self.broken = True, broken
+        self._news.set()
+
+    async def get(self, seconds: float) -> bytes | None:
+        """The next message. None if there is none: after `seconds`, or for ever if `closed`."""
+        if not self._waiting and not self.closed:
+            self._news.clear()
+            try:
+                async with asyncio.timeout(seconds):
+                    await self._news.wait()
+            except TimeoutError:
+                return None
+        if not self._waiting:
+            return None
+        message = self._waiting.popleft()
+        self._bytes -= len(message)
+        return message
+
+    @property
+    def finished(self) -> bool:
+        """Closed, and read to its end."""
+        return self.closed and not self._waiting
+
+
+# JSON-RPC messages as far as a proxy must know them: which kind, which id. The rest passes unread.
+
+HANDSHAKE_VERSIONS = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")
+"""Protocol revisions with an `initialize` handshake and sessions."""
+
+UNSUPPORTED_VERSION, SERVER_ERROR = -32022, -32000
+
+RequestId = int | str
+
+
+class _Meta(msgspec.Struct):
+    progress_token: RequestId | None = msgspec.field(name="progressToken", default=None)
+
+
+class _Params(msgspec.Struct):
+    meta: _Meta | None = msgspec.field(name="_meta", default=None)
+    progress_token: RequestId | None = msgspec.field(name="progressToken", default=None)
+
+
+class Frame(msgspec.Struct):
+    """The outside of a message. A response has no method, a notification no id."""
+
+    id: RequestId | None = None
+    method: str | None = None
+    params: msgspec.Raw = msgspec.Raw(b"null")
+
+    @property
+    def is_request(self) -> bool:
+        return self.method is not None and self.id is not None
+
+    @property
+    def is_response(self) -> bool:
+        return self.method is None and self.id is not None
+
+    def progress_token(self) -> RequestId | None:
+        """Of a request, the token under which its progress is told; of a progress notification, the one it
+        tells of."""
+        try:
+            params = msgspec.json.decode(self.params, type=_Params)
+        except (msgspec.DecodeError, RecursionError):
+            return None
+        if self.is_request:
+            return None if params.meta is None else params.meta.progress_token
+        return params.progress_token if self.method == "notifications/progress" else None
+
+
+_decode_frame = msgspec.json.Decoder(Frame).decode
+
+
+def read_frame(body: bytes) -> Frame:
+    """The message in a request's body. Raises Refusal 400."""
+    try:
+        frame = _decode_frame(body)
+    except (msgspec.DecodeError, RecursionError) as error:
+        if body.lstrip()[:1] == b"[":
+            raise Refusal(400, "batch", "Batches are not taken: send one message per request.") from None
+        raise Refusal(400, "json", f"The body is no JSON-RPC message: {error}.", code=-32700) from None
+    if frame.method is None and frame.id is None:
+        raise Refusal(400, "json", "The body is no JSON-RPC message: it has neither a method nor an id.")
+    return frame
+
+
+def read_line(line: bytes) -> Frame | None:
+    """The message in a line of an environment's output; None if it is none."""
+    try:
+        frame = _decode_frame(line)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    return None if frame.method is None and frame.id is None else frame
+
+
+def one_line(body: bytes) -> bytes:
+    """The same JSON without line breaks: inside of strings they are escaped, outside they are space."""
+    return body.replace(b"\r", b" ").replace(b"\n", b" ").strip()
+
+
+def error_frame(request_id: RequestId | None, code: int, message: str, data: dict[str, Any]) -> bytes:
+    """A JSON-RPC error response."""
+    error = {"code": code, "message": message, "data": data}
+    return json.dumps({"jsonrpc": "2.0", "id": request_id, "error": error}, ensure_ascii=False).encode()
+
+
+def cancellation(request_id: RequestId) -> bytes:
+    """The notification that a request's caller has gone."""
+    params = {"requestId": request_id, "reason": "the caller closed the request"}
+    return json.dumps({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params}).encode()

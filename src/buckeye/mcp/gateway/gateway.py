@@ -1,0 +1,233 @@
+"""All sessions of a gateway: who may start, who must end, what is cleaned up."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import OrderedDict
+from typing import Any
+
+from buckeye.base import heartbeat
+from buckeye.errors import UsageError
+from buckeye.mcp.client.errors import McpFault
+from buckeye.mcp.fork_server.servers import PARENTS
+from buckeye.mcp.gateway.frames import SERVER_ERROR
+from buckeye.mcp.gateway.session import Session
+from buckeye.mcp.gateway.settings import GatewaySettings, Refusal, Wish
+from buckeye.mcp.gateway.starts import Started, WarmPool, is_larger, start
+from buckeye.mcp.sandbox.base import Places, PrepareError, Runtime, RuntimeUnavailable
+
+log = logging.getLogger(__name__)
+
+_SWEEP_SECONDS = 1.0
+_REMEMBERED = 1000
+
+
+class Gateway:
+    """Use it inside of one event loop; `close` ends every environment."""
+
+    def __init__(self, settings: GatewaySettings, runtime: Runtime, places: Places) -> None:
+        self.settings = settings
+        self._runtime, self._places = runtime, places
+        self._sessions: dict[str, Session] = {}
+        self._named: dict[tuple[str, Wish], Session] = {}
+        self._opening: dict[tuple[str, Wish], asyncio.Lock] = {}
+        self._ended: OrderedDict[str, str] = OrderedDict()
+        self._free = asyncio.Semaphore(settings.sessions)
+        self._queued = 0
+        self._total = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._preparing: dict[str, asyncio.Lock] = {}
+        self._warm = WarmPool(settings.warm, self._start, keep_seconds=settings.idle_seconds)
+        self._sweeping = self._run(self._sweep())
+        self._closing = False
+
+    async def open(self, wish: Wish) -> Session:
+        """A session with an environment of its own. Waits for its turn. Raises Refusal."""
+        await self._turn()
+        begun = time.monotonic()
+        try:
+            started = self._warm.take(wish) or await self._start(wish)
+            if self._closing:  # since this session had its turn
+                await started.stop(grace=0.0)
+                raise _stopping()
+        except BaseException as error:
+            self._free.release()
+            raise _refusal(error) from None
+        session = Session(started, wish, self._on_end)
+        self._sessions[session.id] = session
+        self._total += 1
+        self._warm.refill(wish)
+        seconds, running = time.monotonic() - begun, len(self._sessions)
+        log.info("%s started in %.2f s: %s; %d running", session.name, seconds, _shown(wish), running)
+        return session
+
+    async def named(self, name: str, wish: Wish) -> Session:
+        """The session that a client of a protocol without sessions calls `name`; started at its first use."""
+        key = (name, wish)
+        async with self._opening.setdefault(key, asyncio.Lock()):
+            session = self._named.get(key)
+            if session is None or session.ended is not None:
+                session = self._named[key] = await self.open(wish)
+        return session
+
+    def find(self, session_id: str) -> Session:
+        """Raises Refusal 404, with the reason if it has ended."""
+        session = self._sessions.get(session_id)
+        if session is not None:
+            return session
+        why = self._ended.get(session_id)
+        message = f"The session has ended: {why}" if why else "There is no such session on this gateway."
+        raise Refusal(404, "session_ended" if why else "session", message)
+
+    def find_named(self, name: str, wish: Wish) -> Session:
+        """As `find`, for a session that its client has named."""
+        session = self._named.get((name, wish))
+        if session is None:
+            raise Refusal(404, "session", "There is no session of this name, image and variables.")
+        return session
+
+    async def close(self) -> None:
+        """End all sessions and wait until nothing of them is left."""
+        self._closing = True
+        for session in list(self._sessions.values()):
+            session.end("the gateway stops")
+        await self._warm.close()
+        self._sweeping.cancel()
+        while self._tasks:
+            await asyncio.wait(set(self._tasks))
+
+    def status(self) -> dict[str, Any]:
+        """Figures for `GET /status`; sessions by the first eight characters of their ids."""
+        now = time.monotonic()
+        return {
+            "running": len(self._sessions),
+            "limit": self.settings.sessions,
+            "waiting": self._queued,
+            "warm": len(self._warm),
+            "started": self._total,
+            "forked": PARENTS.starts["forked"],
+            "sessions": [
+                {
+                    "session": session.name,
+                    "image": session.wish.image,
+                    "variables": [name for name, _ in session.wish.variables],
+                    "seconds": round(now - session.begun, 1),
+                    "idle_seconds": round(now - session.last_used, 1),
+                    "requests": session.requests,
+                    "dropped_messages": session.dropped,
+                    "lines_that_are_no_messages": session.started.process.garbage_lines,
+                }
+                for session in self._sessions.values()
+            ],
+        }
+
+    async def _turn(self) -> None:
+        limit, seconds = self.settings.sessions, self.settings.queue_seconds
+        if self._closing:
+            raise _stopping()
+        self._queued += 1
+        try:
+            async with asyncio.timeout(seconds):
+                await self._free.acquire()
+        except TimeoutError:
+            raise Refusal(
+                503,
+                "busy",
+                f"All {limit} environments (--sessions) are in use, and none became free within "
+                f"{seconds:g} s (--queue-seconds).",
+                code=SERVER_ERROR,
+            ) from None
+        finally:
+            self._queued -= 1
+
+    async def _start(self, wish: Wish) -> Started:
+        runtime, image = self._runtime, wish.image
+        if not runtime.serves and not image:
+            raise UsageError(
+                "This session names no image. Send the header Mcp-Image (in the task's mcp_config), or start "
+                "the gateway with --image, --command or --dir."
+            )
+        if runtime.serves and image and image not in self._preparing:
+            log.warning("Sessions that ask for the image %s get %s", image, runtime.serves)
+        async with self._preparing.setdefault(image, asyncio.Lock()):
+            await runtime.prepare(image)
+        return await start(runtime, wish, self._places, preload=self.settings.preload)
+
+    def _on_end(self, session: Session, reason: str) -> None:
+        self._sessions.pop(session.id, None)
+        for key in [key for key, other in self._named.items() if other is session]:
+            del self._named[key], self._opening[key]
+        self._ended[session.id] = reason
+        while len(self._ended) > _REMEMBERED:
+            self._ended.popitem(last=False)
+        seconds = time.monotonic() - session.begun
+        log.info("%s ended after %.1f s and %d requests: %s", session.name, seconds, session.requests, reason)
+        if session.dropped:
+            log.warning("%s: %d messages that nobody fetched were dropped", session.name, session.dropped)
+        self._run(self._stop(session))
+
+    async def _stop(self, session: Session) -> None:
+        try:
+            await session.started.stop()
+        finally:
+            self._free.release()
+
+    async def _sweep(self) -> None:
+        settings = self.settings
+        limits = (settings.left_seconds, settings.idle_seconds, settings.session_seconds)
+        pause = min(_SWEEP_SECONDS, *(limit / 4 for limit in limits))
+        while True:
+            heartbeat.report("requests", on="orchestrator")
+            heartbeat.pulse()
+            await asyncio.sleep(pause)
+            sessions = list(self._sessions.values())
+            full = await asyncio.to_thread(_full, sessions, settings.disk)
+            now = time.monotonic()
+            for session in sessions:
+                if now - session.begun > settings.session_seconds:
+                    session.end(f"it lasted {settings.session_seconds:g} s (--session-seconds)")
+                elif not session.in_use and now - (session.left_at or now) > settings.left_seconds:
+                    session.end(f"its client has been away for {settings.left_seconds:g} s (--left-seconds)")
+                elif not session.in_use and now - session.last_used > settings.idle_seconds:
+                    session.end(f"nothing was asked for {settings.idle_seconds:g} s (--idle-seconds)")
+                elif session in full:
+                    session.end(f"its folder holds more than {settings.disk} bytes (--disk)")
+            self._warm.drop_old()
+
+    def _run(self, work: Any) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._forget)
+        return task
+
+    def _forget(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        with contextlib.suppress(asyncio.CancelledError):
+            if (error := task.exception()) is not None:
+                log.error("In the background: %s: %s", type(error).__name__, error)
+
+
+def _stopping() -> Refusal:
+    return Refusal(503, "stopping", "The gateway is stopping.", code=SERVER_ERROR)
+
+
+def _refusal(error: BaseException) -> BaseException:
+    """What a client is told of a failed start."""
+    if isinstance(error, UsageError):
+        return Refusal(400, "environment", str(error), code=SERVER_ERROR)
+    if isinstance(error, PrepareError | RuntimeUnavailable | McpFault):
+        return Refusal(502, "start_failed", str(error), code=SERVER_ERROR)
+    return error
+
+
+def _shown(wish: Wish) -> str:
+    names = ", ".join(name for name, _ in wish.variables)
+    return (wish.image or "the default environment") + (f" with {names}" if names else "")
+
+
+def _full(sessions: list[Session], most: int) -> list[Session]:
+    """Those whose folders hold more bytes, in one call: a thread for each costs as much as its walk."""
+    return [session for session in sessions if is_larger(session.started.place, most)]

@@ -1,0 +1,84 @@
+"""The gateway as a process: listens, says so, and ends everything when it is told to end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from buckeye.base import heartbeat
+from buckeye.base.http_server import http_server, listen
+from buckeye.base.keys import made_key
+from buckeye.mcp.gateway.app import create_app
+from buckeye.mcp.gateway.gateway import Gateway
+from buckeye.mcp.gateway.settings import API_KEY_VARIABLE, GatewaySettings
+from buckeye.mcp.gateway.state import is_alive, own_folder
+from buckeye.mcp.sandbox.base import Limits, Places, Runtime, cache_folder
+from buckeye.mcp.sandbox.command import CommandRuntime, FolderRuntime
+from buckeye.mcp.sandbox.containers import ContainerRuntime, image_runtime
+from buckeye.monitor.log import SUCCESS
+
+log = logging.getLogger(__name__)
+
+_STOP_SECONDS = 5
+
+
+def run_gateway(
+    settings: GatewaySettings,
+    limits: Limits,
+    *,
+    runtime: str,
+    command: Sequence[str] | None,
+    folder: Path | None,
+    files: Path | None,
+) -> None:
+    """Serve until SIGTERM or SIGINT. `runtime` names the one for images, or is `auto`; `command` (in a folder
+    with `files`) or `folder` serves all sessions instead. Raises BuckeyeError if it cannot start."""
+    listener = listen(settings.host, settings.port, change="Choose a --port.")
+    with contextlib.ExitStack() as stack:
+        if settings.api_key is None and not settings.no_key:
+            made = made_key(API_KEY_VARIABLE, listener.getsockname()[1])
+            settings = replace(settings, api_key=stack.enter_context(made))
+        own = stack.enter_context(own_folder(cache_folder() / "gateway"))
+        used: Runtime
+        if folder is not None:
+            used = FolderRuntime(folder, limits)
+        elif command is not None:
+            used = CommandRuntime(command, limits, files)
+        else:
+            used = image_runtime(runtime, limits, own)
+        asyncio.run(_serve(settings, used, own, listener))
+
+
+async def _serve(settings: GatewaySettings, used: Runtime, own: Path, listener: socket.socket) -> None:
+    if settings.image or used.serves:
+        await used.prepare(settings.image)  # what cannot work is said now, and not to the first session
+    if isinstance(used, ContainerRuntime):
+        removed = await used.remove_leftovers(lambda name: is_alive(own.parent / name))
+        if removed:
+            log.info("Removed %d containers of gateways that were killed", removed)
+    gateway = Gateway(settings, used, Places(own))
+    server = http_server(create_app(gateway), timeout_graceful_shutdown=_STOP_SECONDS)
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
+            loop.add_signal_handler(number, stopped.set)
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    host, port = listener.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    log.log(SUCCESS, "Gateway ready on http://%s:%d/mcp (%s: %s)", shown, port, used.name, used.about)
+    heartbeat.ready()
+    waiting = asyncio.create_task(stopped.wait())
+    await asyncio.wait({serving, waiting}, return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
+    log.info("Stopping; %d sessions are ended", gateway.status()["running"])
+    await gateway.close()
+    server.should_exit = True
+    await serving
+    log.info("Gateway stopped")

@@ -1,0 +1,171 @@
+"""One session: an environment's process, and which of its messages belongs to which HTTP response."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable
+
+from buckeye.base.process import without_secrets
+from buckeye.mcp.client.errors import McpFault
+from buckeye.mcp.gateway.frames import (
+    SERVER_ERROR,
+    Channel,
+    Frame,
+    RequestId,
+    cancellation,
+    error_frame,
+    one_line,
+    read_line,
+)
+from buckeye.mcp.gateway.settings import Refusal, Wish
+from buckeye.mcp.gateway.starts import Started
+
+_WRITE_SECONDS = 30.0
+_EXIT_POLLS, _EXIT_POLL_SECONDS = 100, 0.01
+
+
+class Session:
+    """Open from its start until `on_end` is called with the reason, which happens once."""
+
+    def __init__(self, started: Started, wish: Wish, on_end: Callable[[Session, str], None]) -> None:
+        self.id = secrets.token_hex(16)
+        self.started, self.wish = started, wish
+        self.requests = 0
+        self.begun = self.last_used = time.monotonic()
+        self.ended: str | None = None
+        """Why it ended."""
+        self.left_at: float | None = None
+        """When its client closed the stream of messages that nobody asked for, if it has asked nothing
+        since."""
+        self._on_end = on_end
+        self._exchanges: dict[RequestId, Channel] = {}
+        self._tokens: dict[RequestId, Channel] = {}
+        self._unasked = Channel()
+        self._listening = False
+        self._reader = asyncio.create_task(self._read())
+
+    @property
+    def name(self) -> str:
+        """How log lines and the status call it: not the whole id, which is as good as a key."""
+        return self.id[:8]
+
+    @property
+    def in_use(self) -> bool:
+        """Whether a client waits for something."""
+        return bool(self._exchanges) or self._listening
+
+    @property
+    def dropped(self) -> int:
+        """Messages of the environment that nobody fetched."""
+        return self._unasked.dropped
+
+    async def ask(self, frame: Frame, body: bytes) -> Channel:
+        """Pass a request on; the channel gets what the environment says about it, its answer last."""
+        assert frame.id is not None
+        if frame.id in self._exchanges:
+            raise Refusal(400, "id", f"The request id {frame.id!r} is in use by a request without an answer.")
+        channel = self._exchanges[frame.id] = Channel()
+        if (token := frame.progress_token()) is not None:
+            self._tokens[token] = channel
+        self.requests += 1
+        await self.tell(body)
+        return channel
+
+    async def tell(self, body: bytes) -> None:
+        """Pass on a notification, or the answer to a question of the environment's."""
+        self.last_used, self.left_at = time.monotonic(), None
+        try:
+            async with asyncio.timeout(_WRITE_SECONDS):
+                await self.started.process.write_line(one_line(body))
+        except TimeoutError:
+            self.end(f"the environment has not read its input for {_WRITE_SECONDS:g} s{self._last_words()}")
+        except (ConnectionError, RuntimeError):
+            await asyncio.wait({self._reader}, timeout=1.0)  # it has ended, and will say how
+            if self.ended is None:
+                self.end(f"the environment reads no more{self._last_words()}")
+
+    async def abandon(self, request_id: RequestId, *, tell: bool) -> None:
+        """The client has gone; `tell` the environment, where the protocol means that by it."""
+        channel = self._exchanges.pop(request_id, None)
+        if channel is None or self.ended is not None:
+            return
+        self._forget_token(channel)
+        if tell:
+            await self.tell(cancellation(request_id))
+
+    def listen(self) -> Channel:
+        """The messages that belong to no request. Raises Refusal 409 if somebody has them already."""
+        if self._listening:
+            raise Refusal(409, "stream", "This session's stream is open already; there is one per session.")
+        self._listening, self.left_at = True, None
+        return self._unasked
+
+    async def unlisten(self) -> None:
+        """The stream's client has gone."""
+        self._listening = False
+        self.last_used = self.left_at = time.monotonic()
+
+    def end(self, reason: str) -> None:
+        """Answer what is open with an error. The process is somebody else's to end."""
+        if self.ended is not None:
+            return
+        self.ended = without_secrets(reason, [value for _, value in self.wish.variables])
+        message = f"The session has ended: {self.ended}"
+        for request_id, channel in self._exchanges.items():
+            error = error_frame(request_id, SERVER_ERROR, message, {"reason": "session_ended"})
+            channel.close(error, broken=True)
+        self._exchanges.clear()
+        self._unasked.close()
+        if asyncio.current_task() is not self._reader:
+            self._reader.cancel()
+        self._on_end(self, self.ended)
+
+    async def _read(self) -> None:
+        process = self.started.process
+        reason = ""
+        try:
+            while (line := await process.read_line()) is not None:
+                frame = read_line(line)
+                if frame is None:
+                    process.note_garbage(line)
+                else:
+                    self._deliver(frame, line)
+        except McpFault as fault:
+            reason = str(fault)
+        except (ValueError, OSError) as error:
+            reason = f"its output cannot be read: {error}"
+        if not reason and process.fault is not None:
+            reason = str(process.fault)
+        await self._until_ended()
+        self.end(reason or f"the environment ended by itself{self._last_words()}")
+
+    async def _until_ended(self) -> None:
+        """Its output closes a moment before its exit code is known."""
+        for _ in range(_EXIT_POLLS):
+            if self.started.process.ended:
+                return
+            await asyncio.sleep(_EXIT_POLL_SECONDS)
+
+    def _deliver(self, frame: Frame, line: bytes) -> None:
+        if frame.is_response:
+            assert frame.id is not None
+            channel = self._exchanges.pop(frame.id, None)
+            if channel is not None:
+                self._forget_token(channel)
+                channel.close(line)
+            return  # an answer to nobody: its client has gone
+        token = frame.progress_token()
+        channel = self._tokens.get(token) if token is not None else None
+        if channel is None and not self._listening and self._exchanges:
+            channel = next(reversed(self._exchanges.values()))
+        (channel or self._unasked).put(line)
+
+    def _forget_token(self, channel: Channel) -> None:
+        for token in [token for token, other in self._tokens.items() if other is channel]:
+            del self._tokens[token]
+
+    def _last_words(self) -> str:
+        words = self.started.process.last_words()
+        return f" ({words})" if words else ""

@@ -1,0 +1,95 @@
+"""The graders of a task, and their verdicts on a rollout."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from buckeye.envs.base import Message
+from buckeye.mcp.client.errors import McpFault
+from buckeye.mcp.client.session import CallResult
+from buckeye.mcp.grading.judge import MadeCall, Verdict
+from buckeye.mcp.grading.outside import GraderFailed, judged, run_command, run_function
+from buckeye.mcp.grading.schema import Grader, StateGrader
+
+_WORKDIR = "{workdir}"
+_MOST_RESULT = 2**20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Played:
+    """What graders may look at: the task, the conversation, the last reply without thoughts and calls, the
+    calls, the rollout's folder, and a way to call a tool, given its name, arguments and seconds."""
+
+    task: Mapping[str, Any]
+    messages: Sequence[Message]
+    reply: str
+    calls: Sequence[MadeCall]
+    workdir: Path | None
+    call_tool: Callable[[str, Mapping[str, Any], float], Awaitable[CallResult]]
+
+
+def made_call(tool: str, arguments: Mapping[str, Any], result: CallResult) -> MadeCall:
+    """A call as graders see it; what is larger than a megabyte is cut."""
+    text = result.text[:_MOST_RESULT]
+    data = result.structured if len(result.text) <= _MOST_RESULT else None
+    return MadeCall(tool=tool, arguments=arguments, text=text, data=data, error=result.is_error)
+
+
+async def verdict_of(grader: Grader, played: Played) -> Verdict:
+    """What a grader, which has the task's values, says of a rollout. Raises GraderFailed."""
+    if grader.needs_folder and played.workdir is not None and played.workdir.is_symlink():
+        return Verdict(0.0, "the rollout's folder was replaced by a link")
+    request: dict[str, Any] = {"grader": grader.model_dump(mode="json", exclude_unset=True)}
+    if grader.python is not None:
+        return await run_function(grader.python, _arguments(played), grader.timeout)
+    if grader.reply is not None:
+        request |= {"text": played.reply}
+    elif grader.state is None:
+        request |= {"calls": [asdict(call) for call in played.calls]}
+    elif grader.needs_folder and played.workdir is None:
+        raise GraderFailed(
+            "the servers of this task are not started here, so there is no folder to look into"
+        )
+    elif grader.state.tool is not None:
+        result = await _asked(grader, grader.state, played)
+        if result.is_error:
+            return Verdict(0.0, f"{grader.state.tool} gave an error: {result.text[:200]}")
+        request |= {"text": result.text, "data": result.structured}
+    elif grader.state.command is not None:
+        assert played.workdir is not None
+        argv = [word.replace(_WORKDIR, str(played.workdir)) for word in grader.state.command]
+        ran = await run_command(argv, played.workdir, grader.timeout)
+        if ran.code != grader.state.exit_code:
+            ended = f"code {ran.code}" if ran.code is not None else f"no end within {grader.timeout:g} s"
+            last = ran.output.strip()[-200:]
+            return Verdict(0.0, f"expected exit code {grader.state.exit_code}, found {ended}: {last}")
+        if not grader.state.tests and grader.state.json_path is None:
+            return Verdict(1.0, f"exit code {ran.code}")
+        request |= {"text": ran.output}
+    else:
+        request |= {"folder": str(played.workdir)}
+    match = grader.reply or grader.result or grader.state
+    needs_math = match is not None and match.math is not None
+    return await judged(request, library="math_verify" if needs_math else None)
+
+
+async def _asked(grader: Grader, state: StateGrader, played: Played) -> CallResult:
+    assert state.tool is not None
+    try:
+        return await played.call_tool(state.tool, state.arguments, grader.timeout)
+    except McpFault as fault:
+        raise GraderFailed(str(fault)) from fault
+
+
+def _arguments(played: Played) -> dict[str, Any]:
+    """What a function of the user's is given."""
+    return {
+        "task": dict(played.task),
+        "messages": list(played.messages),
+        "calls": [{"tool": call.tool, "arguments": call.arguments} for call in played.calls],
+        "results": [{"text": call.text, "data": call.data, "error": call.error} for call in played.calls],
+        "workdir": None if played.workdir is None else str(played.workdir),
+    }

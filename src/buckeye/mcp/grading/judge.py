@@ -1,0 +1,230 @@
+"""Judges texts, values and calls that a model may have written: only in the worker's process, never in that
+of a run. The words of a verdict say what was expected and what was found."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from buckeye.mcp.grading.schema import CallsGrader, ExpectedCall, Match, ResultGrader, last_number
+
+_REGEX_SECONDS = 2.0
+_SHOWN = 80
+_FENCE = re.compile(r"```(?:json)?\s*\n(.*?)```", re.DOTALL)
+_ABSENT = object()
+
+
+class Verdict(NamedTuple):
+    """The score of a grader, and why."""
+
+    score: float
+    said: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MadeCall:
+    """A call that the model made: its result's text, and its data where it is structured."""
+
+    tool: str
+    arguments: Mapping[str, Any]
+    text: str = ""
+    data: Any = None
+    error: bool = False
+
+
+def judge_text(match: Match, text: str, data: Any = None) -> Verdict:
+    """Whether a text passes; `data` is what it says as a value, where that is known."""
+    value: Any = _ABSENT if data is None else data
+    if match.json_path is not None:
+        if value is _ABSENT and (value := _json(text)) is _ABSENT:
+            return Verdict(0.0, f"expected JSON, found {shown(text)}")
+        found = _selected(match.json_path, value)
+        if not found:
+            return Verdict(0.0, f"there is nothing at {match.json_path}")
+        value = found[0] if len(found) == 1 else found
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        if not match.tests:
+            return Verdict(1.0, f"{match.json_path} is {shown(value)}")
+    passed, expected = _tested(match, text, value)
+    found_words = shown(text if value is _ABSENT else value)
+    return Verdict(float(passed), f"found {found_words}" if passed else f"{expected}, found {found_words}")
+
+
+def _tested(match: Match, text: str, value: Any) -> tuple[bool, str]:
+    """Whether the one test is passed, and what was expected."""
+    (test,) = match.tests
+    fold = str.casefold if match.ignore_case else str
+    if test == "exact":
+        return _is_exact(match.exact, text, value, fold), f"expected {shown(match.exact)}"
+    if test == "contains":
+        wanted = str(match.contains)
+        return fold(wanted) in fold(text), f"expected a text with {shown(wanted)}"
+    if test == "regex":
+        import regex  # of an extra; settings are read without it
+
+        try:
+            hit = regex.search(str(match.regex), text, timeout=_REGEX_SECONDS)
+        except TimeoutError:
+            return False, f"the pattern took longer than {_REGEX_SECONDS:g} s"
+        return hit is not None, f"expected what {shown(match.regex)} finds"
+    if test == "number":
+        return _is_number(match, text, value)
+    if test == "set":
+        assert isinstance(match.set, list)
+        return _is_set(match.set, text, value)
+    return _is_math(str(match.math), text), f"expected what equals {shown(match.math)}"
+
+
+def _is_exact(expected: Any, text: str, value: Any, fold: Any) -> bool:
+    if isinstance(expected, str):
+        return bool(fold(text.strip()) == fold(expected.strip()))
+    return same(expected, _json(text) if value is _ABSENT else value)
+
+
+def _is_number(match: Match, text: str, value: Any) -> tuple[bool, str]:
+    is_one = isinstance(value, int | float) and not isinstance(value, bool)
+    number = float(value) if is_one else last_number(text)
+    assert isinstance(match.number, float)
+    within = f" within {match.tolerance:g}" if "tolerance" in match.model_fields_set else ""
+    expected = f"expected {match.number:.15g}{within}"
+    if number is None:
+        return False, f"{expected} and no number is there"
+    off = abs(number - match.number)
+    within_it = off <= max(match.tolerance, 1e-9 * abs(match.number))
+    return within_it, f"{expected}, the number is {number:.15g}"
+
+
+def _is_set(expected: Sequence[Any], text: str, value: Any) -> tuple[bool, str]:
+    items = _json(text) if value is _ABSENT else value
+    if not isinstance(items, list):
+        items = [part.strip(" \t\r-*•") for part in re.split(r"[,;\n]", text)]
+        expected = [item if isinstance(item, str) else json.dumps(item) for item in expected]
+    items = [item for item in items if item != ""]
+    found, wanted = ({_key(item): item for item in side} for side in (items, expected))
+    missing = [shown(wanted[key]) for key in wanted if key not in found]
+    surplus = [shown(found[key]) for key in found if key not in wanted]
+    sides = (("missing", missing), ("not expected", surplus))
+    parts = [f"{what}: {', '.join(which[:5])}" for what, which in sides if which]
+    return not parts, "; ".join(parts)
+
+
+def _key(item: Any) -> str:
+    """The same for the same items: 1 and 1.0 are, 1 and true are not."""
+    if isinstance(item, float) and item.is_integer():
+        item = int(item)
+    return json.dumps(item.strip() if isinstance(item, str) else item, sort_keys=True)
+
+
+def _is_math(expected: str, text: str) -> bool:
+    from math_verify import parse, verify
+
+    def parsed(words: str) -> Any:
+        return parse(words, parsing_timeout=None)  # the worker has a deadline
+
+    def is_bare(words: str) -> bool:
+        return not any(mark in words for mark in ("$", "\\boxed", "\\(", "\\["))
+
+    wanted = parsed(f"${expected}$" if is_bare(expected) else expected)
+    found = parsed(f"${text}$" if "\\" in text and is_bare(text) else text)
+    return bool(verify(wanted, found, timeout_seconds=None))
+
+
+def judge_calls(grader: CallsGrader, calls: Sequence[MadeCall]) -> Verdict:
+    """Whether the tools were called."""
+    if grader.in_order is not None:
+        done = 0
+        for call in calls:
+            if done < len(grader.in_order) and not call.error and _is_call(grader.in_order[done], call):
+                done += 1
+        if done < len(grader.in_order):
+            missing = _described(grader.in_order[done])
+            return Verdict(0.0, f"made {done} of {len(grader.in_order)} calls in order; then no {missing}")
+    made = [call for call in calls if grader.call is None or _is_call(grader.call, call)]
+    what = "calls" if grader.call is None else f"calls {_described(grader.call)}"
+    if grader.at_most is not None and len(made) > grader.at_most:
+        return Verdict(0.0, f"expected at most {grader.at_most} {what}, found {len(made)}")
+    good = [call for call in made if not call.error]
+    least = grader.at_least or (1 if grader.tool is not None and grader.at_most is None else 0)
+    if len(good) < least:
+        failed = f" and {len(made) - len(good)} that failed" if len(made) > len(good) else ""
+        return Verdict(0.0, f"expected {least} {what}, found {len(good)}{failed}")
+    return Verdict(1.0, f"found {len(made)} {what}")
+
+
+def _is_call(expected: ExpectedCall, call: MadeCall) -> bool:
+    if call.tool != expected.tool or any(
+        name not in call.arguments or not same(value, call.arguments[name])
+        for name, value in expected.arguments.items()
+    ):
+        return False
+    return all(
+        name in call.arguments and judge_text(match, *_as_text(call.arguments[name])).score == 1.0
+        for name, match in expected.matching.items()
+    )
+
+
+def _as_text(value: Any) -> tuple[str, Any]:
+    return (value, None) if isinstance(value, str) else (json.dumps(value, ensure_ascii=False), value)
+
+
+def _described(expected: ExpectedCall) -> str:
+    given = [f"{name}={shown(value)}" for name, value in expected.arguments.items()]
+    given += [f"{name} as asked" for name in expected.matching]
+    return f"of {expected.tool}" + (f" with {', '.join(given)}" if given else "")
+
+
+def judge_results(grader: ResultGrader, calls: Sequence[MadeCall]) -> Verdict:
+    """Whether the last result passes, or any."""
+    looked_at = [call for call in calls if grader.tool in (None, call.tool)]
+    if not looked_at:
+        return Verdict(0.0, f"there was no call{f' of {grader.tool}' if grader.tool else ''}")
+    verdict = Verdict(0.0, "")
+    for call in reversed(looked_at):
+        if call.error:
+            verdict = Verdict(0.0, f"the last call of {call.tool} gave an error: {shown(call.text)}")
+        else:
+            verdict = judge_text(grader, call.text, call.data)
+        if verdict.score == 1.0 or not grader.any:
+            return verdict
+    return Verdict(0.0, f"none of {len(looked_at)} results passes; the first: {verdict.said}")
+
+
+def same(expected: Any, found: Any) -> bool:
+    """Whether two JSON values are equal: 1 and 1.0 are, 1 and true are not."""
+    if isinstance(expected, bool) or isinstance(found, bool):
+        return expected is found
+    if isinstance(expected, Mapping) and isinstance(found, Mapping):
+        return expected.keys() == found.keys() and all(same(expected[k], found[k]) for k in expected)
+    if isinstance(expected, list | tuple) and isinstance(found, list | tuple):
+        return len(expected) == len(found) and all(map(same, expected, found))
+    return bool(expected == found)
+
+
+def shown(value: Any) -> str:
+    """A value in few words."""
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=repr)
+    text = " ".join(text[: 4 * _SHOWN].split())
+    text = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+    return repr(text) if isinstance(value, str) else text
+
+
+def _json(text: str) -> Any:
+    """What a text says as JSON, also within a fence of Markdown; _ABSENT if that is nothing."""
+    for candidate in (text, *_FENCE.findall(text)[-1:]):
+        try:
+            return json.loads(candidate)
+        except (ValueError, RecursionError):
+            continue
+    return _ABSENT
+
+
+def _selected(path: str, value: Any) -> list[Any]:
+    import jsonpath
+
+    try:
+        return list(jsonpath.findall(path, value))
+    except (jsonpath.JSONPathError, RecursionError):
+        return []

@@ -1,0 +1,52 @@
+"""The process in which graders judge: `python -I -m buckeye.mcp.grading.worker`, lines of JSON in and out."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from buckeye.mcp.grading.judge import MadeCall, Verdict, judge_calls, judge_results, judge_text
+from buckeye.mcp.grading.schema import Grader
+from buckeye.mcp.grading.state import judge_state
+
+
+def judged(request: dict[str, Any]) -> Verdict:
+    """The verdict of `grader` on what the request holds of `text`, `data`, `calls` and `folder`."""
+    grader = Grader.model_validate(request["grader"])
+    calls = [MadeCall(**call) for call in request.get("calls", ())]
+    if grader.calls is not None:
+        return judge_calls(grader.calls, calls)
+    if grader.result is not None:
+        return judge_results(grader.result, calls)
+    if grader.state is not None and (grader.state.file or grader.state.database):
+        return judge_state(grader.state, Path(request["folder"]))
+    match = grader.reply or grader.state
+    assert match is not None
+    return judge_text(match, request["text"], request.get("data"))
+
+
+def main() -> None:
+    """Answer one line with another, until there is none. A request may also name a module to `import`."""
+    sys.setrecursionlimit(10_000)
+    print(json.dumps({"ready": True}), flush=True)
+    for line in sys.stdin.buffer:
+        request = json.loads(line)
+        try:
+            if "import" in request:
+                importlib.import_module(request["import"])
+                answer: dict[str, Any] = {}
+            else:
+                verdict = judged(request)
+                answer = {"score": verdict.score, "said": verdict.said}
+        except (MemoryError, RecursionError) as error:
+            answer = {"score": 0.0, "said": f"it is too large to be judged ({type(error).__name__})"}
+        except Exception as error:  # a mistake of ours or of a library
+            answer = {"failed": f"{type(error).__name__}: {error}"[:500]}
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,144 @@
+"""Unpacked images, kept by digest."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from buckeye.base.storage import leftovers, read_json, write_file
+from buckeye.mcp.images.built import blob_path, find_built
+from buckeye.mcp.images.manifest import Blob, Manifest, parse_reference
+from buckeye.mcp.images.registry import Registry
+from buckeye.mcp.images.unpack import unpack_layers
+from buckeye.mcp.sandbox.base import PrepareError
+
+log = logging.getLogger(__name__)
+
+_MAX_CONFIG = 4 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """An unpacked image: its root file system, to be read only, and how it wants to be run."""
+
+    digest: str
+    root: Path
+    argv: tuple[str, ...]
+    variables: dict[str, str]
+    cwd: str
+
+
+def fetch_image(name: str, folder: Path, *, owner: int | None) -> Image:
+    """The image called `name`: as it was built here, else from its registry or, if that cannot be asked, as
+    it was fetched last.
+
+    `folder` keeps what was downloaded and unpacked; files belong to the user `owner`, if one is given. May be
+    called by several processes at once. Raises PrepareError, and UsageError for a name that is none.
+    """
+    reference = parse_reference(name)
+    built = find_built(reference, folder)
+    if built is not None:
+        return _made(built.manifest, _nothing, name, folder, owner)
+    known = folder / "names" / f"{hashlib.sha256(str(reference).encode()).hexdigest()[:32]}.json"
+    with Registry(reference) as registry:
+        try:
+            manifest = registry.manifest()
+        except PrepareError as error:
+            try:
+                digest = str(read_json(known)["digest"])
+                image = _read(folder / "images" / _key(digest, owner))
+            except (OSError, ValueError, KeyError):
+                raise error from None
+            log.warning("%s Using the image as it was fetched before (%s).", error, digest[:19])
+            return image
+        image = _made(manifest, registry.fetch, name, folder, owner)
+    write_file(known, json.dumps({"name": str(reference), "digest": manifest.digest}))
+    return image
+
+
+Fetch = Callable[[Blob, Path], None]
+"""Puts a blob into a file, unless it is there."""
+
+
+def _nothing(blob: Blob, target: Path) -> None:
+    """All blobs of an image that was built here are there."""
+
+
+def _made(manifest: Manifest, fetch: Fetch, name: str, folder: Path, owner: int | None) -> Image:
+    target = folder / "images" / _key(manifest.digest, owner)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with (target.parent / f".{target.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not target.exists():
+            _make(manifest, fetch, name, folder, target, owner)
+    return _read(target)
+
+
+def _make(manifest: Manifest, fetch: Fetch, name: str, folder: Path, target: Path, owner: int | None) -> None:
+    begun = time.monotonic()
+    for old in leftovers(target.parent):
+        shutil.rmtree(old, ignore_errors=True)
+    size = sum(layer.size for layer in manifest.layers)
+    log.info("Unpacking %s (%d layers, %.1f MB)", name, len(manifest.layers), size / 1e6)
+    if manifest.config.size > _MAX_CONFIG:
+        raise PrepareError(f"image {name}: its configuration is too large.")
+    blobs = {blob_path(folder, blob.digest): blob for blob in (manifest.config, *manifest.layers)}
+    for path, blob in blobs.items():
+        fetch(blob, path)
+    packed = [blob_path(folder, layer.digest) for layer in manifest.layers]
+    temporary = target.with_name(f".{target.name}.tmp-{os.getpid()}")
+    try:
+        config = read_json(blob_path(folder, manifest.config.digest))
+        root = temporary / "root"
+        root.mkdir(parents=True)
+        done = unpack_layers(packed, config["rootfs"]["diff_ids"], root, owner=owner)
+        (temporary / "image.json").write_text(json.dumps({"digest": manifest.digest, "config": config}))
+        os.sync()
+        temporary.rename(target)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise PrepareError(f"image {name} cannot be unpacked: {type(error).__name__}: {error}") from None
+    except PrepareError as error:
+        raise PrepareError(f"image {name}: {error}") from None
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    left = f", {done.left_out} devices and pipes left out" if done.left_out else ""
+    seconds = time.monotonic() - begun
+    log.info("%s is unpacked (%.1f MB in %.1f s%s)", name, done.bytes / 1e6, seconds, left)
+
+
+class _Wishes(msgspec.Struct, rename="pascal"):
+    """How an image wants to be run, in its own words."""
+
+    env: list[str] | None = None
+    entrypoint: list[str] | None = None
+    cmd: list[str] | None = None
+    working_dir: str | None = None
+
+
+def _read(target: Path) -> Image:
+    described = read_json(target / "image.json")
+    try:
+        wishes = msgspec.convert(described["config"].get("config") or {}, _Wishes)
+    except msgspec.ValidationError as error:
+        raise PrepareError(f"the image's configuration is damaged: {error}.") from None
+    return Image(
+        digest=described["digest"],
+        root=target / "root",
+        argv=(*(wishes.entrypoint or ()), *(wishes.cmd or ())),
+        variables=dict(entry.partition("=")[::2] for entry in wishes.env or ()),
+        cwd=wishes.working_dir or "/",
+    )
+
+
+def _key(digest: str, owner: int | None) -> str:
+    return digest.removeprefix("sha256:") + ("" if owner is None else f"-{owner}")

@@ -1,0 +1,98 @@
+"""What an evaluation call says about the end of a rollout, and the reward of its parts."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from buckeye.mcp.client.errors import EvaluateError
+from buckeye.mcp.client.session import CallResult
+from buckeye.mcp.config import WeightsConfig
+
+# The reward of a rollout from its parts.
+
+
+def score(components: Mapping[str, float], weights: WeightsConfig) -> float:
+    """The weighted mean of the components.
+
+    Weights need not add up to 1: with 8, 1, 1 the reward is the same as with 0.8, 0.1, 0.1. `components`
+    must have exactly the names of the weights: a part that is not known is no part that is 0.
+    """
+    shares = weights.model_dump()
+    assert components.keys() == shares.keys(), "a component is missing or unknown"
+    return sum(shares[name] * components[name] for name in shares) / sum(shares.values())
+
+
+# What an evaluation call says about the end of a rollout.
+
+REWARD_KEYS = ("reward", "grade", "score")
+_MOST_METRICS = 32
+
+
+def result_object(result: CallResult) -> Any:
+    """What a result says as data: its structured content, else its text read as JSON; None if it is neither.
+
+    A structured object whose only key is `result`, as the SDKs make of a plain return value, stands for that
+    value.
+    """
+    value = result.structured
+    if isinstance(value, Mapping) and list(value) == ["result"]:
+        value = value["result"]
+    if value is None or isinstance(value, str):
+        try:
+            value = json.loads(result.text if value is None else value)
+        except (ValueError, RecursionError):
+            return None
+    return value
+
+
+def reward_of(tool: str, result: CallResult) -> tuple[float, dict[str, float]]:
+    """The reward (`reward`, `grade` or `score` of an object, or the value itself) and the other numbers of an
+    evaluation, which are logged.
+
+    Booleans count 0 and 1. Raises EvaluateError if there is no finite reward, or if the evaluation says that
+    it failed.
+    """
+    if result.is_error:
+        raise EvaluateError(f"{tool} failed: {_shown(result.text)}")
+    value = result_object(result)
+    numbers: dict[str, float] = {}
+    if isinstance(value, Mapping):
+        if value.get("isError") is True or value.get("is_error") is True:
+            raise EvaluateError(f"{tool} says that it failed: {_shown(result.text)}")
+        numbers = _numbers(value)
+        key = next((key for key in REWARD_KEYS if key in value), None)
+        value = None if key is None else value[key]
+    if not isinstance(value, bool | int | float):
+        raise EvaluateError(
+            f"{tool} gave no reward: its result needs a number as {', '.join(REWARD_KEYS[:-1])} or "
+            f"{REWARD_KEYS[-1]}, and is {_shown(result.text or json.dumps(result.structured, default=str))}"
+        )
+    reward = _finite(value)
+    if reward is None:
+        raise EvaluateError(f"{tool} gave {value} as the reward, which is no finite number")
+    return reward, numbers
+
+
+def _numbers(value: Mapping[str, Any]) -> dict[str, float]:
+    found = {
+        str(key): _finite(item)
+        for key, item in value.items()
+        if key not in REWARD_KEYS and isinstance(item, bool | int | float)
+    }
+    kept = [(key, number) for key, number in found.items() if number is not None]
+    return dict(kept[:_MOST_METRICS])
+
+
+def _finite(value: float) -> float | None:
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= 200 else text[:200] + "…")

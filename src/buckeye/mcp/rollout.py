@@ -1,0 +1,237 @@
+"""One rollout: sessions, setup, the conversation, and the evaluation, which always takes place."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Any, Literal
+
+from buckeye.envs.base import ROLLOUT_ENDS, Message, Outcome, Policy, Reply, TextCaller, Tool
+from buckeye.mcp.actions.mapping import ActionError, bind
+from buckeye.mcp.actions.parser import ParsedCall, ParsedReply, parse_reply, parse_tool_calls
+from buckeye.mcp.actions.tool_list import call_form, offered_tools
+from buckeye.mcp.client.errors import McpFault, SessionLost
+from buckeye.mcp.client.session import CallResult
+from buckeye.mcp.completion import completion
+from buckeye.mcp.config import GymConfig
+from buckeye.mcp.grading.grade import Played, made_call
+from buckeye.mcp.grading.judge import MadeCall, shown
+from buckeye.mcp.grading.of_task import graders_of
+from buckeye.mcp.rewards import result_object, score
+from buckeye.mcp.stage import Stage, bounded, open_stage, untouched_fault
+from buckeye.mcp.tasks.task_schema import McpTask
+
+StopReason = Literal["done", "answered", "environment_done", "turn_limit", "time_limit", "truncated"]
+"""`done`: the model called an action without a tool. `answered`: a reply in plain words, without calls.
+`environment_done`: a result said `done: true`. `turn_limit`, `time_limit`: of the configuration.
+`truncated`: a reply was cut off at a length limit."""
+
+LOST = "server_lost_by_call"
+"""The component that counts the calls of the model after which its server failed, and an untouched one did
+not."""
+_NO_CALL = "Your reply has no tool call. Write one, as <tool>name(...)</tool>."
+_LONGEST_LOST = 200
+_FOR_GRADING = 0.1  # of the time of a rollout: slow calls must not make it an error, which has no reward
+_NOT_RUN = "Not run: only the first call of a reply is."
+
+
+@dataclass(slots=True)
+class _Counts:
+    """What happened in a rollout."""
+
+    turns: int = 0
+    attempts: int = 0
+    successes: int = 0
+    format_scores: list[float] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+    cut: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
+
+
+async def play(task: McpTask, config: GymConfig, policy: Policy) -> Outcome:
+    """Play a task. Raises McpFault if the environment failed; the rollout has no reward then."""
+    started = time.monotonic()
+    async with open_stage(task, config) as stage:
+        rollout = _Conversation(task, config, policy, stage)
+        stop = await rollout.run(started)
+        done = await completion(task, config, stage, rollout.played())
+    counts = rollout.counts
+    parts = {
+        "task_completion": done.score,
+        "tool_execution": counts.successes / counts.attempts if counts.attempts else 0.0,
+        "format_compliance": fmean(counts.format_scores) if counts.format_scores else 0.0,
+    }
+    return Outcome(
+        reward=score(parts, config.rubric.weights),
+        components={**done.components, **parts, **_counted(counts), **stage.workdir.numbers},
+        stop_reason=stop,
+        explanations=done.explanations | ({LOST: "; ".join(counts.lost)} if counts.lost else {}),
+    )
+
+
+def first_messages(task: McpTask, config: GymConfig, state: str = "") -> list[Message]:
+    """The conversation before the model's first turn; `state` is what the setup said."""
+    prompt = f"{task.prompt}\n\n{state}" if state else task.prompt
+    system = [{"role": "system", "content": config.system_prompt}] if config.system_prompt else []
+    return [*system, {"role": "user", "content": prompt}]
+
+
+class _Conversation:
+    """The turns of one rollout."""
+
+    def __init__(self, task: McpTask, config: GymConfig, policy: Policy, stage: Stage) -> None:
+        self._task, self._config, self._policy = task, config, policy
+        self._stage, self._sessions = stage, stage.sessions
+        self._reply_is_graded = any(grader.reply for grader in graders_of(task, config))
+        self._native = config.parser.format == "tools"
+        offered = offered_tools(config, stage.sessions.tools)
+        self._tools: Sequence[Tool] = offered if self._native else ()
+        if not self._native and isinstance(policy, TextCaller):
+            policy.may_call(offered, call_form(config.parser))
+        self._messages = first_messages(task, config, stage.said)
+        self._ended: StopReason | None = None
+        self._ends = math.inf
+        self._said = ""
+        self._calls: list[MadeCall] = []
+        self.counts = _Counts()
+
+    async def run(self, started: float) -> StopReason:
+        """Turns until one of the reasons to stop; `started` is when the rollout began (monotonic)."""
+        limits = self._config.defaults
+        self._ends = started + (1 - _FOR_GRADING) * (ROLLOUT_ENDS.get() - started)
+        last = min(self._ends, started + (limits.time_limit or math.inf))
+        for _ in range(limits.max_turns):
+            if time.monotonic() >= last:
+                return "time_limit"
+            reply = await self._policy.chat(self._messages, tools=self._tools)
+            if reply.text or reply.finish_reason == "stop":  # else there was no room for a reply at all
+                self.counts.turns += 1
+            parsed = self._parsed(reply)
+            self._messages.append(reply.message)
+            self._said = parsed.plain
+            if reply.finish_reason == "length":
+                return "truncated"
+            if parsed.is_answer and (self._native or self._may_answer):
+                return "answered"
+            self._messages += await self._answers(reply, parsed)
+            if self._ended is not None:
+                return self._ended
+        return "turn_limit"
+
+    def played(self) -> Played:
+        """What graders may look at."""
+        return Played(
+            task={"id": self._task.id, "prompt": self._task.prompt, "metadata": self._task.metadata},
+            messages=self._messages,
+            reply=self._said,
+            calls=self._calls,
+            workdir=self._stage.workdir.path,
+            call_tool=self._sessions.call_within,
+        )
+
+    @property
+    def _may_answer(self) -> bool:
+        """Whether a reply in plain words is an answer, and no call that was forgotten."""
+        return self._reply_is_graded or self.counts.successes > 0
+
+    def _parsed(self, reply: Reply) -> ParsedReply:
+        parser, actions = self._config.parser, self._config.actions
+        if self._native:
+            parsed = parse_tool_calls(reply.message, parser, actions)
+        else:
+            parsed = parse_reply(reply.text, parser, actions)
+        if reply.text or reply.finish_reason == "stop":
+            answers = parsed.is_answer and self._may_answer
+            self.counts.format_scores.append(parsed.answer_score if answers else parsed.format_score)
+        return parsed
+
+    async def _answers(self, reply: Reply, parsed: ParsedReply) -> list[Message]:
+        """What the model reads after its reply: the results of its calls, and what is wrong with it."""
+        results: list[tuple[ParsedCall, str]] = []
+        for call in parsed.calls:
+            results.append((call, await self._run(call)))
+            if self._ended is not None:
+                break
+        if self._native:
+            return _native_answers(reply, parsed, results)
+        texts = [f"<result>\n{text}\n</result>" for _, text in results]
+        texts += [f"Invalid tool call: {problem}" for problem in parsed.problems]
+        return [{"role": "user", "content": "\n".join(texts) or _NO_CALL}]
+
+    async def _run(self, call: ParsedCall) -> str:
+        """The text of a call's result; also notes whether the rollout is over."""
+        try:
+            bound = bind(call, self._config.actions, self._sessions.schemas)
+        except ActionError as error:
+            self.counts.attempts += 1
+            return f"Error: {error}"
+        if bound.tool is None:
+            self._ended = "done"
+            return "Done."
+        self.counts.attempts += 1
+        try:
+            seconds = min(self._config.defaults.tool_timeout, max(self._ends - time.monotonic(), 0.1))
+            result = await self._sessions.call(bound.tool, bound.arguments, timeout=seconds)
+        except McpFault as fault:
+            result = await self._broken(bound.tool, bound.arguments, fault)
+        self._calls.append(made_call(bound.tool, bound.arguments, result))
+        self.counts.successes += not result.is_error
+        data = result_object(result)
+        if isinstance(data, Mapping) and data.get("done") is True:
+            self._ended = "environment_done"
+        return self._shown(result)
+
+    async def _broken(self, tool: str, arguments: Mapping[str, Any], fault: McpFault) -> CallResult:
+        """What the model reads of a call after which its server failed. Raises the fault if an untouched one
+        fails too."""
+        known = bool(self.counts.lost) and isinstance(fault, SessionLost)
+        if not known and await untouched_fault(self._task, self._config) is not None:
+            raise fault
+        given = ", ".join(f"{name}={shown(value)}" for name, value in arguments.items())
+        self.counts.lost.append(f"{tool}({given}): {fault.to_model}"[:_LONGEST_LOST])
+        return CallResult(text=f"Error: {tool}: {fault.to_model}.", is_error=True)
+
+    def _shown(self, result: CallResult) -> str:
+        text = result.text or ("" if result.structured is None else json.dumps(result.structured))
+        text, cut = bounded(text, self._config.defaults.max_result_chars)
+        self.counts.cut += cut
+        self.counts.dropped.update(result.dropped)
+        if result.is_error and not text.lower().startswith("error"):
+            text = f"Error: {text}"
+        notes = [f"({count} {kind} not shown)" for kind, count in result.dropped.items()]
+        return "\n".join([text, *notes] if text else notes or ["(no output)"])
+
+
+def _native_answers(
+    reply: Reply, parsed: ParsedReply, results: Sequence[tuple[ParsedCall, str]]
+) -> list[Message]:
+    """One message for every native call, in the order of the calls."""
+    texts = {call.call_id: text for call, text in results}
+    texts |= {problem.call_id: f"Invalid tool call: {problem}" for problem in parsed.problems}
+    return [
+        {
+            "role": "tool",
+            "tool_call_id": call["id"],
+            "name": call["function"]["name"] or "unknown",
+            "content": texts.get(call["id"], _NOT_RUN),
+        }
+        for call in reply.message["tool_calls"]
+    ]
+
+
+def _counted(counts: _Counts) -> dict[str, float]:
+    numbers: dict[str, Any] = {
+        "n_turns": counts.turns,
+        "tool_calls": counts.attempts,
+        "tool_errors": counts.attempts - counts.successes,
+        LOST: len(counts.lost),
+    }
+    if counts.cut:
+        numbers["cut_characters"] = counts.cut
+    numbers |= {f"dropped_{kind}": count for kind, count in counts.dropped.items()}
+    return {name: float(number) for name, number in numbers.items()}

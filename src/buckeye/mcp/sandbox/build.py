@@ -1,0 +1,119 @@
+"""Building the image of a folder with a Dockerfile, and pushing what was built.
+
+docker and podman keep what they build, and push it themselves. What buildah builds goes into Buckeye's own
+store (`buckeye_mcp/images`): it is run from there, and pushed by Buckeye's client, without a
+daemon.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from buckeye.base.process import run_program
+from buckeye.errors import UsageError
+from buckeye.mcp.images.manifest import DOCKER_HUB, ImageReference, parse_reference
+from buckeye.mcp.sandbox.base import RuntimeUnavailable, cache_folder, output_of
+from buckeye.mcp.sandbox.containers import find_program
+
+BUILDERS = ("docker", "podman", "buildah")
+"""What builds images, the first that works being preferred."""
+_BUILD_SECONDS = 3600.0
+_PUSH_SECONDS = 3600.0
+_ANSWER_SECONDS = 30.0
+
+
+def choose_builder(name: str = "auto") -> str:
+    """The builder of this name, or for `auto` the first that works here. Raises RuntimeUnavailable, saying of
+    each what is missing."""
+    if name != "auto":
+        find_program(name)
+        return name
+    missing = []
+    for one in BUILDERS:
+        try:
+            find_program(one)
+            return one
+        except RuntimeUnavailable as error:
+            missing.append(str(error))
+    raise RuntimeUnavailable(
+        "Nothing that builds images works on this machine:\n  "
+        + "\n  ".join(missing)
+        + "\nbuildah needs no daemon: apt-get install buildah"
+    )
+
+
+def build_image(folder: Path, image: str, builder: str = "auto") -> str:
+    """Build the image called `name:tag`; returns its digest, "" where the builder knows none before a push.
+
+    Raises UsageError without a Dockerfile, RuntimeUnavailable without a builder, PrepareError with the last
+    words of a build that failed.
+    """
+    if not (folder / "Dockerfile").is_file():
+        raise UsageError(f"{folder} has no Dockerfile; `buckeye env new` writes one for a new environment")
+    reference = parse_reference(image)
+    name = choose_builder(builder)
+    isolation = ["--isolation", "chroot"] if name == "buildah" else []  # works inside of containers too
+    argv = [name, "build", *isolation, "--tag", image, str(folder)]
+    output_of(argv, _BUILD_SECONDS, f"{folder} cannot be built into an image")
+    if name == "podman":
+        return output_of([name, "image", "inspect", "--format", "{{.Digest}}", image], _ANSWER_SECONDS, image)
+    return _kept_by_us(image, reference) if name == "buildah" else ""
+
+
+def _kept_by_us(image: str, reference: ImageReference) -> str:
+    from buckeye.mcp.images.built import keep_layout
+
+    folder = cache_folder() / "images"
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".built-", dir=folder) as temporary:
+        layout = Path(temporary, "layout")
+        output_of(["buildah", "push", "--quiet", image, f"oci:{layout}:built"], _BUILD_SECONDS, image)
+        return keep_layout(layout, reference, folder).manifest.digest
+
+
+def push_built(image: str, target: str, *, progress: Callable[[str], None]) -> str:
+    """Push the image that was built here as `image` under the name `target`; returns its digest there.
+
+    Raises UsageError if none was built, PrepareError if the registry does not take it.
+    """
+    from buckeye.mcp.images.built import find_built, name_built, push_image
+
+    reference = parse_reference(target)
+    if reference.registry == DOCKER_HUB and reference.repository.startswith("library/"):
+        raise UsageError(
+            f"{target} says neither registry nor owner. Name both, as "
+            f"`buckeye env push --image ghcr.io/my-org/{target}`"
+        )
+    folder = cache_folder() / "images"
+    kept = find_built(parse_reference(image), folder)
+    if kept is None:
+        return _push_by_builder(image, target)
+    push_image(kept, reference, progress)
+    name_built(reference, kept.manifest.digest, folder)
+    return kept.manifest.digest
+
+
+def _push_by_builder(image: str, target: str) -> str:
+    name = next((one for one in ("docker", "podman") if _has(one, image)), None)
+    if name is None:
+        raise UsageError(f"{image} was not built here. Build it first: `buckeye env build`")
+    if target != image:
+        output_of([name, "tag", image, target], _ANSWER_SECONDS, target)
+    output_of([name, "push", "--quiet", target], _PUSH_SECONDS, f"{target} cannot be pushed")
+    inspect = [name, "image", "inspect", "--format", "{{json .RepoDigests}}", target]
+    said = output_of(inspect, _ANSWER_SECONDS, target)
+    repository = parse_reference(target).repository
+    digests = [str(one).partition("@") for one in json.loads(said) or []]
+    found = [digest for of, _, digest in digests if parse_reference(of).repository == repository]
+    return found[-1] if found else ""
+
+
+def _has(name: str, image: str) -> bool:
+    try:
+        find_program(name)
+    except RuntimeUnavailable:
+        return False
+    return run_program([name, "image", "inspect", image], seconds=_ANSWER_SECONDS).returncode == 0

@@ -1,0 +1,129 @@
+"""Images without a daemon: fetched by our own client, and run with the unpacked tree as their `/`.
+
+Where the kernel lets us, a session has its own processes, mounts and a writable layer over the shared tree.
+Where it does not (a rented machine that is a container itself), it has a copy of the tree and a user of its
+own. In both cases it does not run as root, if the gateway does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import shutil
+import signal
+import socket
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from buckeye.base.threads import finish_in_thread
+from buckeye.mcp.images.store import Image, fetch_image
+from buckeye.mcp.sandbox.base import Launch, Limits, PrepareError, RuntimeUnavailable
+from buckeye.mcp.sandbox.confinement import Root, Walls, confined, confined_environment, walls
+
+_USER = 231_072
+"""User and group of the sessions; with more added, of single sessions. A range that no system gives out."""
+_BLOCKS, _BLOCK = 60, 1_000
+_KILL_SECONDS = 10.0
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+class ChrootRuntime:
+    """Runs images in unpacked trees under `folder`."""
+
+    name, serves = "chroot", ""
+
+    def __init__(self, limits: Limits, folder: Path) -> None:
+        """Raises RuntimeUnavailable if this user can neither make namespaces nor chroot."""
+        self._walls = walls()
+        if self._walls.user and os.geteuid() == 0:
+            # what root may not do, root of a user namespace could; its files, however, would be root's
+            reason = "root without the right to mount"
+            self._walls = Walls(namespaces=False, user=False, overlay=False, reason=reason)
+        if sys.platform != "linux":
+            raise RuntimeUnavailable("chroot: images are run on Linux only.")
+        if not self._walls.namespaces and os.geteuid() != 0:
+            raise RuntimeUnavailable(
+                f"chroot: needs root, or a kernel that lets users make namespaces ({self._walls.reason})."
+            )
+        if not limits.network and not self._walls.namespaces:
+            raise RuntimeUnavailable(f"chroot: the network cannot be taken away here ({self._walls.reason}).")
+        self.about = self._walls.describe()
+        self._limits, self._folder = limits, folder
+        self._owner = _USER if os.geteuid() == 0 else None
+        self._images: dict[str, Image] = {}
+        self._claim, self._users = _claim_users()
+
+    async def prepare(self, image: str) -> None:
+        """Fetch and unpack; a name stands for the same image as long as the gateway runs."""
+        if image not in self._images:
+            self._images[image] = await asyncio.to_thread(fetch_image, image, self._folder, owner=self._owner)
+
+    async def launch(self, image: str, place: Path, variables: Mapping[str, str]) -> Launch:
+        """The image's own command, in its own directory, with its variables and the session's."""
+        made = self._images[image]
+        if not made.argv:
+            raise PrepareError(f"image {image} does not say what to run (no ENTRYPOINT, no CMD).")
+        if self._walls.overlay:
+            root, user, after = self._layered(made, place), self._owner, None
+        else:
+            user = None if self._owner is None else next(self._users)
+            root = await finish_in_thread(_copied, made.root, place / "root", user)
+            after = None if user is None or self._walls.namespaces else lambda: kill_user(user)
+        env = {"PATH": _PATH, "HOME": "/tmp", "LANG": "C.UTF-8", **made.variables, **variables}  # noqa: S108  a path inside of the session
+        where = Root(path=root[0], layers=root[1], uid=user, gid=user, cwd=made.cwd)
+        argv = confined(made.argv, limits=self._limits, walls=self._walls, root=where)
+        return Launch(argv=argv, env=confined_environment(env), cwd=place, after=after)
+
+    def _layered(self, image: Image, place: Path) -> tuple[Path, tuple[Path, Path, Path] | None]:
+        root, upper, work = (place / name for name in ("root", "upper", "work"))
+        for path in (root, upper, work):
+            path.mkdir()
+        if self._owner is not None:
+            os.chown(upper, self._owner, self._owner)  # it becomes the session's `/`
+        upper.chmod(0o755)
+        return root, (image.root, upper, work)
+
+
+def _claim_users() -> tuple[socket.socket, Iterator[int]]:
+    """Users for sessions, round and round, of a block that no other gateway of this machine has as long as
+    the socket is open: all that a user runs is killed with its session. Raises RuntimeUnavailable."""
+    for number in range(_BLOCKS):
+        claim = socket.socket(socket.AF_UNIX)
+        try:
+            claim.bind(f"\0buckeye-users-{number}")  # an abstract name: it ends with this process, however
+        except OSError:
+            claim.close()
+            continue
+        first = _USER + 1 + number * _BLOCK
+        return claim, itertools.cycle(range(first, first + _BLOCK))
+    raise RuntimeUnavailable(f"chroot: {_BLOCKS} gateways run on this machine already.")
+
+
+def _copied(tree: Path, target: Path, user: int | None) -> tuple[Path, None]:
+    """A private copy that belongs to the session's user."""
+
+    def copy(source: str, to: str) -> str:
+        shutil.copy2(source, to, follow_symlinks=False)
+        if user is not None:
+            os.chown(to, user, user, follow_symlinks=False)
+        return to
+
+    shutil.copytree(tree, target, symlinks=True, copy_function=copy)
+    if user is not None:
+        for parent, folders, files in os.walk(target):
+            for name in (*folders, *files):
+                os.chown(os.path.join(parent, name), user, user, follow_symlinks=False)
+        os.chown(target, user, user)
+    return target, None
+
+
+async def kill_user(user: int) -> None:
+    """Kill whatever a session's user still runs, also outside of its process group."""
+    become = f"os.setgroups([]); os.setresgid({user}, {user}, {user}); os.setresuid({user}, {user}, {user})"
+    code = f"import os; {become}; os.kill(-1, {int(signal.SIGKILL)})"
+    argv = (sys.executable, "-I", "-S", "-c", code)
+    process = await asyncio.create_subprocess_exec(*argv, stderr=asyncio.subprocess.DEVNULL)
+    async with asyncio.timeout(_KILL_SECONDS):
+        await process.wait()

@@ -1,0 +1,206 @@
+"""Environments in containers, by the command lines of docker, podman and apptainer."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from buckeye.base.process import clean_environment, run_program
+from buckeye.errors import UsageError
+from buckeye.mcp.sandbox.base import Launch, Limits, PrepareError, Runtime, RuntimeUnavailable, cache_folder
+
+_ANSWER_SECONDS = 15.0
+_PULL_SECONDS = 1800.0
+_REMOVE_SECONDS = 60.0
+_LABEL = "buckeye.gateway"
+_OF_THE_CLIENT = re.compile(
+    r"^(PATH|HOME|LD_.*|XDG_.*|DOCKER_.*|BUILDKIT_.*|PODMAN_.*|CONTAINERS?_.*|REGISTRY_AUTH_FILE|"
+    r"APPTAINER.*|SINGULARITY.*|GODEBUG|SSL_CERT_.*|(HTTPS?|NO|ALL)_PROXY|TMPDIR)$"
+)
+"""Variables that docker and the others read themselves: a session may not set them through its headers."""
+
+
+class ContainerRuntime:
+    """docker or podman: one container per session, removed with it."""
+
+    serves = ""
+
+    def __init__(self, name: str, limits: Limits, owner: Path) -> None:
+        """`owner` is the gateway's own folder. Raises RuntimeUnavailable if the program does not answer."""
+        self.name, self._limits, self._owner = name, limits, owner
+        self._program = find_program(name)
+        self.about = "a container for each session"
+
+    async def prepare(self, image: str) -> None:
+        """Pull the image unless it is there. Raises PrepareError."""
+        _check_name(image)
+        here = await _output([self._program, "image", "inspect", image], _ANSWER_SECONDS)
+        if here.returncode != 0:
+            await _pull([self._program, "pull", "--quiet", image], image)
+
+    async def launch(self, image: str, place: Path, variables: Mapping[str, str]) -> Launch:
+        """`docker run`, with the variables' values in its own environment and only their names in its
+        arguments."""
+        _check_variables(variables, self.name)
+        cid = place / "container"
+        argv = [self._program, "run", "--rm", "--interactive", f"--cidfile={cid}", "--pull=never", "--init"]
+        argv += [f"--label={_LABEL}={self._owner.name}", f"--label={_LABEL}.root={self._root()}"]
+        argv += [f"--pids-limit={self._limits.processes}", "--security-opt=no-new-privileges"]
+        if self._limits.memory is not None:
+            argv.append(f"--memory={self._limits.memory}")
+        if self._limits.cpus is not None:
+            argv.append(f"--cpus={self._limits.cpus:g}")
+        if not self._limits.network:
+            argv.append("--network=none")
+        for name in variables:
+            argv += ["--env", name]
+        return Launch(
+            argv=(*argv, image),
+            env={**self._own_environment(), **variables},
+            cwd=place,
+            after=lambda: self._remove(cid),
+        )
+
+    async def remove_leftovers(self, alive: Callable[[str], bool]) -> int:
+        """Remove the containers of gateways that are no more; returns how many."""
+        argv = [self._program, "ps", "--all", f"--filter=label={_LABEL}.root={self._root()}"]
+        listed = await _output([*argv, f'--format={{{{.ID}}}} {{{{.Label "{_LABEL}"}}}}'], _ANSWER_SECONDS)
+        rows = [line.split() for line in listed.stdout.splitlines()]
+        gone = [row[0] for row in rows if len(row) == 2 and not alive(row[1])]
+        if gone:
+            await _output([self._program, "rm", "--force", *gone], _REMOVE_SECONDS)
+        return len(gone)
+
+    def _own_environment(self) -> dict[str, str]:
+        configured = {
+            name: value
+            for name, value in os.environ.items()
+            if name.startswith(("DOCKER_", "CONTAINER_", "XDG_")) and "PASSWORD" not in name
+        }
+        return clean_environment(configured)
+
+    def _root(self) -> str:
+        return hashlib.sha256(str(self._owner.parent).encode()).hexdigest()[:16]
+
+    async def _remove(self, cid: Path) -> None:
+        # --rm has done it, unless the client was killed before the container ended
+        with contextlib.suppress(FileNotFoundError):
+            await _output([self._program, "rm", "--force", cid.read_text().strip()], _REMOVE_SECONDS)
+
+
+class ApptainerRuntime:
+    """apptainer: an image becomes one file, and every session a contained process."""
+
+    name, serves = "apptainer", ""
+
+    def __init__(self, limits: Limits, cache: Path) -> None:
+        """Raises RuntimeUnavailable if the program does not answer."""
+        self._limits, self._cache = limits, cache
+        self._program = find_program(self.name)
+        self.about = "a contained process for each session"
+
+    async def prepare(self, image: str) -> None:
+        """Pull the image into a file. Raises PrepareError."""
+        _check_name(image)
+        file = self._file(image)
+        if not file.exists():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            part = file.with_name(f".{file.name}.tmp-{os.getpid()}")
+            await _pull([self._program, "pull", "--force", str(part), f"docker://{image}"], image)
+            part.replace(file)
+
+    async def launch(self, image: str, place: Path, variables: Mapping[str, str]) -> Launch:
+        """`apptainer run`: nothing of the host's but the network, and files that are gone afterwards."""
+        _check_variables(variables, self.name)
+        argv = [self._program, "run", "--containall", "--cleanenv", "--writable-tmpfs"]
+        argv += ["--no-privs", "--no-home"]
+        if self._limits.memory is not None:
+            argv += ["--memory", str(self._limits.memory)]
+        if self._limits.cpus is not None:
+            argv += ["--cpus", f"{self._limits.cpus:g}"]
+        if not self._limits.network:
+            argv += ["--net", "--network", "none"]
+        given = {f"APPTAINERENV_{name}": value for name, value in variables.items()}
+        return Launch(argv=(*argv, str(self._file(image))), env=clean_environment(given), cwd=place)
+
+    def _file(self, image: str) -> Path:
+        return self._cache / f"{hashlib.sha256(image.encode()).hexdigest()[:32]}.sif"
+
+
+def find_program(name: str) -> str:
+    """The path of docker, podman, apptainer or buildah. Raises RuntimeUnavailable unless it answers."""
+    found = shutil.which(name)
+    if found is None:
+        raise RuntimeUnavailable(f"{name}: not installed (no such program in PATH).")
+    try:
+        ran = run_program([found, "version"], seconds=_ANSWER_SECONDS)
+    except (subprocess.TimeoutExpired, OSError) as error:
+        raise RuntimeUnavailable(f"{name}: installed, and does not answer: {error}") from None
+    if ran.returncode != 0:
+        said = (ran.stderr.strip() or ran.stdout.strip() or "no reason given").splitlines()[-1]
+        raise RuntimeUnavailable(f"{name}: installed, and does not work: {said}")
+    return found
+
+
+def _check_name(image: str) -> None:
+    if not image or image.startswith("-"):
+        raise UsageError(f"{image!r} is not the name of an image.")
+
+
+def _check_variables(variables: Mapping[str, str], runtime: str) -> None:
+    for name in variables:
+        if _OF_THE_CLIENT.match(name):
+            raise UsageError(f"{runtime} reads the variable {name} itself, so a session cannot set it.")
+
+
+async def _pull(argv: Sequence[str], image: str) -> None:
+    ran = await _output(argv, _PULL_SECONDS)
+    if ran.returncode != 0:
+        said = (ran.stderr.strip() or ran.stdout.strip()).splitlines()[-3:]
+        raise PrepareError(f"image {image} cannot be pulled: {' '.join(said)}")
+
+
+async def _output(argv: Sequence[str], seconds: float) -> subprocess.CompletedProcess[str]:
+    try:
+        return await asyncio.to_thread(run_program, argv, seconds=seconds)
+    except subprocess.TimeoutExpired:
+        raise PrepareError(f"{Path(argv[0]).name} {argv[1]} gave no answer within {seconds:g} s.") from None
+
+
+FOR_IMAGES = ("docker", "podman", "apptainer", "chroot")
+"""Runtimes of images, the first that works being preferred."""
+
+
+def image_runtime(name: str, limits: Limits, owner: Path) -> Runtime:
+    """The runtime called `name`, or for `auto` the first that works here; `owner` is the gateway's folder.
+
+    Raises RuntimeUnavailable, saying of each what is missing.
+    """
+    makers: dict[str, Callable[[], Runtime]] = {
+        "docker": lambda: ContainerRuntime("docker", limits, owner),
+        "podman": lambda: ContainerRuntime("podman", limits, owner),
+        "apptainer": lambda: ApptainerRuntime(limits, cache_folder() / "apptainer"),
+        "chroot": lambda: _chroot(limits),
+    }
+    if name != "auto":
+        return makers[name]()
+    missing = []
+    for maker in makers.values():
+        try:
+            return maker()
+        except RuntimeUnavailable as error:
+            missing.append(str(error))
+    raise RuntimeUnavailable("No runtime for images works on this machine:\n  " + "\n  ".join(missing))
+
+
+def _chroot(limits: Limits) -> Runtime:
+    from buckeye.mcp.sandbox.chroot import ChrootRuntime  # brings an HTTP client along
+
+    return ChrootRuntime(limits, cache_folder() / "images")

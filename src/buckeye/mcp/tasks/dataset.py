@@ -1,0 +1,257 @@
+"""A dataset of tasks as a folder: parquet files by split, and a card. `datasets.load_dataset` opens it."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from buckeye.base.disk import human_bytes
+from buckeye.base.distribution import need
+from buckeye.base.keys import key
+from buckeye.base.storage import sha256_file, write_directory
+from buckeye.errors import UsageError
+from buckeye.mcp.tasks.files import read_rows, read_tasks
+from buckeye.mcp.tasks.rows import COLUMNS, FILES, GRADE, NESTED, TEST, TRAIN, as_row
+from buckeye.mcp.tasks.task_schema import HttpServer, McpTask
+from buckeye.mcp.tasks.variables import names_in_servers
+from buckeye.mcp.workdir.files import beside, pack
+
+CARD = "README.md"
+MAX_FILES_BYTES = 2**30
+"""Most bytes that the archives of a dataset have together, and that one of them has when it is packed."""
+_FOLDER = "data"
+_ARCHIVE = re.compile(rf"{FILES}/([0-9a-f]{{64}})\.tar\.gz")
+"""What stands for the files of a task in a dataset: an archive of the same folder, by its hash."""
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.\-]*/[A-Za-z0-9][\w.\-]*", re.ASCII)
+_FILES = (".json", ".jsonl", ".parquet")
+_EVAL_NAMES = (TEST, "eval", "validation")
+_SIZES = ((1_000, "n<1K"), (10_000, "1K<n<10K"), (100_000, "10K<n<100K"), (1_000_000, "100K<n<1M"))
+
+
+def write_dataset(folder: Path, name: str, splits: Mapping[str, Sequence[McpTask]], *, replace: bool) -> None:
+    """Write the folder in one step, with the files of tasks as archives. Raises UsageError without pyarrow
+    and for files that cannot be packed, FileExistsError if the folder is there and is not to be replaced."""
+    pyarrow, parquet = _pyarrow()
+    every = [task for tasks in splits.values() for task in tasks]
+    more = [name for name in (GRADE, FILES) if any(getattr(task, name) is not None for task in every)]
+    columns = [*COLUMNS, *more]
+    schema = pyarrow.schema([(column, pyarrow.string()) for column in columns])
+
+    def fill(temporary: Path) -> None:
+        (temporary / _FOLDER).mkdir()
+        archives = _packed(every, temporary / FILES)
+        for split, tasks in splits.items():
+            there = [task.model_copy(update={FILES: archives.get(task.files)}) for task in tasks]
+            table = pyarrow.Table.from_pylist([as_row(task) for task in there], schema=schema)
+            parquet.write_table(table, temporary / _FOLDER / f"{split}-00000-of-00001.parquet")
+        card = dataset_card(name, splits, files_of_dataset(temporary))
+        (temporary / CARD).write_text(card, encoding="utf-8")
+
+    write_directory(folder, fill, replace=replace)
+
+
+def _packed(tasks: Sequence[McpTask], folder: Path) -> dict[str | None, str]:
+    """What the tasks name as files -> its archive in the folder, which is there if it is needed."""
+    named = sorted({task.files for task in tasks if task.files is not None})
+    if named:
+        folder.mkdir()
+    archives: dict[str | None, str] = {}
+    for files in named:
+        archives[files] = f"{FILES}/{pack(files, folder, MAX_FILES_BYTES)}"
+        size = sum(path.stat().st_size for path in folder.iterdir())
+        if size > MAX_FILES_BYTES:
+            raise UsageError(
+                f"{files}: with it the files of the tasks are {human_bytes(size)} packed; a dataset holds "
+                f"{human_bytes(MAX_FILES_BYTES)}. Name a script that makes them in the configuration"
+            )
+    return archives
+
+
+def files_of_dataset(folder: Path) -> str:
+    """How many archives a dataset's folder has and how large they are, for people; "" if there are none."""
+    sizes = [path.stat().st_size for path in sorted(folder.glob(f"{FILES}/*.tar.gz"))]
+    return f"{len(sizes)} archives, {human_bytes(sum(sizes))}" if sizes else ""
+
+
+def find_taskset(name: str) -> Path:
+    """Where the tasks are that `name` means: a file or folder, else the dataset ORG/NAME on the Hugging Face
+    hub, which is fetched. Raises UsageError if it is neither, or cannot be had."""
+    path = Path(name).expanduser()
+    if path.exists() or not _HUB_NAME.fullmatch(name) or path.suffix in _FILES:
+        return path
+    here = f"there is no folder {name} here (this is {Path.cwd()}), and"
+    need("huggingface_hub", f"{here} a dataset of the Hugging Face hub")
+    from huggingface_hub import HfApi, constants, snapshot_download
+
+    try:
+        token = key("HF_TOKEN") or None
+        if not constants.HF_HUB_OFFLINE:
+            about = HfApi(token=token).dataset_info(name, files_metadata=True)
+            size = sum(one.size or 0 for one in about.siblings or () if one.rfilename.startswith(f"{FILES}/"))
+            if size > MAX_FILES_BYTES:
+                most = human_bytes(MAX_FILES_BYTES)
+                raise UsageError(f"the files of {name} are {human_bytes(size)}, and {most} is the most")
+        wanted = ["*.parquet", f"{FILES}/*.tar.gz"]
+        found = snapshot_download(name, repo_type="dataset", allow_patterns=wanted, token=token)
+    except UsageError:
+        raise
+    except Exception as error:  # network, rights, no such name: one message whatever the library raises
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        if constants.HF_HUB_OFFLINE:
+            reason = "it was not fetched before, and nothing may be fetched (--dry-run, HF_HUB_OFFLINE)"
+        raise UsageError(
+            f"there is no file or folder {name} here (this is {Path.cwd()}), and the Hugging Face hub does "
+            f"not give a dataset of that name: {reason}"
+        ) from None
+    return Path(found)
+
+
+def is_dataset(path: Path) -> bool:
+    """Whether this is a dataset's folder or one of its files, rather than a JSON file."""
+    return path.is_dir() or path.suffix == ".parquet"
+
+
+def read_splits(path: Path) -> tuple[list[McpTask], list[McpTask]]:
+    """The tasks to train on, and those that are held out: of a JSON file, or of a dataset that was written
+    here. Tasks whose metadata has `"split": "eval"` are held out too. Raises UsageError."""
+    if is_dataset(path):
+        splits = read_dataset(path)
+        tasks, held_out = splits.get(TRAIN, []), splits.get(TEST, [])
+    else:
+        tasks, held_out = read_tasks(path), []
+    named = [task for task in tasks if task.metadata.get("split") == "eval"]
+    return [task for task in tasks if task.metadata.get("split") != "eval"], held_out + named
+
+
+def read_dataset(path: Path) -> dict[str, list[McpTask]]:
+    """The tasks of a parquet file, or of a folder of them, as `train` and, from files that are called test,
+    eval or validation, `test`. Raises UsageError with every problem of a file."""
+    files = sorted(path.rglob("*.parquet")) if path.is_dir() else [path]
+    if not files:
+        raise UsageError(f"{path} has no parquet files. A folder of tasks is what `buckeye hf` writes.")
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for file in files:
+        held_out = path.is_dir() and file.name.startswith(_EVAL_NAMES)
+        rows.setdefault(TEST if held_out else TRAIN, []).extend(_rows(file))
+    found = {
+        split: read_rows(part, f"{path} ({split})") for split, part in sorted(rows.items(), reverse=True)
+    }
+    folder = path if path.is_dir() else path.absolute().parent.parent
+    named = {task.files: task.id for tasks in found.values() for task in tasks if task.files is not None}
+    for archive, task_id in named.items():
+        _check_archive(folder, archive, f"{path}: task {task_id}: files")
+    return {split: [beside(task, folder / CARD) for task in tasks] for split, tasks in found.items()}
+
+
+def _check_archive(folder: Path, files: str, where: str) -> None:
+    """Raise UsageError for anything but an archive of the dataset, as it was when the dataset was made."""
+    named = _ARCHIVE.fullmatch(files)
+    if named is None:
+        raise UsageError(
+            f"{where}: {files[:200]!r} is no archive of the dataset, as files/<SHA-256>.tar.gz is"
+        )
+    path = folder / files
+    if not path.is_file() or path.stat().st_size > MAX_FILES_BYTES or sha256_file(path) != named[1]:
+        raise UsageError(f"{where}: {path} is missing, or not what the dataset was made with")
+
+
+def is_archive(files: str) -> bool:
+    """Whether files are an archive of a dataset."""
+    return _ARCHIVE.fullmatch("/".join(Path(files).parts[-2:])) is not None
+
+
+def dataset_card(name: str, splits: Mapping[str, Sequence[McpTask]], files: str = "") -> str:
+    """The README.md of the dataset: what it is, in facts, and how to use it. The same tasks give the same
+    text."""
+    tasks = [task for found in splits.values() for task in found]
+    size = next((label for most, label in _SIZES if len(tasks) < most), "n>1M")
+    head = [
+        "---",
+        "configs:",
+        "- config_name: default",
+        "  data_files:",
+        *(line for split in splits for line in (f"  - split: {split}", f"    path: {_FOLDER}/{split}-*")),
+        "size_categories:",
+        f"- {size}",
+        "tags:",
+        "- mcp",
+        "- reinforcement-learning",
+        "---",
+    ]
+    counts = ", ".join(f"{len(found)} {split}" for split, found in splits.items())
+    lines = [
+        f"# {name}",
+        "",
+        "Tasks for language-model agents that act in MCP environments, made with Buckeye.",
+        "",
+        "| | |",
+        "|---|---|",
+        f"| tasks | {counts} |",
+        f"| environments | {_listed(_environments(tasks))} |",
+        f"| prepared by | {_listed(call.name for task in tasks for call in task.setup_tool)} |",
+        f"| graded by | {_listed(name for task in tasks for name in _graded_by(task))} |",
+        f"| variables | {_listed(names_in_servers(tasks))} |",
+        f"| files | {files or 'none'} |",
+        f"| longest prompt | {max(len(task.prompt) for task in tasks)} characters |",
+        "",
+        f"The columns {', '.join(f'`{column}`' for column in NESTED)} hold JSON texts; null",
+        "stands for none. Variables are looked up where a task is played; their values are not in here.",
+        "",
+    ]
+    return "\n".join([*head, *lines])
+
+
+def images_of(tasks: Sequence[McpTask]) -> tuple[str, ...]:
+    """The images that the tasks ask a gateway for, each once."""
+    servers = [server for task in tasks for server in task.mcp_config.values()]
+    images = [image for server in servers if isinstance(server, HttpServer) for image in _images(server)]
+    return tuple(dict.fromkeys(images))
+
+
+def _images(server: HttpServer) -> list[str]:
+    return [value for name, value in server.headers.items() if name.lower() == "mcp-image"]
+
+
+def _graded_by(task: McpTask) -> list[str]:
+    return [call.name for call in task.evaluate_tool] + [f"grade.{grader.name}" for grader in task.graders]
+
+
+def _environments(tasks: Sequence[McpTask]) -> list[str]:
+    found = []
+    for task in tasks:
+        for server in task.mcp_config.values():
+            if isinstance(server, HttpServer):
+                found += _images(server) or [server.url]
+            else:
+                found.append(server.command)
+    return found
+
+
+def _listed(names: Any) -> str:
+    """The names, most frequent first, as a cell of a table."""
+    counted = sorted(Counter(names).items(), key=lambda item: (-item[1], item[0]))
+    shown = [f"`{name}`".replace("|", "\\|").replace("\n", " ") for name, _ in counted[:10]]
+    return ", ".join(shown) + (f" and {len(counted) - 10} more" if len(counted) > 10 else "") or "none"
+
+
+def _rows(file: Path) -> list[dict[str, Any]]:
+    _, parquet = _pyarrow()
+    try:
+        rows: list[dict[str, Any]] = parquet.ParquetFile(file).read().to_pylist()
+    except FileNotFoundError:
+        raise UsageError(f"there is no file {file} (this is {Path.cwd()}).") from None
+    except Exception as error:  # whatever the library raises: the file is at fault
+        reason = " ".join(str(error).split())[:200]
+        raise UsageError(f"{file} cannot be read as parquet: {reason}") from None
+    return [{key: value for key, value in row.items() if value is not None} for row in rows]
+
+
+def _pyarrow() -> tuple[Any, Any]:
+    need("pyarrow", "A dataset in parquet")
+    import pyarrow
+    import pyarrow.parquet
+
+    return pyarrow, pyarrow.parquet

@@ -1,0 +1,121 @@
+"""Task files as rows of a dataset: what is wrong with them, what is inferred, and which split they are in."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from buckeye.errors import UsageError
+from buckeye.mcp.tasks.files import Row, file_rows, tasks_of
+from buckeye.mcp.tasks.lock import Lock
+from buckeye.mcp.tasks.task_schema import HttpServer, McpTask
+from buckeye.mcp.workdir.files import beside
+
+COLUMNS = ("id", "prompt", "mcp_config", "setup_tool", "evaluate_tool", "metadata")
+GRADE, FILES = "grade", "files"
+"""Columns of datasets with tasks that have graders, and of those with files."""
+NESTED = COLUMNS[2:]
+"""Columns whose values are JSON texts, as those of `grade` are; null stands for none."""
+TRAIN, TEST = "train", "test"
+_HELD_OUT = ("eval", "test")
+_GATEWAY = "http://localhost:8765/mcp"
+_SECRET = re.compile(
+    r"(authorization|cookie|token|secret|password|passwd|credential|api[_-]?key|_key$|^key$)", re.I
+)
+_VARIABLE = re.compile(r"\$[A-Za-z_{]")
+
+
+def gateway_config(lock: Lock) -> dict[str, Any]:
+    """How a task reaches the environment of a lock file: through `buckeye gateway` on this machine. The key
+    may be unset, as it may be for the gateway."""
+    headers = {"Authorization": "Bearer ${BUCKEYE_API_KEY:-none}", "Mcp-Image": lock.image_name.tagged}
+    return {"buckeye": {"url": _GATEWAY, "headers": headers}}
+
+
+def read_with_lock(path: Path, lock: Lock | None) -> tuple[list[McpTask], int]:
+    """The tasks of a file, with `mcp_config` from the lock where a task has none; and how many had none.
+
+    Raises UsageError with every problem, keys that are written out among them.
+    """
+    rows, inferred = [], 0
+    for row in file_rows(path):
+        if lock is not None and isinstance(row.value, dict) and row.value.get("mcp_config") is None:
+            row = Row({**row.value, "mcp_config": gateway_config(lock)}, row.lines, row.unreadable)
+            inferred += 1
+        rows.append(row)
+    tasks = [beside(task, path) for task in tasks_of(rows, str(path), path.absolute().parent)]
+    keys = [key for task in tasks for key in _written_keys(task)]
+    if keys:
+        hint = "Write a variable instead, as $NAME: it is looked up when the task is played."
+        raise UsageError("\n".join([f"{path} has keys written out. {hint}", *(f"  {key}" for key in keys)]))
+    return tasks, inferred
+
+
+def refuse_local(tasks: Iterable[McpTask], path: Path) -> None:
+    """Raise UsageError for a task with something that cannot be taken from this machine."""
+    for task in tasks:
+        if any(grader.python is not None for grader in task.graders):
+            raise UsageError(
+                f"{path}: task {task.id} has a grader in Python, which a dataset cannot hold: write that "
+                "into the configuration, and what differs by task into its metadata"
+            )
+        if task.files is not None and not Path(task.files).exists():
+            raise UsageError(f"{path}: task {task.id}: files: there is no file or folder {task.files}")
+
+
+def as_row(task: McpTask) -> dict[str, str | None]:
+    """A task as the columns of a dataset: nested values are JSON texts, and a missing setup is null."""
+    values = task.model_dump(exclude_defaults=True)
+    columns = (*COLUMNS, *(name for name in (GRADE, FILES) if values.get(name) is not None))
+    values |= {name: None for name in COLUMNS if name not in values}
+    for name in ("setup_tool", "evaluate_tool"):
+        if values[name] and len(values[name]) == 1:
+            values[name] = values[name][0]
+    for name in (*NESTED, GRADE):
+        if values.get(name) is not None:
+            values[name] = json.dumps(values[name], ensure_ascii=False)
+    return {name: values[name] for name in columns}
+
+
+def split_tasks(tasks: Sequence[McpTask], fraction: float | None) -> dict[str, list[McpTask]]:
+    """The tasks by split. `fraction` of them, chosen by a hash of the id, are `test`: a task stays where it
+    is when others are added. Without it, those whose metadata says so are.
+
+    Raises UsageError if both say where a task belongs, and if nothing is left to train on.
+    """
+    named = [task.id for task in tasks if task.metadata.get("split") in _HELD_OUT]
+    if fraction is not None and named:
+        raise UsageError(
+            f"--split is given, and the metadata of {named[0]!r} has a split too ({len(named)} tasks do). "
+            "Leave out one of them."
+        )
+    splits: dict[str, list[McpTask]] = {TRAIN: [], TEST: []}
+    for task in tasks:
+        held_out = task.id in named if fraction is None else _share(task.id) < fraction
+        splits[TEST if held_out else TRAIN].append(task)
+    if not splits[TRAIN]:
+        raise UsageError(f"all {len(tasks)} tasks would be in the split test, and none could be trained on.")
+    return {name: found for name, found in splits.items() if found}
+
+
+def is_written_key(name: str, value: str) -> bool:
+    """Whether something that is called like a key has its value written out, and not as a variable."""
+    return bool(_SECRET.search(name) and value and not _VARIABLE.search(value))
+
+
+def _share(name: str) -> float:
+    """Where a name falls between 0 and 1."""
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") / 2**64
+
+
+def _written_keys(task: McpTask) -> Iterator[str]:
+    for name, server in task.mcp_config.items():
+        place = "headers" if isinstance(server, HttpServer) else "env"
+        values: Mapping[str, str] = server.headers if isinstance(server, HttpServer) else server.env
+        for key, value in values.items():
+            if is_written_key(key, value):
+                yield f"task {task.id}: mcp_config.{name}.{place}.{key}"

@@ -1,0 +1,104 @@
+"""Variables in a task: `$NAME`, `${NAME}`, `${NAME:-default}`, and `$$` for a dollar sign.
+
+They are resolved when a session is opened and not before: what is stored and logged has only their names.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from buckeye.errors import UsageError
+
+if TYPE_CHECKING:
+    from buckeye.mcp.tasks.task_schema import McpTask
+
+_VARIABLE = re.compile(
+    r"\$(?:(?P<dollar>\$)|\{(?P<braced>[^{}]*)\}|(?P<bare>[A-Za-z_][A-Za-z0-9_]*)|(?P<open>\{))"
+)
+_BRACED = re.compile(r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>.*))?", re.DOTALL)
+
+
+def resolve(value: Any, variables: Mapping[str, str]) -> Any:
+    """`value` with the variables in all its texts replaced; keys of objects and other values stay.
+
+    A name that is not set is looked up in capitals too, so `$buckeye_API_KEY` finds BUCKEYE_API_KEY. A dollar
+    sign that begins no variable stays. Raises UsageError that names every variable that is not set.
+    """
+    missing = list(dict.fromkeys(_missing(value, variables)))
+    if missing:
+        names = ", ".join(f"{name} (in {where})" if where else name for name, where in missing)
+        raise UsageError(
+            f"not set: {names}. Set it in the environment or in the file .env, "
+            "or give a default as ${NAME:-default}; $$ is a dollar sign."
+        )
+    return with_texts(value, lambda text: _VARIABLE.sub(lambda match: _replacement(match, variables), text))
+
+
+def with_texts(value: Any, change: Callable[[str], str]) -> Any:
+    """`value` with all its texts changed; keys of objects and other values stay."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {key: with_texts(item, change) for key, item in value.items()}
+    return [with_texts(item, change) for item in value] if isinstance(value, list) else value
+
+
+def _missing(value: Any, variables: Mapping[str, str], where: str = "") -> Iterator[tuple[str, str]]:
+    if isinstance(value, str):
+        for match in _VARIABLE.finditer(value):
+            name, default = _parts(match)
+            if name is not None and default is None and _look_up(name, variables) is None:
+                yield name, where
+    elif isinstance(value, Mapping | list):
+        items = value.items() if isinstance(value, Mapping) else enumerate(value)
+        for key, item in items:
+            yield from _missing(item, variables, f"{where}.{key}" if where else str(key))
+
+
+def _replacement(match: re.Match[str], variables: Mapping[str, str]) -> str:
+    name, default = _parts(match)
+    if name is None:
+        return "$"
+    found = _look_up(name, variables)
+    return found if found is not None else str(default)
+
+
+def _parts(match: re.Match[str]) -> tuple[str | None, str | None]:
+    """Name and default of a variable; no name for a dollar sign. Raises UsageError for other braces."""
+    if match["dollar"] is not None:
+        return None, None
+    if match["bare"] is not None:
+        return match["bare"], None
+    inner = _BRACED.fullmatch(match["braced"]) if match["braced"] is not None else None
+    if inner is None:
+        raise UsageError(
+            f"{match[0]!r} is no variable. Write ${{NAME}} or ${{NAME:-default}}, and $$ for a dollar sign."
+        )
+    return inner["name"], inner["default"]
+
+
+def _look_up(name: str, variables: Mapping[str, str]) -> str | None:
+    return variables.get(name, variables.get(name.upper()))
+
+
+def values_of(value: Any, variables: Mapping[str, str]) -> list[str]:
+    """What the variables in all texts of `value` stand for, where they are set: not to be logged."""
+    found = (_look_up(name, variables) for name in names_of(value))
+    return [text for text in found if text is not None]
+
+
+def names_of(value: Any) -> list[str]:
+    """The names of the variables in all texts of `value`, as they are written, each once."""
+    texts = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+    found = [name for item in texts for name in names_of(item)]
+    if isinstance(value, str):
+        found += [name for match in _VARIABLE.finditer(value) if (name := _parts(match)[0]) is not None]
+    return list(dict.fromkeys(found))
+
+
+def names_in_servers(tasks: Iterable[McpTask]) -> list[str]:
+    """The names of the variables that the servers of tasks are given, once for each server."""
+    servers = [server for task in tasks for server in task.mcp_config.values()]
+    return [name for server in servers for name in names_of(server.model_dump())]

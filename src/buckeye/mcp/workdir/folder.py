@@ -1,0 +1,146 @@
+"""The private folder of one rollout, which its servers and its graders share."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import logging
+import re
+import shutil
+import threading
+import time
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from buckeye.base.threads import acquire_in_thread, finish_in_thread
+from buckeye.errors import UsageError
+from buckeye.mcp.client.errors import StartError
+from buckeye.mcp.config import GymConfig
+from buckeye.mcp.gateway.starts import remove_tree
+from buckeye.mcp.gateway.state import own_folder
+from buckeye.mcp.sandbox.base import Places, cache_folder
+from buckeye.mcp.tasks.task_schema import McpTask
+from buckeye.mcp.tasks.variables import with_texts
+from buckeye.mcp.workdir.files import copy_tree, prepare
+
+log = logging.getLogger(__name__)
+
+WORKDIR = "{workdir}"
+"""What stands for the folder wherever a task, a configuration or the model names a path."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Workdir:
+    """A rollout's folder. `path` is where its servers start, and holds the task's files; `place` is around
+    it, with what belongs to the rollout and is none of its files: home, temporary files, caches.
+
+    `seconds` and `bytes` are what it took to put the files there; `limit` is how many bytes it may hold.
+    """
+
+    place: Path
+    limit: int = 2**30
+    seconds: float = 0.0
+    bytes: int = 0
+
+    @property
+    def path(self) -> Path:
+        """What `{workdir}` stands for."""
+        return self.place / "work"
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """For the components of the rollout, where files were put there."""
+        return {"workdir_seconds": self.seconds, "workdir_bytes": float(self.bytes)} if self.bytes else {}
+
+    def placed(self, value: Any) -> Any:
+        """`value` with the folder's path for `{workdir}` in all its texts; keys of objects stay."""
+        return with_texts(value, lambda text: text.replace(WORKDIR, str(self.path)))
+
+    def hidden(self, value: Any) -> Any:
+        """`value` with `{workdir}` for the folder's path in all its texts: the same in every rollout."""
+        path, place = str(self.path), str(self.place)
+        return with_texts(value, lambda text: text.replace(path, WORKDIR).replace(place, f"{WORKDIR}/.."))
+
+
+@asynccontextmanager
+async def open_workdir(task: McpTask, config: GymConfig) -> AsyncIterator[Workdir]:
+    """A fresh folder with the files of the task, removed at the end of the block, or moved to where the
+    configuration keeps them. Raises StartError if it cannot be made."""
+    limits = config.defaults
+    try:
+        files = task.files or config.files
+        workdir = await acquire_in_thread(
+            made_workdir,
+            places().new(),
+            files,
+            limits.workdir_bytes,
+            release=lambda made: _remove(made.place, task.id),
+        )
+    except (OSError, UsageError) as error:
+        raise StartError(f"the rollout's folder cannot be made: {error}") from None
+    try:
+        yield workdir
+    finally:
+        if limits.keep_workdir is None:
+            await finish_in_thread(_remove, workdir.place, task.id)
+        else:
+            await finish_in_thread(_keep, workdir, Path(limits.keep_workdir), task.id)
+
+
+def made_workdir(place: Path, files: str | None, most: int) -> Workdir:
+    """The folder below an empty `place`, which is removed if the files cannot be put there. Raises UsageError
+    and OSError."""
+    started = time.monotonic()
+    try:
+        (place / "work").mkdir()
+        copied = copy_tree(_prepared(files, most), place / "work", most) if files is not None else 0
+    except BaseException:
+        remove_tree(place)
+        raise
+    return Workdir(place=place, limit=most, seconds=time.monotonic() - started, bytes=copied)
+
+
+def _remove(place: Path, task: str) -> None:
+    """What a model did to its folder is no reason to leave out what it earned."""
+    try:
+        remove_tree(place)
+    except OSError as error:
+        if place.exists():
+            log.warning("The folder of a rollout of %s cannot be removed: %s: %s", task, place, error)
+
+
+def _keep(workdir: Workdir, root: Path, task: str) -> None:
+    name = re.sub(r"[^\w.-]+", "_", task).lstrip(".")[:80]
+    kept = root.absolute() / f"{name}-{workdir.place.name}"
+    try:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        shutil.move(workdir.place, kept)
+        log.info("The folder of a rollout of %s is kept: %s", task, kept / "work")
+    except OSError as error:
+        log.warning("The folder of a rollout of %s cannot be kept: %s", task, error)
+
+
+_PREPARING = threading.Lock()
+_READY: dict[tuple[str, int], Path] = {}
+
+
+def _prepared(files: str, most: int) -> Path:
+    """The files as they were when this process needed them first: later changes reach no rollout of it."""
+    with _PREPARING:
+        if (files, most) not in _READY:
+            folder = places().new()
+            prepare(files, folder, most)
+            _READY[files, most] = folder
+        return _READY[files, most]
+
+
+@functools.cache
+def places() -> Places:
+    """Where this process makes folders: they end with it, and those of processes that were killed are
+    removed."""
+    stack = ExitStack()
+    atexit.register(stack.close)
+    return Places(stack.enter_context(own_folder(cache_folder().resolve() / "rollouts")))

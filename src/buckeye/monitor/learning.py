@@ -1,0 +1,367 @@
+"""What the numbers of a run say against it: that it cannot learn, and why. Cheap enough for every step."""
+
+from __future__ import annotations
+
+import math
+import shlex
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import takewhile
+from pathlib import Path
+
+from buckeye.monitor.finding import Finding
+from buckeye.monitor.metrics import Step
+from buckeye.monitor.rollback import way_back
+from buckeye.monitor.signals import NEARLY_ALL
+
+ENOUGH = 3
+"""From so many steps in a row on, something is no accident."""
+
+_SURE = 2.0  # standard errors between two means
+_SURE_OF_BEST = 4.0  # the same, where one is the best of many
+_LITTLE_ESS = 0.05
+_SMALL_BIAS = 0.01
+_EQUAL = 1e-9
+_COLLAPSES = ("collapsed", "endless", "moved_too_far")
+
+HARDER_TASKS = "take harder tasks"
+EASIER_TASKS = "take easier tasks or a curriculum, or fine-tune first (sft)"
+MORE_TOKENS = "raise orchestrator.sampling.max_tokens"
+
+NUMBERS = (
+    "reward/mean",
+    "reward/std",
+    "reward/played",
+    "shaped_reward/mean",
+    "shaped_reward/std",
+    "batch/alike",
+    "batch/groups",
+    "batch/rollouts",
+    "batch/solve_all",
+    "batch/solve_none",
+    "batch/with_spread",
+    "is_truncated/mean",
+    "completion_len/mean",
+    "trained_tokens",
+    "entropy",
+    "effective_sample_size",
+    "masked_low",
+    "masked_high",
+    "collection/bias/seconds",
+    "collection/bias/seconds/errors",
+    "collection/bias/completion_len",
+    "collection/bias/completion_len/errors",
+    "collection/failures/seconds",
+    "collection/failures/seconds/errors",
+    "collection/failures/completion_len",
+    "collection/failures/completion_len/errors",
+    "collection/failures/reward",
+    "collection/failures/reward/errors",
+)
+"""What of the records is looked at."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reason:
+    """Why something cannot be learned from, and what may help: two clauses."""
+
+    name: str
+    cause: str
+    advice: str
+
+
+def findings(steps: Sequence[Step], run: Path) -> list[Finding]:
+    """What is wrong with the run in the directory `run` at the end of `steps`, in order: those that say that
+    nothing can be learned first, then those that what is learned is not what is sampled. Steps whose batch is
+    not recorded are passed over."""
+    played = _played(steps)
+    return [*_hindrances(played, run), *_biases(played, run)]
+
+
+def _with_way_back(found: Finding, played: Sequence[Step], run: Path) -> Finding:
+    """Of a policy that has collapsed while it was trained: from where to go on."""
+    if found.name not in _COLLAPSES or found.since <= played[0].number:
+        return found
+    return replace(found, advice=way_back(run, found.since))
+
+
+def _hindrances(played: Sequence[Step], run: Path) -> list[Finding]:
+    found = _no_spread(played, run) or _cut_off(played, run)
+    both = (found, _moved_too_far(played, run))
+    return [_with_way_back(one, played, run) for one in both if one is not None]
+
+
+def nothing_learnt(steps: Sequence[Step], run: Path) -> str | None:
+    """`nothing was learnt because ...`, of a run that ended with `steps`; None where that is not so."""
+    played = _played(steps)
+    found, lost = _hindrances(played, run), _has_fallen(played)
+    if not found or (_has_improved(played) and not lost):
+        return None
+    how = "what was learnt was lost" if lost else "nothing was learnt"
+    first = found[0]
+    return f"{how} because {first.cause} (since step {first.since}); {first.advice}. See: {first.command}"
+
+
+def reason_without_spread(
+    *, mean: float, std: float, solved: float, unsolved: float, truncated: float, alike: float, size: float
+) -> Reason:
+    """Why the rewards of no group differ: from the mean and the deviation of all rewards, the shares of
+    groups of which all (`solved`) or none (`unsolved`) were solved, the share of `truncated` replies, that of
+    groups whose rollouts are `alike` word for word, and the mean `size` of the groups."""
+    if size <= 1.0:
+        return Reason(
+            name="no_siblings",
+            cause="a rollout without siblings has nothing to be compared with",
+            advice="raise orchestrator.rollouts_per_example",
+        )
+    if solved >= NEARLY_ALL:
+        return Reason(
+            name="all_solved",
+            cause="every task was solved",
+            advice=HARDER_TASKS,
+        )
+    if alike > 0.5:
+        return Reason(
+            name="collapsed",
+            cause="the rollouts of a task are the same word for word, so the policy has collapsed",
+            advice="go back to a checkpoint from before with a lower trainer.optim.lr, or with "
+            "trainer.loss.entropy_coef",
+        )
+    if std <= _EQUAL and mean > 0.0:
+        return Reason(
+            name="constant_reward",
+            cause=f"every reply earns the same reward, {mean:.4f}, whatever it says",
+            advice="look how the environment scores",
+        )
+    if truncated >= NEARLY_ALL:
+        return _TRUNCATED
+    if unsolved >= NEARLY_ALL or (std <= _EQUAL and mean <= 0.0):
+        return Reason(
+            name="none_solved",
+            cause="no task was solved",
+            advice=EASIER_TASKS,
+        )
+    return Reason(
+        name="no_spread",
+        cause="the rollouts of a task all earn the same",
+        advice="choose tasks that are solved now and then, or raise orchestrator.rollouts_per_example",
+    )
+
+
+_TRUNCATED = Reason(
+    name="truncated",
+    cause="nearly every reply was cut off before its end",
+    advice=MORE_TOKENS,
+)
+
+
+def _played(steps: Sequence[Step]) -> list[Step]:
+    return [step for step in steps if step.value("orchestrator/reward/mean") is not None]
+
+
+_ENDLESS = Reason(
+    name="endless",
+    cause="the policy, which ended its replies at first, ends hardly any now",
+    advice="lower trainer.optim.lr",
+)
+
+
+def _no_spread(played: Sequence[Step], run: Path) -> Finding | None:
+    """The last batches have nothing to compare. Not so where there is nothing left to learn."""
+    steps = _last(played, lambda step: step.value("orchestrator/batch/with_spread") == 0.0)
+    if len(steps) < ENOUGH:
+        return None
+    rollouts, groups = _mean(steps, "batch/rollouts"), _mean(steps, "batch/groups")
+    of_training = (
+        "shaped_reward" if steps[-1].value("orchestrator/shaped_reward/mean") is not None else "reward"
+    )
+    mean, std = _mean(steps, f"{of_training}/mean"), _mean(steps, f"{of_training}/std")
+    reason = reason_without_spread(
+        mean=mean,
+        std=std,
+        solved=_mean(steps, "batch/solve_all"),
+        unsolved=_mean(steps, "batch/solve_none"),
+        truncated=_mean(steps, "is_truncated/mean"),
+        alike=_mean(steps, "batch/alike"),
+        size=rollouts / groups if groups else math.nan,
+    )
+    improved = _has_improved(played) and not _has_fallen(played)
+    if (reason.name == "all_solved" and len(steps) < len(played)) or (improved and std <= _EQUAL):
+        return None  # it has converged
+    seen = (
+        f"Nothing to learn from in the batches of steps {_range(steps)}: no rollout of a task did better "
+        f"than another (mean reward {mean:.4f}), so there is no advantage"
+    )
+    return _finding(reason, steps, run, seen)
+
+
+def _cut_off(played: Sequence[Step], run: Path) -> Finding | None:
+    """Nearly every reply of the last batches has no end, and the reward does not rise all the same."""
+    steps = _last(played, _is_cut_off)
+    if len(steps) < ENOUGH or _has_improved(played):
+        return None
+    seen = (
+        f"{_mean(steps, 'is_truncated/mean'):.0%} of the replies of steps {_range(steps)} were cut off, "
+        f"after {_mean(steps, 'completion_len/mean'):.1f} tokens on average"
+    )
+    return _finding(_TRUNCATED if _is_cut_off(played[0]) else _ENDLESS, steps, run, seen)
+
+
+def _is_cut_off(step: Step) -> bool:
+    return (step.value("orchestrator/is_truncated/mean") or 0.0) >= NEARLY_ALL
+
+
+def _moved_too_far(played: Sequence[Step], run: Path) -> Finding | None:
+    """In the last steps that had something to train on, the policy that was trained had next to nothing in
+    common with the one that sampled: twice, as a single unlikely token can make a sample of no effect."""
+    trained = [step for step in played if step.value("trainer/trained_tokens")][-ENOUGH:]
+    left_out_all = [step for step in trained if _left_out(step) >= NEARLY_ALL]
+    of_no_effect = [step for step in trained if _ess(step) <= _LITTLE_ESS]
+    far = left_out_all or of_no_effect
+    if not left_out_all and len(of_no_effect) < 2:
+        return None
+    reason = Reason(
+        name="moved_too_far",
+        cause="one step changes the policy so much that what was sampled before teaches it nothing",
+        advice="lower trainer.optim.lr",
+    )
+    left_out, ess = max(map(_left_out, far)), min(map(_ess, far))
+    seen = (
+        f"In training step {far[0].number} the policy was not the one that sampled: {left_out:.0%} of the "
+        f"tokens were left out, effective sample size {ess:.2f}"
+    )
+    return _finding(reason, far, run, seen)
+
+
+def _biases(played: Sequence[Step], run: Path) -> list[Finding]:
+    """By the newest step, which tells of many: the groups that are lost, or the rollouts that fail, are not
+    like the others."""
+    found = [
+        _finding(reason, played[-1:], run, f"{what} {_more_or_less(value)} {than}")
+        for step in played[-1:]
+        for kind, (reason, what, than) in _BIASES.items()
+        if (value := _sure_difference(step, kind, ("seconds", "completion_len"))) is not None
+    ]
+    for step in played[-1:]:
+        spared = _sure_difference(step, "failures", ("reward",))
+        if spared is not None and spared[1] < 0.0:
+            seen = f"Groups in which no attempt failed earn {-spared[1]:.0%} less than all groups"
+            found.append(_finding(_SPARED, played[-1:], run, seen))
+    return found
+
+
+_SPARED = Reason(
+    name="biased_failures",
+    cause="attempts fail where they would earn little, so failing is spared the policy",
+    advice="see why they fail (--errored), and let what a policy causes have a reward",
+)
+
+
+_BIASES = {
+    "bias": (
+        Reason(
+            name="biased",
+            cause="the groups that are dropped are not like the others, so the policy is not trained on what "
+            "it does",
+            advice="lower orchestrator.oversampling_factor, raise max_off_policy_steps, or see why rollouts "
+            "fail",
+        ),
+        "The rollouts that are trained on are",
+        "than those that were sampled",
+    ),
+    "failures": (
+        Reason(
+            name="biased_failures",
+            cause="what fails is no accident, so the policy is trained on less of its kind",
+            advice="see why they fail (--errored), or raise orchestrator.rollout_timeout",
+        ),
+        "Without the attempts that failed, rollouts are",
+        "than with them",
+    ),
+}
+
+
+def _sure_difference(step: Step, kind: str, measures: Sequence[str]) -> tuple[str, float] | None:
+    """The first measure by which what is kept differs from everything by more than noise: its name and by how
+    much. Four standard errors, since many steps are looked at."""
+    for measure in measures:
+        name = f"orchestrator/collection/{kind}/{measure}"
+        relative, errors = step.value(name), step.value(f"{name}/errors")
+        if relative is None or errors is None:
+            continue
+        if abs(errors) >= _SURE_OF_BEST and abs(relative) >= _SMALL_BIAS:
+            return measure, relative
+    return None
+
+
+def _more_or_less(found: tuple[str, float]) -> str:
+    measure, relative = found
+    return f"{abs(relative):.0%} {'longer' if relative > 0 else 'shorter'} ({measure})"
+
+
+def _finding(reason: Reason, steps: Sequence[Step], run: Path, seen: str) -> Finding:
+    values = {name: [v for step in steps if (v := step.value(name)) is not None] for name in NUMBERS}
+    return Finding(
+        name=reason.name,
+        since=steps[0].number,
+        until=steps[-1].number,
+        seen=seen,
+        figures={name: statistics.fmean(found) for name, found in values.items() if found},
+        cause=reason.cause,
+        advice=reason.advice,
+        command=f"buckeye rl rollouts {shlex.quote(str(run))} --step {steps[-1].number}",
+    )
+
+
+def _has_improved(played: Sequence[Step]) -> bool:
+    """Whether the reward of the last batches is higher than that of the first one, and that no accident."""
+    return len(played) > ENOUGH and _is_higher(played[-ENOUGH:], played[:1])
+
+
+def _has_fallen(played: Sequence[Step]) -> bool:
+    """Whether it was higher before than it is now, and that no accident: after it had risen."""
+    windows = [played[end - ENOUGH : end] for end in range(ENOUGH, len(played) - ENOUGH + 1)]
+    if not windows:
+        return False
+    best = max(windows, key=_reward)
+    return all(_is_higher(best, others, _SURE_OF_BEST) for others in (played[-ENOUGH:], played[:1]))
+
+
+def _is_higher(these: Sequence[Step], others: Sequence[Step], errors: float = _SURE) -> bool:
+    """Whether the mean reward is higher by so many standard errors of independent rollouts."""
+    error = math.hypot(*(_mean(steps, "reward/std") / math.sqrt(_count(steps)) for steps in (these, others)))
+    return _reward(these) - _reward(others) > max(errors * error, _EQUAL)
+
+
+def _reward(steps: Sequence[Step]) -> float:
+    values = [reward for step in steps if (reward := step.played_reward) is not None]
+    return statistics.fmean(values) if values else math.nan
+
+
+def _count(steps: Sequence[Step]) -> float:
+    return max(1.0, sum(step.value("orchestrator/batch/rollouts") or 0.0 for step in steps))
+
+
+def _mean(steps: Sequence[Step], name: str) -> float:
+    """Of a number of the orchestrator; nan where it is not recorded."""
+    values = [v for step in steps if (v := step.value(f"orchestrator/{name}")) is not None]
+    return statistics.fmean(values) if values else math.nan
+
+
+def _ess(step: Step) -> float:
+    value = step.value("trainer/effective_sample_size")
+    return 1.0 if value is None else value
+
+
+def _left_out(step: Step) -> float:
+    return sum(step.value(f"trainer/{name}") or 0.0 for name in ("masked_low", "masked_high"))
+
+
+def _last(steps: Sequence[Step], holds: Callable[[Step], bool]) -> list[Step]:
+    """The steps at the end for all of which it holds, in order."""
+    return list(takewhile(holds, reversed(steps)))[::-1]
+
+
+def _range(steps: Sequence[Step]) -> str:
+    return f"{steps[0].number} to {steps[-1].number}"

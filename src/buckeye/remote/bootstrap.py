@@ -1,0 +1,167 @@
+"""What another machine needs before it can train, in numbered steps.
+
+Each one leaves a marker under the hash of what went into it, so that a second run, or one after a cut,
+repeats nothing that is done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import re
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from buckeye.base.distribution import requirements
+from buckeye.errors import RemoteError
+from buckeye.inference.vllm.interpreter import SUPPORTED
+from buckeye.remote import scripts
+from buckeye.remote.connection import Link, LostConnectionError
+from buckeye.remote.environments import NeededEnvironment
+from buckeye.remote.software import code_files, pins, torch_version
+from buckeye.remote.upload import packed
+
+_SECONDS = 2400.0
+_PATIENCE = 600.0
+_CUTS = 5
+_VLLM, _INSTALLED = "vLLM", "environments"
+_TORCH_INDEX = "https://download.pytorch.org/whl"
+_SAID = "buckeye: "
+EXTRAS = ("train", "mcp")
+"""Of Buckeye, for a machine that trains alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step: what it is called, the hash of what goes into it, a script, and what the script reads."""
+
+    title: str
+    key: str
+    script: str
+    data: bytes = b""
+
+    def text(self) -> str:
+        """The script as it is run: nothing if it was done, one at a time."""
+        slug = re.sub(r"[^a-z0-9]+", "-", self.title.lower())
+        marker = f'"$root/done/{slug}-{self.key}"'
+        lock = f'"$root/done/{slug}.lock"'
+        return (
+            f"{scripts.PRELUDE}exec 9>{lock}\nflock -w {_SECONDS:.0f} 9\n"
+            f"if [ -e {marker} ]; then cat >/dev/null; echo done; exit 0; fi\n"
+            f"{self.script}\n: > {marker}\n"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Software:
+    """Where things are there. `python` knows this version of Buckeye; `environments` is the folder of the
+    installed ones, None where none is needed; `vllm` is a Python with vLLM, None if that does not work."""
+
+    python: str
+    environments: str | None
+    vllm: str | None
+
+
+def steps(environments: Sequence[NeededEnvironment] = ()) -> list[Step]:
+    """All of them, in order; the fourth makes the environment whose key is its own."""
+    files = code_files()
+    code = _key(*(part for name in sorted(files) for part in (name.encode(), files[name])))
+    needed = requirements(EXTRAS)
+    fixed = pins(needed)
+    torch = torch_version()
+    packages = _key("\n".join([*needed, "", *fixed, torch]).encode(), scripts.PACKAGES.encode())
+    venv = _key(code.encode(), packages.encode(), scripts.VENV.encode())
+    vllm = _key(str(SUPPORTED).encode(), scripts.VLLM.encode())
+    install = _filled(
+        scripts.PACKAGES,
+        KEY=packages,
+        REQUIREMENTS=shlex.quote("\n".join(needed) + "\n"),
+        PINS=shlex.quote("\n".join(fixed) + "\n"),
+        TORCH=torch,
+        WHEELS=_TORCH_INDEX,
+    )
+    found = [
+        Step("Python", _key(scripts.PYTHON.encode()), scripts.PYTHON),
+        Step("Buckeye", code, _filled(scripts.CODE, KEY=code), packed(files)),
+        Step("packages", packages, install),
+        Step("environment", venv, _filled(scripts.VENV, KEY=venv, PACKAGES=packages, CODE=code)),
+        Step(_VLLM, vllm, _filled(scripts.VLLM, KEY=vllm, VENV=venv, WHEELS=_TORCH_INDEX)),
+    ]
+    return [*found, _environments(environments, venv)] if environments else found
+
+
+def _environments(needed: Sequence[NeededEnvironment], venv: str) -> Step:
+    """The step that installs them, in a folder that no other run's versions are in."""
+    files: dict[str, bytes] = {}
+    installs = []
+    for number, one in enumerate(needed):
+        lock = f"{number}.lock"
+        if one.wheel is not None:
+            files[one.what] = one.wheel
+        if one.lock is not None:
+            files[lock] = one.lock
+        what = one.what if one.wheel is None else f"./{one.what}"
+        how = scripts.BESIDE if one.beside else scripts.INSTALL
+        installs.append(_filled(how, LOCK=lock, WHAT=shlex.quote(what)))
+    parts = (part for name in sorted(files) for part in (name.encode(), files[name]))
+    how_to = "".join((scripts.ENVIRONMENTS, *installs)).encode()
+    key = _key(venv.encode(), how_to, *parts)
+    script = _filled(scripts.ENVIRONMENTS, KEY=key, VENV=venv, INSTALLS="".join(installs))
+    return Step(_INSTALLED, key, script, packed(files))
+
+
+async def bootstrap(
+    link: Link,
+    *,
+    tell: Callable[[str], None],
+    environments: Sequence[NeededEnvironment] = (),
+) -> Software:
+    """Carry out what is not done yet. Raises RemoteError with the last words of a step that fails."""
+    needed = steps(environments)
+    for number, step in enumerate(needed, 1):
+        tell(f"{number}/{len(needed)} {step.title} ...")
+        if await _carry_out(link, step, tell):
+            tell(f"{number}/{len(needed)} {step.title}: was there")
+    keys = {step.title: step.key for step in needed}
+    ask = f'{scripts.PRELUDE}printf "%s\\n" "$root"; cat "$root/vllm-{keys[_VLLM]}/works" && echo works'
+    found = (await link.run(["sh", "-c", ask])).stdout.decode().splitlines()
+    root = found[0]
+    place = f"{root}/environments-{keys[_INSTALLED]}" if _INSTALLED in keys else None
+    return Software(
+        python=f"{place}/venv/bin/python" if place else f"{root}/venv-{needed[3].key}/bin/python",
+        environments=f"{place}/installed" if place else None,
+        vllm=f"{root}/vllm-{keys[_VLLM]}/bin/python" if "works" in found[1:] else None,
+    )
+
+
+async def _carry_out(link: Link, step: Step, tell: Callable[[str], None]) -> bool:
+    """Whether it was done before. A step that was cut off is begun again."""
+    for attempt in range(_CUTS + 1):
+        try:
+            await link.connect(patience=_PATIENCE)
+            done = await link.run(["sh", "-c", step.text()], data=step.data, seconds=_SECONDS)
+        except LostConnectionError:
+            if attempt == _CUTS:
+                raise
+            await asyncio.sleep(0)
+            continue
+        if done.code != 0:
+            raise RemoteError(f"Step {step.title!r} failed on {link.target}:\n{done.text()}")
+        for line in done.stderr.decode(errors="replace").splitlines():
+            if line.startswith(_SAID):
+                tell(f"warning: {line.removeprefix(_SAID)}")
+        return done.stdout.strip() == b"done"
+    raise AssertionError
+
+
+def _filled(script: str, **words: str) -> str:
+    """A script with its words. Raises KeyError for one that is not given."""
+    return re.sub(r"@([A-Z]+)@", lambda found: words[found[1]], script)
+
+
+def _key(*parts: bytes) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "big") + part)
+    return digest.hexdigest()[:16]

@@ -1,0 +1,77 @@
+"""`rl --provider ... --dry-run`: what would be ordered and sent. Nothing is; the provider is only asked."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from buckeye.base.disk import human_bytes
+from buckeye.config.rl import RLConfig
+from buckeye.errors import BuckeyeError, UsageError
+from buckeye.remote.base import Provider, RemoteRequest
+from buckeye.remote.launch import check_installed, check_single_node
+from buckeye.remote.offers import disk_gb, fitting_offers, left_out_text, offer_table, price_text
+from buckeye.remote.project import Project, project_of
+from buckeye.remote.providers.choose import open_provider
+from buckeye.run_files.directory import refuse_used
+
+_MOST_FILES = 20
+
+
+def describe(
+    config_path: Path, config: RLConfig, request: RemoteRequest, *, resume: bool
+) -> tuple[str, list[str]]:
+    """The machine with its price now, and what would go along; and what is in the way. Raises UsageError for
+    a project that cannot travel."""
+    check_installed()
+    project = project_of(config, config_path, resume=resume, pack=False)
+    parts, warnings = [_sent_text(project)], []
+    try:
+        parts.insert(0, _machine_text(project, request))
+    except BuckeyeError as error:
+        warnings.append(str(error))
+    if not resume:
+        try:
+            refuse_used(config.output_dir, resume_command=f"buckeye rl @ {config_path} --resume ...")
+        except UsageError as error:
+            warnings.append(str(error))
+    return "\n\n".join(parts), warnings
+
+
+def _machine_text(project: Project, request: RemoteRequest) -> str:
+    check_single_node(project.config.cluster, hosts=len(request.hosts) or 1)
+    needed = disk_gb(project.config) if request.disk_gb is None else request.disk_gb
+    with open_provider(request.provider, request.hosts) as provider:
+        if provider.rents:
+            return _offers_text(provider, request, needed)
+    return f"would be used: {', '.join(request.hosts)}; nothing is rented"
+
+
+def _offers_text(provider: Provider, request: RemoteRequest, needed: int) -> str:
+    fitting = fitting_offers(provider, request, disk_gb=needed)
+    first = fitting.offers[0]
+    hours = "" if request.max_hours is None else f", for at most {request.max_hours:g} hours"
+    lines = [
+        offer_table(fitting.offers, width=shutil.get_terminal_size((100, 24)).columns),
+        f"would be ordered now: {first.gpus} from {first.cloud} with {needed} GB of disk, "
+        f"{price_text(first)}{hours}",
+    ]
+    if fitting.left_out:
+        lines.append(f"left out: {left_out_text(fitting.left_out)}")
+    return "\n".join(lines)
+
+
+def _sent_text(project: Project) -> str:
+    manifest = project.manifest
+    sizes = {name: path.stat().st_size for name, path in manifest.files.items()}
+    largest = sorted(sizes, key=lambda name: (-sizes[name], name))[:_MOST_FILES]
+    lines = [f"would be sent: {len(sizes)} files, {human_bytes(manifest.size)}, of {project.root}"]
+    lines += [f"  {human_bytes(sizes[name]):>9}  {name}" for name in largest]
+    if len(sizes) > len(largest):
+        lines.append(f"  and {len(sizes) - len(largest)} smaller ones")
+    named = {
+        "links out of it, which stay": manifest.outside,
+        "keys": sorted(project.secrets),
+        "environments to install": [one.what for one in project.environments],
+    }
+    return "\n".join([*lines, *(f"{title}: {', '.join(names)}" for title, names in named.items() if names)])

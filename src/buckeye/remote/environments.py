@@ -1,0 +1,183 @@
+"""The environments of a run that another machine must have installed, and how they get there.
+
+What is installed here travels as a wheel, so that the same code is played there: into an interpreter of its
+own with the exact versions that it has here, or, if it was written for Buckeye and is imported by it, beside
+it. What is only on the hub is installed from it.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import json
+import sys
+import zipfile
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from subprocess import TimeoutExpired
+from tempfile import TemporaryDirectory
+from urllib.parse import unquote, urlsplit
+
+from packaging.utils import canonicalize_name
+
+import buckeye
+from buckeye.base.process import run_program
+from buckeye.config.environments import EnvConfig
+from buckeye.envs.registry import ENTRY_POINT_GROUP, EnvironmentId, bundled
+from buckeye.errors import RemoteError, UsageError
+from buckeye.mcp.environment import NAME
+from buckeye.workers.installed import InstalledEnvironment, find_installed
+from buckeye.workers.installed.source import LIBRARIES
+from buckeye.workers.installed.venv import Installer, find_uv
+
+_Packer = Callable[[metadata.Distribution], tuple[str, bytes] | None]
+
+_OWN = (NAME, "agent")
+_BUILD_SECONDS = 600.0
+_NOT_PACKED = ("RECORD", "INSTALLER", "REQUESTED", "direct_url.json")
+_WHEEL = "WHEEL"
+_PURE = "Root-Is-Purelib: true"
+_TIME = (2020, 1, 1, 0, 0, 0)  # the same bytes for the same files
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NeededEnvironment:
+    """`what` is an id for `buckeye env install`, or the file name of the `wheel`; `lock` the versions of what
+    it needs, as they are here. `beside` says that it is imported by Buckeye itself; it is then what pip is
+    told."""
+
+    what: str
+    wheel: bytes | None = None
+    lock: bytes | None = None
+    beside: bool = False
+
+
+def needed_environments(envs: Iterable[EnvConfig], *, pack: bool = True) -> tuple[NeededEnvironment, ...]:
+    """What must be installed for these. Files and folders of the project travel with it, and those that an
+    interpreter of their own is named for are that interpreter's. Unless it is to `pack`, which may have to
+    build, there are no wheels.
+
+    Raises UsageError for one that nobody could find there, RemoteError if its wheel cannot be built.
+    """
+    found: dict[str, NeededEnvironment] = {}
+    for env in envs:
+        if env.id in _OWN or env.python is not None:
+            continue
+        needed = _needed(env.id, wheel_of if pack else lambda _: None)
+        if needed is not None:
+            found[needed.what] = needed
+    return tuple(found.values())
+
+
+def _needed(env_id: str, wheel: _Packer) -> NeededEnvironment | None:
+    library = env_id.partition("/")[0]
+    installed = find_installed(library if library in LIBRARIES else env_id)
+    announced = _announced(env_id)
+    if installed is not None and announced is None:
+        return _of_installed(installed, wheel)
+    if Path(env_id).exists():
+        return None
+    beside = announced or _importable(env_id)
+    if beside is not None:
+        name, packed = wheel(beside) or (f"{beside.name}=={beside.version}", None)
+        return NeededEnvironment(what=name, wheel=packed, beside=True)
+    bundle = bundled(env_id)
+    if bundle is not None and bundle.is_relative_to(Path(buckeye.__file__).parent):
+        return None  # it travels with Buckeye
+    if library in LIBRARIES:
+        return NeededEnvironment(what=library)
+    if EnvironmentId.parse(env_id).owner is not None:
+        return NeededEnvironment(what=env_id)
+    raise UsageError(
+        f"{env_id} is not installed here, and its name does not say where it could be had for the other "
+        f"machine. Install it here: buckeye env install {env_id}"
+    )
+
+
+def _announced(env_id: str) -> metadata.Distribution | None:
+    """The distribution in this interpreter that announces an environment of this name."""
+    name = env_id.partition("@")[0].rpartition("/")[2]
+    for entry in metadata.entry_points(group=ENTRY_POINT_GROUP):
+        if canonicalize_name(entry.name) == canonicalize_name(name):
+            return entry.dist
+    return None
+
+
+def _importable(env_id: str) -> metadata.Distribution | None:
+    """The distribution of that name in this interpreter, whose module Buckeye would import."""
+    wanted = EnvironmentId.parse(env_id)
+    try:
+        return metadata.distribution(wanted.name) if find_spec(wanted.module) is not None else None
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _of_installed(environment: InstalledEnvironment, wheel: _Packer) -> NeededEnvironment:
+    lock = environment.lock.read_bytes() if environment.lock.is_file() else None
+    distribution = Installer(environment.venv, None).distribution(environment.name)
+    name, packed = wheel(distribution) or (f"{environment.id}@{environment.version}", None)
+    return NeededEnvironment(what=name, wheel=packed, lock=lock)
+
+
+def wheel_of(distribution: metadata.Distribution) -> tuple[str, bytes] | None:
+    """The file name and content of a wheel with the code of a distribution as it is here; None for one with
+    parts for one kind of machine. Raises RemoteError if it must be built, as an editable one, and cannot."""
+    folder = _editable(distribution)
+    if folder is not None:
+        return _built(folder)
+    if _PURE not in (distribution.read_text(_WHEEL) or ""):
+        return None
+    name = f"{distribution.name.replace('-', '_')}-{distribution.version}"
+    return f"{name}-py3-none-any.whl", _packed(dict(_files(distribution)))
+
+
+def _editable(distribution: metadata.Distribution) -> Path | None:
+    """The project that a distribution is only a pointer to."""
+    origin = json.loads(distribution.read_text("direct_url.json") or "{}")
+    if not origin.get("dir_info", {}).get("editable"):
+        return None
+    return Path(unquote(urlsplit(origin["url"]).path))
+
+
+def _built(folder: Path) -> tuple[str, bytes]:
+    uv = find_uv()
+    with TemporaryDirectory(prefix="buckeye-wheel-") as out:
+        pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", out, str(folder)]
+        command = [uv, "build", "--quiet", "--wheel", "--out-dir", out, str(folder)] if uv else pip
+        try:
+            done = run_program(command, seconds=_BUILD_SECONDS)
+            said = done.stderr.strip()
+        except (OSError, TimeoutExpired) as error:
+            said = str(error)
+        wheels = sorted(Path(out).glob("*.whl"))
+        if not wheels:
+            last = "\n".join(f"  | {line}" for line in said.splitlines()[-8:])
+            raise RemoteError(f"No wheel could be made of {folder}, which the other machine needs:\n{last}")
+        return wheels[0].name, wheels[0].read_bytes()
+
+
+def _files(distribution: metadata.Distribution) -> Iterator[tuple[str, bytes]]:
+    """The files of a distribution, but for programs, caches, and what an installer notes."""
+    for path in distribution.files or ():
+        if ".." in path.parts or path.suffix == ".pyc" or path.name in _NOT_PACKED:
+            continue
+        yield path.as_posix(), Path(str(path.locate())).read_bytes()
+
+
+def _packed(files: dict[str, bytes]) -> bytes:
+    """A wheel of these files, which lists them."""
+    info = next(name.partition("/")[0] for name in files if name.endswith(".dist-info/METADATA"))
+    record = "".join(f"{name},sha256={_hash(content)},{len(content)}\n" for name, content in files.items())
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in (*files.items(), (f"{info}/RECORD", f"{record}{info}/RECORD,,\n".encode())):
+            archive.writestr(zipfile.ZipInfo(name, _TIME), content, zipfile.ZIP_DEFLATED)
+    return buffer.getvalue()
+
+
+def _hash(content: bytes) -> str:
+    return base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()

@@ -1,0 +1,110 @@
+"""Which pods there are: what the ledger says, beside what the provider says."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from buckeye.errors import UsageError
+from buckeye.remote.base import NAME_PREFIX, Clock, Pod, PodState, Provider
+from buckeye.remote.ledger import Entry, Ledger
+from buckeye.remote.teardown import end_pod
+
+Care = Literal["run", "kept", "nobody", "unknown"]
+"""Who will end a pod: the `run` that is on it, the user who has `kept` it, or `nobody`. `unknown`: the ledger
+does not have it; it may be somebody else's."""
+
+_SHORTEST = 4
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SeenPod:
+    """A pod that is not known to be over. `state` and `ssh` are what the provider says now."""
+
+    entry: Entry
+    care: Care
+    state: PodState | Literal["never made"]
+    ssh: tuple[str, ...] = ()
+
+    @property
+    def costs(self) -> bool:
+        """Whether there is something to end."""
+        return self.state not in ("gone", "never made")
+
+
+def survey(provider: Provider, ledger: Ledger, now: float) -> list[SeenPod]:
+    """Every pod that the ledger or the provider has and that is not over. Raises RemoteError."""
+    there = provider.pods()
+    entries = [e for e in ledger.entries() if e.ended is None and e.provider == provider.name]
+    known = {entry.pod_id for entry in entries} | {entry.name for entry in entries}
+    seen = [_seen(provider, ledger, entry, there) for entry in entries]
+    strangers = [pod for pod in there if pod.id not in known and pod.name not in known]
+    for pod in strangers:
+        status = provider.status(pod.id)
+        entry = _entry_of(pod, provider.name, status.price_per_hour, now)
+        seen.append(SeenPod(entry=entry, care="unknown", state=status.state, ssh=tuple(map(str, status.ssh))))
+    return seen
+
+
+def find_pod(pods: Sequence[SeenPod], word: str) -> SeenPod:
+    """The pod that `word` means: its name, or the beginning of its id or of its run's. Raises UsageError."""
+    matches = [pod for pod in pods if pod.entry.name == word]
+    if not matches and len(word) >= _SHORTEST:
+        matches = [
+            pod
+            for pod in pods
+            if (pod.entry.pod_id or "").startswith(word) or pod.entry.run_id.startswith(word)
+        ]
+    if len(matches) == 1:
+        return matches[0]
+    names = ", ".join(pod.entry.name for pod in matches or pods)
+    if matches:
+        raise UsageError(f"{word} means {len(matches)} pods: {names}. Give the name of one.")
+    raise UsageError(
+        f"There is no pod {word}. " + (f"There are: {names}." if names else "There is none at all.")
+    )
+
+
+def end_seen(
+    provider: Provider,
+    ledger: Ledger,
+    pod: SeenPod,
+    *,
+    outcome: str,
+    clock: Clock,
+    tell: Callable[[str], None],
+) -> Entry:
+    """End a pod, or record that it is over already. Raises RemoteError, and KeyboardInterrupt if Ctrl-C was
+    pressed, also when the pod is ended."""
+    if not pod.costs:
+        return ledger.end(pod.entry, outcome=pod.state, now=clock.now())
+    ended = end_pod(provider, ledger, pod.entry, outcome=outcome, clock=clock, tell=tell)
+    if ended.interrupted:
+        raise KeyboardInterrupt
+    return ended.entry
+
+
+def _seen(provider: Provider, ledger: Ledger, entry: Entry, there: Sequence[Pod]) -> SeenPod:
+    care: Care = "run" if ledger.is_looked_after(entry.name) else "kept" if entry.keep else "nobody"
+    pod_id = entry.pod_id or next((pod.id for pod in there if pod.name == entry.name), None)
+    if pod_id is None:
+        # An order may be on its way as long as somebody is there who has made it.
+        return SeenPod(entry=entry, care=care, state="starting" if care == "run" else "never made")
+    status = provider.status(pod_id)
+    entry = dataclasses.replace(entry, pod_id=pod_id)
+    return SeenPod(entry=entry, care=care, state=status.state, ssh=tuple(map(str, status.ssh)) or entry.ssh)
+
+
+def _entry_of(pod: Pod, provider: str, price: float | None, now: float) -> Entry:
+    """What can be said of a pod that the ledger does not have."""
+    return Entry(
+        name=pod.name,
+        run_id=pod.name.removeprefix(NAME_PREFIX).partition("-")[0],
+        provider=provider,
+        gpus=pod.gpus or "?",
+        price_per_hour=pod.price_per_hour if pod.price_per_hour is not None else price or 0.0,
+        ordered=pod.created if pod.created is not None else now,
+        pod_id=pod.id,
+    )

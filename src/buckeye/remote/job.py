@@ -1,0 +1,151 @@
+"""A job on another machine: put there, started once, and asked how it is."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shlex
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from buckeye.base.json_lines import printable
+from buckeye.errors import RemoteError
+from buckeye.remote.connection import Link, LostConnectionError
+
+_ANSWER_SECONDS = 60.0
+_MAX_WORDS, _MAX_SHOWN = 64 * 2**20, 1000
+
+_START = """
+umask 077
+trap '' HUP
+cd "$1" || exit 1
+if [ -e pid ]; then cat >/dev/null; exit 0; fi
+if ! cat > env || [ "$(wc -c < env)" -ne "$5" ]; then
+  rm -f env
+  echo "the keys did not arrive whole: the connection was cut, or the disk is full" >&2
+  exit 1
+fi
+touch heartbeat
+if command -v tmux >/dev/null; then
+  tmux -L "$2" new-session -d -s run sh -c "$3" >/dev/null 2>&1 && exit 0
+fi
+setsid nohup sh -c "exec $4" </dev/null >>wrapper.log 2>&1 &
+"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """Where a job is. `folder` is absolute; `python` knows this version of Buckeye."""
+
+    run_id: str
+    folder: str
+    python: str
+
+    @property
+    def project(self) -> str:
+        """The folder that it is run in."""
+        return f"{self.folder}/project"
+
+    @property
+    def tmux_socket(self) -> str:
+        """The name under which people find its terminal (`tmux -L`)."""
+        return f"buckeye-{self.run_id}"
+
+
+async def home_of(link: Link) -> str:
+    """The home directory there."""
+    found = await link.run(["sh", "-c", 'printf %s "$HOME"'])
+    home = found.stdout.decode(errors="replace")
+    if found.code != 0 or not home.startswith("/"):
+        raise RemoteError(f"{link.target} does not say where its home directory is: {found.text()}")
+    return home
+
+
+async def prepare(link: Link, job: Job, settings: Mapping[str, Any]) -> None:
+    """Make the folder of a job, which nobody else may read, and write down what it is."""
+    script = 'umask 077; mkdir -p "$1" && cat > "$1/.job.json.new" && mv "$1/.job.json.new" "$1/job.json"'
+    await _must(link, ["sh", "-c", script, "sh", job.folder], json.dumps(settings).encode())
+
+
+async def start(link: Link, job: Job, secrets: Mapping[str, str]) -> None:
+    """Start a job, or do nothing if it was started.
+
+    The keys go through standard input into a file that only we may read, and that is deleted as it is read.
+    One program there takes them and starts the job, and goes on if we are lost meanwhile: keys never lie
+    there without a job that deletes them. Raises RemoteError, and leaves none, if they arrive in part.
+    """
+    keys = json.dumps(secrets).encode()
+    wrapper = shlex.join([job.python, "-m", "buckeye.remote.pod.wrapper", job.folder])
+    shown = shlex.join(["tail", "-n", "+1", "-F", f"{job.folder}/log"])
+    terminal = (
+        f'{wrapper} & wrapper=$!; touch "{job.folder}/log"; '
+        f"{shown} --pid=$wrapper 2>/dev/null & wait $wrapper"
+    )
+    words = [job.folder, job.tmux_socket, terminal, wrapper, str(len(keys))]
+    await _must(link, ["sh", "-c", _START, "sh", *words], keys)
+
+
+async def forget_secrets(link: Link, job: Job) -> None:
+    """Delete the keys, if the job has not done so."""
+    await _must(link, ["rm", "-f", f"{job.folder}/env"])
+
+
+async def _must(link: Link, argv: list[str], data: bytes = b"") -> None:
+    done = await link.run(argv, data=data)
+    if done.code != 0:
+        raise RemoteError(f"{link.target}: {done.text()}")
+
+
+class Questions:
+    """An agent on the other machine, which answers one question at a time."""
+
+    def __init__(self, link: Link, process: Any) -> None:
+        self._link, self._process = link, process
+
+    async def ask(self, question: str, **words: Any) -> tuple[dict[str, Any], bytes]:
+        """What it says, and the bytes it sends.
+
+        Raises LostConnectionError if no answer comes, FileNotFoundError for a file that is gone, RemoteError
+        for what it cannot do.
+        """
+        process = self._process
+        try:
+            async with asyncio.timeout(_ANSWER_SECONDS):
+                process.stdin.write(json.dumps({"ask": question, **words}).encode() + b"\n")
+                lengths = await process.stdout.readexactly(16)
+                words_size, size = int(lengths[:8], 16), int(lengths[8:], 16)
+                if words_size > _MAX_WORDS or size > words.get("length", 0):
+                    raise ValueError(f"an answer of {words_size} and {size} bytes")
+                said: dict[str, Any] = json.loads(await process.stdout.readexactly(words_size))
+                content = await process.stdout.readexactly(size)
+                if not isinstance(said, dict):
+                    raise ValueError("an answer that is no object")
+        except TimeoutError:
+            self._link.cut()
+            raise LostConnectionError(f"{self._link.target} does not answer.") from None
+        except (ValueError, RecursionError) as error:
+            raise RemoteError(f"{self._link.target} answers what nobody asked for: {error}") from None
+        except (asyncio.IncompleteReadError, ConnectionError, EOFError) as error:
+            raise await self._ended(error) from None
+        if "error" in said:
+            if str(said["error"]).startswith("FileNotFoundError"):
+                raise FileNotFoundError(said["error"])
+            raise RemoteError(f"{self._link.target}: {printable(str(said['error'])[:_MAX_SHOWN])}")
+        return said, content
+
+    async def _ended(self, error: BaseException) -> RemoteError:
+        """What is to be raised when the agent is not there any more."""
+        words = (await self._process.stderr.read()).decode(errors="replace").strip().splitlines()
+        if (self._process.exit_status or 0) > 0 and words:
+            return RemoteError(f"{self._link.target}: {words[-1]}")
+        self._link.cut()  # also where the agent was killed: the machine is about to go
+        return LostConnectionError(f"The connection to {self._link.target} was cut ({error}).")
+
+
+@asynccontextmanager
+async def questions(link: Link, job: Job) -> AsyncIterator[Questions]:
+    """Ask about a job, while there is a connection."""
+    async with link.program([job.python, "-m", "buckeye.remote.pod.agent", job.folder]) as process:
+        yield Questions(link, process)

@@ -1,0 +1,393 @@
+"""`buckeye rl --provider ...`: a run on another machine, from its file here to its model here."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from buckeye.base.disk import human_bytes
+from buckeye.base.distribution import need
+from buckeye.base.process import INTERRUPTED
+from buckeye.base.storage import read_json
+from buckeye.config.rl import ClusterConfig
+from buckeye.errors import BuckeyeError, PodGoneError, RemoteError, UsageError
+from buckeye.inference.vllm.interpreter import PYTHON_VARIABLE
+from buckeye.launch.resume import where_it_left_off
+from buckeye.launch.resume_checks import record_config
+from buckeye.mcp.tasks.trust import TRUSTED_VARIABLE, trusted_digests
+from buckeye.remote import job as jobs
+from buckeye.remote.base import RemoteRequest
+from buckeye.remote.bootstrap import Software, bootstrap
+from buckeye.remote.connection import Link, check_identity
+from buckeye.remote.follow import Follower
+from buckeye.remote.offers import ask_price, disk_gb
+from buckeye.remote.pods import RentedPod, rented
+from buckeye.remote.project import Project, read_project
+from buckeye.remote.providers.choose import open_provider
+from buckeye.remote.providers.prime_account import prime_account
+from buckeye.remote.pull import Mirror
+from buckeye.remote.steer import REMOTE_LOG, Notes
+from buckeye.remote.upload import Sent, send_project
+from buckeye.run_files.directory import RUN_FILE, locked, put_aside, refuse_used
+from buckeye.run_files.known_runs import JobThere, register
+from buckeye.workers.installed.record import ENVIRONMENTS_VARIABLE
+
+DEAD_MAN_VARIABLE = "BUCKEYE_DEAD_MAN_MINUTES"
+POD_KEY_VARIABLE = "BUCKEYE_POD_KEY"
+
+_DEAD_MAN_MINUTES = 30.0
+_CONNECT_SECONDS = 600.0
+_CHECK_SECONDS = 30.0
+_LAST_SECONDS = 20.0
+_MARGIN_SECONDS, _MARGIN_SHARE = 600.0, 0.1  # before max_hours are over, to checkpoint and fetch it
+_GRACE_SECONDS = 900.0
+_STOPPED = (0, 128 + signal.SIGTERM)  # the latter before the run could listen to signals
+
+Tell = Callable[[str], None]
+
+
+def run_remote(config_path: Path, request: RemoteRequest, *, resume: bool = False) -> int:
+    """Carry out the run of a file on a machine that is rented for it, or on a host; the exit code of the run.
+
+    With `resume` it goes on from the newest checkpoint that is here, wherever it was made. Whatever happens,
+    a rented machine is ended, unless `request.keep`. Raises UsageError before anything was ordered,
+    RemoteError for what happens on the way.
+    """
+    check_installed()
+    if request.identity_file is not None:
+        check_identity(request.identity_file.expanduser())
+    project = read_project(config_path, resume=resume)
+    check_single_node(project.config.cluster, hosts=len(request.hosts) or 1)
+    minutes = _dead_man_minutes()
+    with locked(project.output_dir):
+        if not resume:
+            refuse_used(project.output_dir, resume_command=f"buckeye rl @ {config_path} --resume ...")
+            put_aside(project.output_dir, also=[project.output_dir / REMOTE_LOG])
+        run_id, job_id = _ids(project, resume=resume)
+        notes = Notes(project.output_dir, run_id, _tell)
+        register(project.output_dir, run_id)
+        _tell_project(project)
+        with (
+            _noted(notes),
+            open_provider(request.provider, request.hosts) as provider,
+            rented(
+                provider,
+                request,
+                run_id=job_id,
+                disk_gb=disk_gb(project.config),
+                confirm=ask_price,
+                tell=notes.tell,
+            ) as pod,
+            _handlers_kept(),
+        ):
+            check_single_node(project.config.cluster, hosts=len(pod.ssh))
+            rents = provider.rents
+            dead_man = None if request.keep else _dead_man(pod, minutes, rents=rents)
+            try:
+                return asyncio.run(_RemoteRun(pod, project, job_id, dead_man, rents, notes).carry_out())
+            except asyncio.CancelledError:
+                raise KeyboardInterrupt from None
+            except PodGoneError as error:
+                raise PodGoneError(f"{error} {_what_is_here(project, config_path)}") from None
+
+
+class _RemoteRun:
+    """One run on one machine."""
+
+    def __init__(
+        self,
+        pod: RentedPod,
+        project: Project,
+        run_id: str,
+        dead_man: dict[str, Any] | None,
+        rents: bool,
+        notes: Notes,
+    ) -> None:
+        self._notes, self._leaving = notes, False
+        self._pod, self._project, self._run_id = pod, project, run_id
+        self._dead_man, self._rents = dead_man, rents
+        self._follower: Follower | None = None
+        self._work: asyncio.Task[int] | None = None
+        self._link = Link(
+            pod.ssh[0],
+            known_hosts=pod.known_hosts,
+            identity_file=pod.identity_file.expanduser() if pod.identity_file is not None else None,
+            own_settings=not rents,
+            tell=self._notes.tell,
+        )
+
+    async def carry_out(self) -> int:
+        """From the first connection to the last file."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, self._interrupt)
+        self._work = asyncio.create_task(self._do())
+        watching = asyncio.create_task(self._watch_pod())
+        try:
+            await asyncio.wait({self._work, watching}, return_when=asyncio.FIRST_COMPLETED)
+            if watching.done() and not self._work.done():
+                self._work.cancel()
+                await asyncio.gather(self._work, return_exceptions=True)
+                watching.result()
+            return await self._work
+        finally:
+            watching.cancel()
+            await self._link.close()
+
+    def _interrupt(self) -> None:
+        """The first signal asks the job for a checkpoint, where there is one; the next one leaves, and those
+        after it do not keep the job from being ended."""
+        if self._follower is not None and not self._follower.stop.is_set():
+            self._notes.tell(
+                "Stopping: the trainer there finishes its step and checkpoints (Ctrl-C again to end at once)"
+            )
+            self._notes.update(stopping=True)
+            self._follower.stop.set()
+        elif self._leaving:
+            self._notes.tell("It is ending already.")
+        elif self._work is not None:
+            self._leaving = True
+            self._work.cancel()
+
+    async def _watch_pod(self) -> None:
+        """Raises PodGoneError when the machine is gone. Before its hours are over the run is stopped."""
+        told = ""
+        while True:
+            self._stop_in_time()
+            try:
+                await asyncio.to_thread(self._pod.check)
+            except PodGoneError:
+                raise
+            except RemoteError as error:
+                if self._pod.expires is not None and self._pod.clock.now() >= self._pod.expires:
+                    raise
+                if str(error) != told:  # the provider may be out for a while, and the machine be well
+                    self._notes.tell(f"warning: {error}")
+                told = str(error)
+            await asyncio.sleep(_CHECK_SECONDS)
+
+    def _stop_in_time(self) -> None:
+        expires, follower = self._pod.expires, self._follower
+        if expires is None or follower is None or follower.stop.is_set():
+            return
+        margin = min(_MARGIN_SECONDS, _MARGIN_SHARE * (expires - self._pod.started))
+        if expires - self._pod.clock.now() < margin:
+            self._notes.tell("--max-hours is nearly over: the run checkpoints and stops.")
+            follower.stop.set()
+
+    async def _do(self) -> int:
+        job: jobs.Job | None = None
+        try:
+            self._notes.tell(f"Connecting to {self._link.target} ...")
+            await self._link.connect(patience=_CONNECT_SECONDS)
+            software = await bootstrap(
+                self._link, tell=self._notes.tell, environments=self._project.environments
+            )
+            folder = f"{await jobs.home_of(self._link)}/.buckeye/jobs/{self._run_id}"
+            job = jobs.Job(run_id=self._run_id, folder=folder, python=software.python)
+            self._notes.tell(f"Sending what is not there yet to {self._link.target} ...")
+            sent = await send_project(self._link, job.python, job.project, self._project.manifest)
+            self._notes.tell(_sent_text(sent))
+            await jobs.prepare(self._link, job, self._settings(job, software))
+            await jobs.start(self._link, job, self._secrets())
+            self._remember(job)
+            self._notes.tell(f"The run has started on {self._link.target}.")
+            return await self._follow(job)
+        except (Exception, asyncio.CancelledError):
+            if job is not None:
+                await self._leave(job)
+            raise
+
+    def _settings(self, job: jobs.Job, software: Software) -> dict[str, Any]:
+        found = {ENVIRONMENTS_VARIABLE: software.environments, PYTHON_VARIABLE: software.vllm}
+        installed = {name: place for name, place in found.items() if place is not None}
+        return {
+            "argv": [job.python, "-m", "buckeye", "rl", *self._project.arguments],
+            "cwd": job.project,
+            "output_dir": self._project.output_there,
+            "env": {
+                "BUCKEYE_NEW_RUN_ID": self._run_id,
+                TRUSTED_VARIABLE: ",".join(sorted(trusted_digests())),
+                **installed,
+            },
+            "dead_man": self._dead_man,
+        }
+
+    def _secrets(self) -> dict[str, str]:
+        found = dict(self._project.secrets)
+        if found:
+            self._notes.tell(f"Keys that go along: {', '.join(sorted(found))}")
+        key = os.environ.get(POD_KEY_VARIABLE)
+        return {**found, POD_KEY_VARIABLE: key} if key and self._rents else found
+
+    async def _follow(self, job: jobs.Job) -> int:
+        output = self._project.output_dir
+        log = output / REMOTE_LOG
+        log.unlink(missing_ok=True)  # of the machine before
+        self._follower = Follower(
+            link=self._link,
+            job=job,
+            log=log,
+            screen=sys.stdout.buffer,
+            mirror=Mirror(output, self._sent(), self._notes.tell, str(self._link.target)),
+            tell=self._notes.tell,
+        )
+        code = await self._follower.until_end()
+        await jobs.forget_secrets(self._link, job)
+        self._notes.tell(f"The run has ended there with code {code}. What it wrote is in {output}")
+        return INTERRUPTED if self._follower.stop.is_set() and code in _STOPPED else code
+
+    def _sent(self) -> set[str]:
+        """The files of the run's directory that came from here."""
+        prefix = f"{self._project.output_there}/"
+        names = [name for name in self._project.manifest.files if name.startswith(prefix)]
+        return {name.removeprefix(prefix) for name in names} - _records(self._project.output_dir)
+
+    def _remember(self, job: jobs.Job) -> None:
+        """Write down where the run is, for people and other commands, and what it is, which is not believed
+        of the machine there."""
+        record_config(self._project.config)
+        self._notes.update(
+            state="running",
+            arguments=self._project.arguments,
+            working_directory=str(self._project.root),
+            job=JobThere(
+                id=job.run_id,
+                pod=self._pod.name if self._rents else None,
+                target=str(self._link.target),
+                folder=job.folder,
+                python=job.python,
+                identity_file=str(self._pod.identity_file.absolute()) if self._pod.identity_file else None,
+                known_hosts=str(self._pod.known_hosts.absolute()),
+                tmux=f"tmux -L {job.tmux_socket} attach",
+                sent=tuple(sorted(self._sent())),
+            ),
+        )
+
+    async def _leave(self, job: jobs.Job) -> None:
+        """What must not stay behind on a machine that stays: the job and the keys."""
+        self._notes.tell(f"Ending: the job there is told to stop, at most {_LAST_SECONDS:.0f} s")
+        with suppress(BuckeyeError, OSError, TimeoutError):
+            async with asyncio.timeout(_LAST_SECONDS):
+                async with jobs.questions(self._link, job) as asked:
+                    await asked.ask("stop")
+                await jobs.forget_secrets(self._link, job)
+
+
+def _records(output: Path) -> set[str]:
+    """What was sent of a run that is resumed: it goes on there, and comes back."""
+    if not (output / RUN_FILE).exists():
+        return set()
+    return {path.relative_to(output).as_posix() for path in output.rglob("*") if path.is_file()} - {
+        "run.toml"
+    }
+
+
+def _ids(project: Project, *, resume: bool) -> tuple[str, str]:
+    """Of the run, and of its job, which is another one whenever it goes on."""
+    if not resume:
+        fresh = secrets.token_hex(4)
+        return fresh, fresh
+    run_id = str(read_json(project.output_dir / RUN_FILE)["run_id"])
+    return run_id, f"{run_id}-{secrets.token_hex(2)}"
+
+
+@contextmanager
+def _noted(notes: Notes) -> Iterator[None]:
+    """Note how it has ended; outermost, since also the end of a machine may fail."""
+    try:
+        yield
+    except BaseException as error:
+        words = "interrupted" if isinstance(error, KeyboardInterrupt) else str(error) or type(error).__name__
+        notes.update(state="over", doing=words.splitlines()[0])
+        raise
+    notes.update(state="over")
+
+
+def _dead_man(pod: RentedPod, minutes: float, *, rents: bool) -> dict[str, Any]:
+    """What the timer on the machine is told; see `pod.watchdog`."""
+    return {
+        "seconds": 60 * minutes,
+        "expires": pod.expires,
+        "grace": _GRACE_SECONDS,
+        "machine": {"url": f"{prime_account().url}/api/v1/pods/{pod.id}"} if rents else None,
+    }
+
+
+def _dead_man_minutes() -> float:
+    text = os.environ.get(DEAD_MAN_VARIABLE, str(_DEAD_MAN_MINUTES))
+    try:
+        minutes = float(text)
+    except ValueError:
+        minutes = 0.0
+    if not 0 < minutes < 60 * 24 * 7:
+        raise UsageError(f"{DEAD_MAN_VARIABLE}={text}: write a number of minutes, as 30.")
+    return minutes
+
+
+def check_single_node(cluster: ClusterConfig, *, hosts: int) -> None:
+    """Raise UsageError for a run on several nodes."""
+    if max(hosts, cluster.nodes) > 1:
+        raise UsageError(
+            f"--provider trains on one machine, and this run has {max(hosts, cluster.nodes)}: name one "
+            "--host and set cluster.nodes = 1, or type `--launcher slurm` or `--launcher ray` on a cluster"
+        )
+
+
+def check_installed() -> None:
+    """Raise UsageError without the packages that only remote training needs."""
+    for module in ("asyncssh", "pathspec"):
+        need(module, "Training on another machine")
+
+
+@contextmanager
+def _handlers_kept() -> Iterator[None]:
+    """Give signals back to whom they had: the loop leaves them to the system, which would end us at once."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.getsignal(number) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _what_is_here(project: Project, config_path: Path) -> str:
+    checkpoint = where_it_left_off(project.output_dir)
+    if checkpoint is None:
+        return "No checkpoint had arrived here: the run must start again, in another --output-dir."
+    return (
+        f"The checkpoint of step {checkpoint.step} is here. Go on from it: "
+        f"buckeye rl @ {config_path} --resume --provider ..."
+    )
+
+
+def _tell_project(project: Project) -> None:
+    manifest = project.manifest
+    _tell(f"Goes along: {len(manifest.files)} files, {human_bytes(manifest.size)}, of {project.root}")
+    if manifest.outside:
+        _tell(
+            f"warning: {len(manifest.outside)} links that lead out of it stay here: "
+            f"{', '.join(manifest.outside[:5])}"
+        )
+    if project.config.trainer.ckpt is None:
+        _tell("warning: the run writes no checkpoints (trainer.ckpt): if the machine is lost, so is the run.")
+
+
+def _sent_text(sent: Sent) -> str:
+    return (
+        f"Sent {sent.files} files, {human_bytes(sent.bytes)}; {sent.same} were there, "
+        f"{sent.removed} were removed"
+    )
+
+
+def _tell(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()

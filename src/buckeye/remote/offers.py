@@ -1,0 +1,156 @@
+"""Which offers fit a request, which is the cheapest, and how they are shown."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from buckeye.config.rl import RLConfig
+from buckeye.errors import RemoteError, UsageError
+from buckeye.launch.preflight.disk import estimate_disk
+from buckeye.launch.preflight.model import find_model
+from buckeye.remote.base import GpuRequest, Offer, Provider, RemoteRequest
+
+# How large the disk of a rented machine must be for a run.
+
+SOFTWARE_GB = 60
+"""Two environments with torch and CUDA, of which vLLM's is one, their caches, and room to breathe."""
+
+_UNKNOWN_GB = 200  # where the size of the model is not known
+
+
+def disk_gb(config: RLConfig) -> int:
+    """Gigabytes (10^9 bytes): what the run is estimated to write, the model itself, and the software."""
+    total = estimate_disk(config, find_model(config.trainer.model.name)).total
+    if total is None:
+        return _UNKNOWN_GB
+    return SOFTWARE_GB + math.ceil(1.2 * total / 1e9)
+
+
+# Which offers fit a request, which is the cheapest, and how they are shown.
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fitting:
+    """The offers that fit, the cheapest first, and why how many others do not."""
+
+    offers: tuple[Offer, ...]
+    left_out: Counter[str]
+
+
+def fitting_offers(provider: Provider, request: RemoteRequest, *, disk_gb: int) -> Fitting:
+    """What the provider has now that fits. Raises RemoteError if nothing does, with the reasons."""
+    gpus = request.gpus
+    if gpus is None or not gpus.type:
+        raise UsageError(f"--provider {provider.name} needs --gpus, as in --gpus 2xA100.")
+    offers = provider.offers(gpus, disk_gb=disk_gb)
+    reasons = {id(offer): _reason(offer, gpus, request) for offer in offers}
+    fitting = [offer for offer in offers if reasons[id(offer)] is None]
+    left_out = Counter(reason for reason in reasons.values() if reason is not None)
+    if not fitting:
+        raise RemoteError(_nothing_fits(provider, gpus, request, offers, left_out))
+    return Fitting(offers=tuple(sorted(fitting, key=_order)), left_out=left_out)
+
+
+def ask_price(offer: Offer) -> bool:
+    """Ask on the terminal whether this offer is to be rented. Raises UsageError where nobody can be asked."""
+    if not sys.stdin.isatty():
+        raise UsageError(
+            f"nobody can be asked here whether {price_text(offer)} is right; add --yes to confirm it, and "
+            "--max-price to bound it"
+        )
+    answer = input(f"Rent {offer.gpus} from {offer.cloud} for {price_text(offer)}? [y/N] ")
+    return answer.strip().lower() in ("y", "yes")
+
+
+def price_text(offer: Offer) -> str:
+    """`$7.99 an hour`."""
+    return f"${offer.price_per_hour:.2f} an hour"
+
+
+def offer_table(offers: Sequence[Offer], *, width: int, most: int = 10) -> str:
+    """Offers as aligned text of at most `width` columns: what matters least is left out first."""
+    rows = [("", "GPUs", "$/h", "from", "region", "place", "disk", "socket", "security")]
+    for number, offer in enumerate(offers[:most], 1):
+        rows.append(
+            (
+                str(number),
+                str(offer.gpus),
+                f"{offer.price_per_hour:.2f}",
+                offer.cloud,
+                offer.region or "?",
+                offer.location or "?",
+                f"{offer.disk_gb} GB",
+                offer.socket or "?",
+                (offer.security or "?").removesuffix("_cloud"),
+            )
+        )
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    columns = len(widths)
+    while columns > 4 and sum(widths[:columns]) + 2 * (columns - 1) > width:
+        columns -= 1
+    lines = [
+        "  ".join(c.ljust(w) for c, w in zip(row[:columns], widths, strict=False)).rstrip() for row in rows
+    ]
+    if len(offers) > most:
+        lines.append(f"({len(offers) - most} more, which cost more)")
+    return "\n".join(lines)
+
+
+def left_out_text(left_out: Counter[str]) -> str:
+    """`3 are not in stock, 1 is ...`; empty if none is left out."""
+    return "; ".join(f"{count} {reason}" for reason, count in left_out.most_common())
+
+
+def _reason(offer: Offer, gpus: GpuRequest, request: RemoteRequest) -> str | None:
+    """Why an offer does not fit; None if it does."""
+    if offer.gpus.type != gpus.type:
+        return f"has {offer.gpus.type}"
+    if offer.gpus.count != gpus.count:
+        return f"has {offer.gpus.count} GPUs"
+    if request.regions and not _is_in(offer, request.regions):
+        return f"is in {offer.region or 'an unknown region'}"
+    if offer.unfit is not None:
+        return offer.unfit
+    if request.max_price is not None and offer.price_per_hour > request.max_price:
+        return f"costs more than --max-price {request.max_price:g}"
+    return None
+
+
+def _is_in(offer: Offer, regions: Sequence[str]) -> bool:
+    places = {word.strip().lower() for word in (offer.region or "", *(offer.location or "").split(","))}
+    return any(region.lower() in places for region in regions)
+
+
+def _order(offer: Offer) -> tuple[float, bool, str, str]:
+    return (
+        offer.price_per_hour,
+        offer.security != "secure_cloud",
+        offer.cloud,
+        str(offer.row.get("cloudId")),
+    )
+
+
+def _nothing_fits(
+    provider: Provider,
+    gpus: GpuRequest,
+    request: RemoteRequest,
+    offers: Sequence[Offer],
+    left_out: Counter[str],
+) -> str:
+    if not offers:
+        return (
+            f"{provider.name} offers no {gpus.type} now. Try another type, or later; "
+            "`prime availability list` shows what there is."
+        )
+    message = (
+        f"{provider.name} offers no {gpus} that fits: of {len(offers)} offers, {left_out_text(left_out)}."
+    )
+    right = [offer for offer in offers if offer.gpus == gpus and offer.unfit is None]
+    if request.max_price is not None and right:
+        cheapest = min(right, key=_order)
+        message += f" The cheapest costs {price_text(cheapest)} (--max-price), in {cheapest.region}."
+    return message

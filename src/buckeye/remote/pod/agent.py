@@ -1,0 +1,104 @@
+"""Answers questions on a job: `python -m buckeye.remote.pod.agent JOB`, one JSON object a line.
+
+`{"ask": "look"}` -> how the job is, and what files there are; it is the sign that somebody looks after it.
+`{"ask": "read", "path", "offset", "length"}` -> the bytes. `{"ask": "stop"}` -> the job is asked to end.
+An answer is two lengths of eight hexadecimal digits, an object in JSON, and bytes. `path` is relative to the
+output directory, or `@log` for what the job prints.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from buckeye.remote.pod.wrapper import is_held, read_job
+
+LOG = "@log"
+_NOT_LISTED = ("batches", ".lock")  # of no use elsewhere
+
+
+class Agent:
+    """The answers on one job."""
+
+    def __init__(self, folder: Path) -> None:
+        job = read_job(folder)
+        self._folder = folder
+        self._output = Path(job["cwd"]) / job["output_dir"]
+
+    def answer(self, question: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
+        """What is said, and the bytes after it. Raises OSError for a file that cannot be read."""
+        if question["ask"] == "look":
+            return self._look(), b""
+        if question["ask"] == "stop":
+            if is_held(self._folder / "lock"):  # else the pid may be anybody's by now
+                os.kill(int((self._folder / "pid").read_text()), signal.SIGTERM)
+            return {}, b""
+        if question["ask"] == "read":
+            return {}, self._read(question["path"], int(question["offset"]), int(question["length"]))
+        raise ValueError(f"{question['ask']!r} is not understood")
+
+    def _look(self) -> dict[str, Any]:
+        (self._folder / "heartbeat").touch()
+        rc = self._folder / "rc"
+        held = is_held(self._folder / "lock")  # before rc: whoever lets go of it has written that
+        code = int(rc.read_text()) if rc.exists() else None
+        log = self._folder / "log"
+        ended = self._folder / "dead_man"
+        return {
+            "running": held and code is None,
+            "started": (self._folder / "pid").exists(),
+            "code": code,
+            "ended_by": ended.read_text() if ended.exists() else None,
+            "log_size": log.stat().st_size if log.exists() else 0,
+            "files": list(self._files(self._output, "")),
+        }
+
+    def _read(self, path: str, offset: int, length: int) -> bytes:
+        if path.startswith("/") or ".." in path.split("/"):
+            raise ValueError(f"{path!r} leads out of the run")
+        place = self._folder / "log" if path == LOG else self._output / path
+        with place.open("rb") as file:
+            file.seek(offset)
+            return file.read(length)
+
+    def _files(self, folder: Path, prefix: str) -> Iterator[list[Any]]:
+        """`[path, size, mtime in ns, where a link leads or null]` of every file that is finished."""
+        try:
+            entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+        except FileNotFoundError:
+            return
+        for entry in entries:
+            name = prefix + entry.name
+            if name in _NOT_LISTED or (entry.name.startswith(".") and ".tmp-" in entry.name):
+                continue
+            try:
+                if entry.is_symlink():
+                    yield [name, 0, 0, os.readlink(entry.path)]
+                elif entry.is_dir():
+                    yield from self._files(Path(entry.path), f"{name}/")
+                elif entry.is_file():
+                    status = entry.stat()
+                    yield [name, status.st_size, status.st_mtime_ns, None]
+            except FileNotFoundError:
+                continue  # deleted meanwhile
+
+
+def serve(agent: Agent, questions: BinaryIO, answers: BinaryIO) -> None:
+    """Answer until there are no more questions."""
+    for line in questions:
+        try:
+            said, content = agent.answer(json.loads(line))
+        except (OSError, ValueError, KeyError) as error:
+            said, content = {"error": f"{type(error).__name__}: {error}"}, b""
+        words = json.dumps(said).encode()
+        answers.write(b"%08x%08x" % (len(words), len(content)) + words + content)
+        answers.flush()
+
+
+if __name__ == "__main__":
+    serve(Agent(Path(sys.argv[1])), sys.stdin.buffer, sys.stdout.buffer)

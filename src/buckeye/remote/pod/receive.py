@@ -1,0 +1,120 @@
+"""Receives a project: `python -m buckeye.remote.pod.receive FOLDER`.
+
+In comes a line of JSON, `{"files": {path: sha256}, "links": {path: target}, "folders": [path]}`, the last for
+empty ones; out goes `{"needed": paths}`, those files that are missing or different; in comes a tar archive of
+those; out goes `{"received", "removed"}`, two numbers. What goes out is a length of eight hexadecimal digits
+and an object in JSON. What an earlier manifest had and this one has not is removed; what a run wrote is not
+touched.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+import tarfile
+from pathlib import Path
+from typing import BinaryIO
+
+_RECORD = ".buckeye-manifest.json"
+
+
+def receive(folder: Path, source: BinaryIO, answers: BinaryIO) -> None:
+    """Make the files of a folder those of the manifest. Raises ValueError if what came is not what was
+    announced."""
+    folder.mkdir(parents=True, exist_ok=True)
+    wanted = json.loads(source.readline())
+    files: dict[str, str] = wanted["files"]
+    links: dict[str, str] = wanted["links"]
+    folders: list[str] = wanted["folders"]
+    for name in (*files, *links, *folders):
+        _check_name(name)
+    needed = [name for name, digest in files.items() if _digest(folder / name) != digest]
+    _answer(answers, {"needed": needed})
+    removed = _remove_others(folder, {*files, *links})
+    _unpack(folder, source, set(needed))
+    wrong = [name for name in needed if _digest(folder / name) != files[name]]
+    if wrong:
+        raise ValueError(f"{wrong[0]} is not what was sent ({len(wrong)} of {len(needed)} files)")
+    for name in folders:
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    for name, target in links.items():
+        _link(folder / name, target)
+    temporary = folder / f"{_RECORD}.new"
+    temporary.write_text(json.dumps(sorted({*files, *links})))
+    temporary.replace(folder / _RECORD)
+    _answer(answers, {"received": len(needed), "removed": removed})
+
+
+def _check_name(name: str) -> None:
+    if name.startswith("/") or ".." in name.split("/"):
+        raise ValueError(f"{name!r} leads out of the folder")
+
+
+def _digest(path: Path) -> str | None:
+    if path.is_symlink() or not path.is_file():
+        return None
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return digest + ("x" if os.access(path, os.X_OK) and path.stat().st_mode & 0o100 else "")
+
+
+def _remove_others(folder: Path, wanted: set[str]) -> int:
+    """Delete what was sent before and is not wanted now."""
+    try:
+        before = json.loads((folder / _RECORD).read_text())
+    except (OSError, ValueError):
+        return 0
+    gone = [name for name in before if name not in wanted]
+    for name in gone:
+        _check_name(name)
+        (folder / name).unlink(missing_ok=True)
+    return len(gone)
+
+
+def _unpack(folder: Path, source: BinaryIO, needed: set[str]) -> None:
+    with tarfile.open(fileobj=source, mode="r|") as archive:
+        for member in archive:
+            if member.name not in needed or not member.isreg():
+                raise ValueError(f"{member.name!r} was not asked for")
+            target = folder / member.name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if not target.parent.resolve().is_relative_to(folder.resolve()):
+                raise ValueError(f"{member.name!r} leads out of the folder")
+            content = archive.extractfile(member)
+            assert content is not None
+            temporary = target.with_name(f".{target.name}.part")
+            with temporary.open("wb") as file:
+                shutil.copyfileobj(content, file)
+            temporary.chmod(0o755 if member.mode & 0o100 else 0o644)
+            temporary.replace(target)
+
+
+def _link(path: Path, target: str) -> None:
+    if path.is_symlink() and os.readlink(path) == target:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    path.symlink_to(target)
+
+
+def _answer(answers: BinaryIO, value: object) -> None:
+    words = json.dumps(value).encode()
+    answers.write(b"%08x" % len(words) + words)
+    answers.flush()
+
+
+def main() -> int:
+    """Receive what comes on standard input."""
+    try:
+        receive(Path(sys.argv[1]), sys.stdin.buffer, sys.stdout.buffer)
+    except (OSError, ValueError, KeyError, tarfile.TarError) as error:
+        print(f"{sys.argv[1]}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

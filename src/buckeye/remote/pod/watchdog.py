@@ -1,0 +1,106 @@
+"""Ends a job, and a rented machine with it, when nobody looks after them any more:
+`python -m buckeye.remote.pod.watchdog JOB`.
+
+`job.json` has `dead_man`: `{"seconds", "expires": epoch | null, "grace", "machine": null | {"url"}}`. Who
+looks after the job touches `heartbeat`. After so many `seconds` without that, or at `expires`, the job is
+asked to end, which it does with a checkpoint, and killed after `grace` seconds; then the machine is ended: by
+`DELETE url` with the key BUCKEYE_POD_KEY if there is one, else by shutting it down. Without `machine` (a host
+of the user) only the job is ended.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from buckeye.remote.pod.wrapper import hold, is_held, read_job, write_whole
+
+_POLL_SECONDS = 1.0
+_ATTEMPTS = 20
+_LONGEST_PAUSE = 60.0
+
+
+def watch(folder: Path) -> None:
+    """Until the job is over and nothing else is to be ended, or nobody is there."""
+    if hold(folder / "dead_man.lock") is None:
+        return
+    settings: dict[str, Any] = read_job(folder)["dead_man"]
+    while (reason := _reason(folder, settings)) is None:
+        if settings["machine"] is None and (folder / "rc").exists():
+            return
+        time.sleep(_POLL_SECONDS)
+    write_whole(folder / "dead_man", reason)
+    _say(f"{reason}: the job is asked to end")
+    _end_job(folder, float(settings["grace"]))
+    if settings["machine"] is not None:
+        _end_machine(settings["machine"])
+
+
+def _reason(folder: Path, settings: dict[str, Any]) -> str | None:
+    """Why it is time to end; None if it is not."""
+    if settings["expires"] is not None and time.time() >= settings["expires"]:
+        return "--max-hours is over"
+    silent = time.time() - (folder / "heartbeat").stat().st_mtime
+    if silent > settings["seconds"]:
+        return f"nobody has looked after this job for {silent / 60:.1f} minutes"
+    return None
+
+
+def _end_job(folder: Path, grace: float) -> None:
+    """SIGTERM for the wrapper, which hands it on; SIGKILL after a time."""
+    deadline = time.monotonic() + grace
+    number = signal.SIGTERM
+    while is_held(folder / "lock"):
+        try:
+            os.kill(int((folder / "pid").read_text()), number)
+        except (OSError, ValueError) as error:
+            _say(f"the job cannot be asked: {error}")
+        while is_held(folder / "lock") and (number == signal.SIGTERM and time.monotonic() < deadline):
+            time.sleep(_POLL_SECONDS)
+        if number == signal.SIGKILL:
+            time.sleep(_POLL_SECONDS)
+            return
+        number = signal.SIGKILL
+
+
+def _end_machine(machine: dict[str, Any]) -> None:
+    """By the provider, else by itself."""
+    key = os.environ.get("BUCKEYE_POD_KEY")
+    pause = 1.0
+    for _ in range(_ATTEMPTS if key else 0):
+        request = urllib.request.Request(  # noqa: S310  an https address of the provider
+            machine["url"], method="DELETE", headers={"Authorization": f"Bearer {key}"}
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=30):  # noqa: S310  an https address of the provider
+                _say("the provider ends the machine")
+                return
+        except urllib.error.HTTPError as error:
+            if error.code == 404:
+                return
+            _say(f"the provider answers {error.code}")
+            if error.code in (401, 403):
+                break
+        except OSError as error:
+            _say(f"the provider does not answer: {error}")
+        time.sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE)
+    try:
+        subprocess.run(["shutdown", "-h", "now"], check=False, timeout=60)  # noqa: S607  a program of the system, found as the user finds it
+    except (OSError, subprocess.TimeoutExpired) as error:
+        _say(f"the machine cannot be shut down: {error}")
+
+
+def _say(text: str) -> None:
+    print(time.strftime("%Y-%m-%d %H:%M:%S"), text, flush=True)
+
+
+if __name__ == "__main__":
+    watch(Path(sys.argv[1]))

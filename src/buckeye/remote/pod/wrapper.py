@@ -1,0 +1,158 @@
+"""Carries out a job and notes how it ends: `python -m buckeye.remote.pod.wrapper JOB`.
+
+The folder JOB has `job.json` (see `read_job`) and, once it runs: `lock`, held while this process lives;
+`pid`, of this process; `log`, all that is printed; `rc`, the exit code, which comes last and whole. `env` are
+keys as JSON, which nobody else may read; it is deleted as soon as it was read.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+RUNS_ALREADY, ENDED_ALREADY = 73, 74
+
+
+def read_job(folder: Path) -> dict[str, Any]:
+    """`argv`, `cwd`, `output_dir` (below cwd, or absolute), `dead_man`: see `watchdog`."""
+    found: dict[str, Any] = json.loads((folder / "job.json").read_text())
+    return found
+
+
+def hold(path: Path) -> int | None:
+    """Lock a file for as long as this process lives; None if another one has it."""
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        return None
+    return handle
+
+
+def is_held(path: Path) -> bool:
+    """Whether a process holds a file's lock."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(handle)
+    return False
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a small file in one step."""
+    temporary = path.with_name(f".{path.name}.new")
+    with temporary.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def carry_out(folder: Path) -> int:
+    """Run the job, once; its exit code."""
+    if hold(folder / "lock") is None:
+        return RUNS_ALREADY
+    if (folder / "rc").exists():
+        return ENDED_ALREADY
+    children: list[subprocess.Popen[bytes]] = []
+    asked = _hand_on_signals(children)
+    write_whole(folder / "pid", str(os.getpid()))
+    job = read_job(folder)
+    secrets = _take_secrets(folder / "env")
+    if job["dead_man"] is not None:
+        _start_dead_man(folder, secrets)
+    secrets.pop("BUCKEYE_POD_KEY", None)  # the job itself has no use for it
+    code = 128 + signal.SIGTERM if asked else _run(job, folder / "log", secrets, children, asked)
+    write_whole(folder / "rc", str(code))
+    return code
+
+
+def _take_secrets(path: Path) -> dict[str, str]:
+    try:
+        text = path.read_text()
+    except FileNotFoundError:
+        return {}
+    path.unlink()
+    found: dict[str, str] = json.loads(text)
+    return found
+
+
+def _start_dead_man(folder: Path, secrets: dict[str, str]) -> None:
+    """A process of its own, which lives on if this one is killed."""
+    key = {name: secrets[name] for name in ("BUCKEYE_POD_KEY",) if name in secrets}
+    with (folder / "dead_man.log").open("ab") as log:
+        subprocess.Popen(  # noqa: S603  a list of words, without a shell
+            [sys.executable, "-m", "buckeye.remote.pod.watchdog", str(folder)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env={**os.environ, **key},
+            start_new_session=True,
+        )
+
+
+def _hand_on_signals(children: list[subprocess.Popen[bytes]]) -> list[int]:
+    """Let the child, once there is one, have the signals; which ones came is in the list."""
+    asked: list[int] = []
+
+    def hand_on(number: int, _frame: object) -> None:
+        asked.append(number)
+        for child in children:
+            child.send_signal(signal.SIGTERM)
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, hand_on)
+    return asked
+
+
+def _run(
+    job: dict[str, Any],
+    log: Path,
+    secrets: dict[str, str],
+    children: list[subprocess.Popen[bytes]],
+    asked: list[int],
+) -> int:
+    plain = {"LC_ALL": "C.UTF-8", "PYTHONUTF8": "1", "PYTHONUNBUFFERED": "1"}
+    with log.open("ab") as out:
+        try:
+            child = subprocess.Popen(  # noqa: S603  a list of words, without a shell
+                job["argv"],
+                cwd=job["cwd"],
+                env={**os.environ, **plain, **job["env"], **secrets},
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                preexec_fn=_end_with_parent,
+            )
+        except OSError as error:
+            out.write(f"error: the job cannot be started: {error}\n".encode())
+            return 126
+        children.append(child)
+        if asked:  # before it could be handed on
+            child.send_signal(signal.SIGTERM)
+        code = child.wait()
+    return code if code >= 0 else 128 - code
+
+
+def _end_with_parent() -> None:
+    """By SIGTERM, unlike `die_with_parent`: the job ends in good order."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM, 0, 0, 0)
+
+
+if __name__ == "__main__":
+    sys.exit(carry_out(Path(sys.argv[1])))

@@ -1,0 +1,165 @@
+"""Pods of Prime Intellect, over its HTTP API."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any
+
+import httpx
+import msgspec
+
+from buckeye.errors import OfferRefusedError, RemoteError
+from buckeye.remote.base import Clock, GpuRequest, Offer, Pod, PodSpec, PodStatus
+from buckeye.remote.providers.prime_account import PrimeAccount
+from buckeye.remote.providers.prime_api import NotFoundError, PrimeApi, RejectedError, UnansweredError
+from buckeye.remote.providers.prime_rows import is_ours, offer_of, order_of, pod_of, status_of
+
+log = logging.getLogger(__name__)
+
+_LOOKS, _LOOK_SECONDS = 3, 5.0
+
+
+class PrimeProvider:
+    """See `Provider`."""
+
+    name = "prime"
+    rents = True
+
+    def __init__(
+        self,
+        account: PrimeAccount,
+        *,
+        clock: Clock | None = None,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        self.ssh_key_path = account.ssh_key_path
+        self._account = account
+        self._clock = clock or Clock()
+        self._api = PrimeApi(account, clock=self._clock, transport=transport)
+
+    def __enter__(self) -> PrimeProvider:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._api.close()
+
+    def offers(self, gpus: GpuRequest, *, disk_gb: int) -> list[Offer]:
+        """Machines with GPUs of the type, in any number. An empty answer is asked for again: some servers
+        know nothing for a moment."""
+        rows: list[Any] = []
+        for look in range(_LOOKS):
+            if look:
+                self._clock.sleep(_LOOK_SECONDS)
+            rows = list(self._api.numbered_pages("/availability/gpus", {"gpu_type": gpus.type}))
+            if rows:
+                break
+        found, unreadable = [], []
+        for row in rows:
+            try:
+                found.append(offer_of(row, disk_gb=disk_gb))
+            except msgspec.ValidationError as error:
+                unreadable.append(str(error))
+        if unreadable:
+            log.warning(
+                "%d of %d offers of Prime Intellect cannot be read and are left out: %s",
+                len(unreadable),
+                len(rows),
+                unreadable[0],
+            )
+        return [offer for offer in found if offer.gpus.type == gpus.type]
+
+    def create(self, offer: Offer, spec: PodSpec) -> Pod:
+        """Order the machine, once. If nobody can say whether the order was carried out, pods are looked at by
+        name."""
+        order = self._order(offer, spec)
+        try:
+            return pod_of(self._api.post("/pods/", order))
+        except RejectedError as error:
+            raise OfferRefusedError(str(error)) from None
+        except (UnansweredError, msgspec.ValidationError) as error:
+            found = self._by_name(spec.name)
+            if found is not None:
+                return found
+            raise OfferRefusedError(f"{error} No pod was made.") from None
+
+    def status(self, pod_id: str) -> PodStatus:
+        """How a pod is. One that is missing in the short answer is asked about by itself: is it gone?"""
+        answer = self._api.get("/pods/status", {"pod_ids": [pod_id]})
+        entries = answer.get("data")
+        if not isinstance(entries, list):
+            raise RemoteError(f"Prime Intellect: the status of pod {pod_id} has no list: {_shown(answer)}")
+        for entry in entries:
+            if isinstance(entry, dict) and entry.get("podId") == pod_id:
+                return _status(entry, pod_id)
+        try:
+            return _status(self._api.get(f"/pods/{pod_id}"), pod_id)
+        except NotFoundError:
+            return PodStatus(state="gone", detail="unknown to the provider")
+
+    def logs(self, pod_id: str) -> str:
+        """What the provider has recorded. Its form is not documented: text is shown as text."""
+        answer = self._api.get(f"/pods/{pod_id}/log")
+        for key in ("logs", "log", "data"):
+            if isinstance(answer.get(key), str):
+                return str(answer[key])
+            if isinstance(answer.get(key), list):
+                return "\n".join(map(str, answer[key]))
+        return json.dumps(answer, indent=1)
+
+    def terminate(self, pod_id: str) -> None:
+        """Order the end of a pod."""
+        try:
+            self._api.delete(f"/pods/{pod_id}")
+        except NotFoundError:
+            return
+
+    def pods(self) -> list[Pod]:
+        """Pods of this account, or of the team, that Buckeye has named and that are not over."""
+        return [pod_of(row) for row in self._api.offset_pages("/pods/") if is_ours(row)]
+
+    def _order(self, offer: Offer, spec: PodSpec) -> dict[str, Any]:
+        pod = {**order_of(offer), "name": spec.name}
+        if spec.max_price is not None:
+            pod["maxPrice"] = spec.max_price
+        if spec.public_key is not None:
+            pod["sshKeyId"] = self._key_id(spec.public_key, spec.name)
+        order: dict[str, Any] = {"pod": pod, "provider": {"type": offer.cloud}}
+        if self._account.team_id is not None:
+            order["team"] = {"teamId": self._account.team_id}
+        return order
+
+    def _key_id(self, public_key: str, name: str) -> str:
+        """The id of a key for ssh, which is registered if the account does not have it."""
+        words = public_key.split()[:2]
+        for key in self._api.offset_pages("/ssh_keys/"):
+            if isinstance(key, dict) and str(key.get("publicKey") or "").split()[:2] == words:
+                return str(key.get("id"))
+        made = self._api.post("/ssh_keys/", {"name": name, "publicKey": " ".join(words)})
+        if not made.get("id"):
+            raise RemoteError(f"Prime Intellect: the key for ssh was not registered: {_shown(made)}")
+        return str(made["id"])
+
+    def _by_name(self, name: str) -> Pod | None:
+        for look in range(_LOOKS):
+            if look:
+                self._clock.sleep(_LOOK_SECONDS)
+            for pod in self.pods():
+                if pod.name == name:
+                    return pod
+        return None
+
+
+def _status(found: Mapping[str, Any], pod_id: str) -> PodStatus:
+    try:
+        return status_of(found)
+    except msgspec.ValidationError as error:
+        raise RemoteError(f"Prime Intellect: the status of pod {pod_id} cannot be read: {error}") from None
+
+
+def _shown(answer: Mapping[str, Any]) -> str:
+    return json.dumps(answer)[:300]

@@ -1,0 +1,257 @@
+"""Requests to the API of Prime Intellect: deadlines, repetition, pages, and one message for every failure."""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import httpx
+
+from buckeye import __version__
+from buckeye.errors import AccountError, RemoteError
+from buckeye.remote.base import Clock
+from buckeye.remote.providers.prime_account import PrimeAccount
+
+log = logging.getLogger(__name__)
+
+_TIMEOUT = httpx.Timeout(30.0, connect=10.0)
+_TELL_SECONDS = 5.0
+_DEADLINE_SECONDS = 120.0
+_UNREACHED_SECONDS = 15.0  # where nothing was ever reached: the network is not there, or the address is wrong
+_FIRST_WAIT, _LONGEST_WAIT = 1.0, 30.0
+_PAGE_SIZE = 100
+_MOST_PAGES = 50
+_SHOWN = 300
+_ACCOUNT = {
+    401: "The key is wrong or has ended: set PRIME_API_KEY to one that is valid.",
+    402: "The wallet is empty: https://app.primeintellect.ai/dashboard/billing fills it.",
+    403: "The key needs the right to read availability, and to read and write instances.",
+}
+
+Params = Mapping[str, str | int | list[str]]
+
+
+class UnansweredError(RemoteError):
+    """No answer that can be understood came: what was asked for may have been done, or not."""
+
+
+class UnreachedError(UnansweredError):
+    """There was no connection: nothing was asked."""
+
+
+class RejectedError(RemoteError):
+    """The request was understood and refused; nothing was done."""
+
+
+class NotFoundError(RejectedError):
+    """What was asked about does not exist."""
+
+
+class _LaterError(RemoteError):
+    """Too many requests: `seconds` is how long to wait, as far as the server says so."""
+
+    def __init__(self, message: str, seconds: float | None = None) -> None:
+        super().__init__(message)
+        self.seconds = seconds
+
+
+class PrimeApi:
+    """JSON in, JSON out. What can be asked twice without harm is repeated, with growing pauses, for two
+    minutes, or 15 seconds if there was no connection yet; an order is not. Waits are told as warnings."""
+
+    def __init__(
+        self, account: PrimeAccount, *, clock: Clock, transport: httpx.BaseTransport | None = None
+    ) -> None:
+        self._key = account.api_key
+        self._clock = clock
+        self._reached = False
+        self._http = httpx.Client(
+            base_url=f"{account.url}/api/v1",
+            headers={"Authorization": f"Bearer {account.api_key}", "User-Agent": f"buckeye/{__version__}"},
+            timeout=_TIMEOUT,
+            follow_redirects=True,
+            transport=transport,
+        )
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    def get(self, path: str, params: Params | None = None) -> dict[str, Any]:
+        """The JSON object at `path`. Raises RemoteError."""
+        return self._ask("GET", path, params=params)
+
+    def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Order something, once. Raises UnansweredError if nobody knows whether it was done, RejectedError if
+        it was not, other RemoteError if the account cannot."""
+        return self._ask("POST", path, body=body, repeat=False)
+
+    def delete(self, path: str) -> None:
+        """Delete something; an empty answer is fine. Raises RemoteError."""
+        self._ask("DELETE", path, empty=True)
+
+    def numbered_pages(self, path: str, params: Params) -> Iterator[Any]:
+        """Every item of a list that has pages 1, 2, ..."""
+        found = 0
+        for page in range(1, _MOST_PAGES + 1):
+            answer = self.get(path, {**params, "page": page, "page_size": _PAGE_SIZE})
+            items = self._list(answer, "items", path)
+            yield from items
+            found += len(items)
+            if len(items) < _PAGE_SIZE or found >= _total(answer, "totalCount", found + 1):
+                return
+        raise RemoteError(f"Prime Intellect: {path} has more than {_MOST_PAGES} pages; this cannot be right.")
+
+    def offset_pages(self, path: str) -> Iterator[Any]:
+        """Every item of a list that is asked for by offset and limit."""
+        found = 0
+        for _ in range(_MOST_PAGES):
+            answer = self.get(path, {"offset": found, "limit": _PAGE_SIZE})
+            items = self._list(answer, "data", path)
+            yield from items
+            found += len(items)
+            if not items or found >= _total(
+                answer, "total_count", found if len(items) < _PAGE_SIZE else found + 1
+            ):
+                return
+        raise RemoteError(f"Prime Intellect: {path} has more than {_MOST_PAGES} pages; this cannot be right.")
+
+    def _ask(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Params | None = None,
+        body: Mapping[str, Any] | None = None,
+        repeat: bool = True,
+        empty: bool = False,
+    ) -> dict[str, Any]:
+        began = self._clock.now()
+        wait = _FIRST_WAIT
+        while True:
+            pause = wait * random.uniform(0.75, 1.25)  # many clients do not come back at the same moment  # noqa: S311
+            try:
+                return self._ask_once(method, path, params, body, empty=empty)
+            except _LaterError as error:
+                pause = pause if error.seconds is None else error.seconds
+                failure: RemoteError = error
+            except UnansweredError as error:
+                if not repeat:
+                    raise
+                failure = error
+            unreached = isinstance(failure, UnreachedError) and not self._reached
+            seconds = _UNREACHED_SECONDS if unreached else _DEADLINE_SECONDS
+            waited = self._clock.now() - began
+            if waited + pause > seconds:
+                network = " Is this machine online?" if unreached else ""
+                raise type(failure)(f"{failure} It was tried for {waited:.0f} s.{network}") from None
+            log.warning("%s It is tried again, for %.0f s more", failure, seconds - waited)
+            self._clock.sleep(pause)
+            wait = min(2 * wait, _LONGEST_WAIT)
+
+    def _ask_once(
+        self, method: str, path: str, params: Params | None, body: Mapping[str, Any] | None, *, empty: bool
+    ) -> dict[str, Any]:
+        what = f"Prime Intellect: {method} {path}"
+        try:
+            with _told(f"Waiting for the answer of {what}"):
+                response = self._http.request(method, path, params=params, json=body)
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            reason = self._hidden(str(error) or type(error).__name__)
+            if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
+                raise UnreachedError(
+                    f"{what}: no connection to {self._http.base_url.host} ({reason})."
+                ) from None
+            raise UnansweredError(f"{what}: no answer ({reason}).") from None
+        self._reached = True
+        if response.is_success:
+            return {} if empty else self._object(response, what)
+        raise self._failure(response, what)
+
+    def _object(self, response: httpx.Response, what: str) -> dict[str, Any]:
+        if not response.content.strip():
+            raise UnansweredError(f"{what}: the answer is empty ({response.status_code}).")
+        try:
+            found = json.loads(response.content)
+        except (ValueError, RecursionError):
+            found = None
+        if not isinstance(found, dict):
+            raise UnansweredError(f"{what}: the answer is no JSON object: {self._shown(response.text)}")
+        return found
+
+    def _failure(self, response: httpx.Response, what: str) -> RemoteError:
+        code = response.status_code
+        said = self._shown(error_text(response.text))
+        if code == 429:
+            seconds = None
+            with suppress(ValueError):
+                seconds = max(0.0, float(response.headers.get("Retry-After", "")))
+            return _LaterError(f"{what}: too many requests (429): {said}.", seconds)
+        if code >= 500:
+            return UnansweredError(f"{what}: the service fails ({code}): {said}.")
+        message = f"{what}: {said} ({code})."
+        if code in _ACCOUNT:
+            return AccountError(f"{message} {_ACCOUNT[code]}")
+        return NotFoundError(message) if code in (404, 405) else RejectedError(message)
+
+    def _list(self, answer: Mapping[str, Any], key: str, path: str) -> list[Any]:
+        items = answer.get(key)
+        if not isinstance(items, list):
+            shown = self._shown(json.dumps(answer))
+            raise RemoteError(f"Prime Intellect: the answer to GET {path} has no list {key!r}: {shown}")
+        return items
+
+    def _shown(self, text: str) -> str:
+        line = self._hidden(" ".join(text.split()))
+        return (line if len(line) <= _SHOWN else f"{line[:_SHOWN]} ...") or "without a reason"
+
+    def _hidden(self, text: str) -> str:
+        return text.replace(self._key, "(redacted)")
+
+
+@contextmanager
+def _told(text: str) -> Iterator[None]:
+    """Tell what is waited for, once it has lasted."""
+    timer = threading.Timer(_TELL_SECONDS, log.warning, (text,))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def error_text(body: str) -> str:
+    """What an error's body says: one text, or a list of fields and what is wrong with each, in either of the
+    two forms that the service has."""
+    try:
+        found = json.loads(body)
+    except (ValueError, RecursionError):
+        return body
+    if not isinstance(found, dict):
+        return body
+    fields = found.get("errors") or found.get("detail")
+    if isinstance(fields, list):
+        return "; ".join(map(_field_text, fields))
+    for key in ("detail", "message", "error"):
+        if isinstance(found.get(key), str):
+            return str(found[key])
+    return body
+
+
+def _field_text(field: Any) -> str:
+    if not isinstance(field, dict):
+        return str(field)
+    place = field.get("param") or ".".join(map(str, field.get("loc") or ()))
+    reason = field.get("details") or field.get("msg") or "is wrong"
+    return f"{place}: {reason}" if place else str(reason)
+
+
+def _total(answer: Mapping[str, Any], key: str, otherwise: int) -> int:
+    total = answer.get(key)
+    return total if isinstance(total, int) else otherwise

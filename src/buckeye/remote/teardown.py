@@ -1,0 +1,129 @@
+"""The end of a pod: ordered again and again until the provider confirms it."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+
+from buckeye.errors import RemoteError
+from buckeye.remote.base import Clock, Provider
+from buckeye.remote.ledger import Entry, Ledger, hours_text
+
+_DEADLINE_SECONDS = 600.0
+_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0
+_LOOKS_FOR_UNKNOWN = 4  # an order that was interrupted may arrive late
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """What is recorded of a pod that is gone, and whether Ctrl-C was pressed meanwhile."""
+
+    entry: Entry
+    interrupted: bool
+
+
+def end_pod(
+    provider: Provider,
+    ledger: Ledger,
+    entry: Entry,
+    *,
+    outcome: str,
+    clock: Clock,
+    tell: Callable[[str], None],
+) -> Ended:
+    """End every pod of a name, and record it. Returns when the provider knows none of it any more.
+
+    The first Ctrl-C only says what would be left; the next one leaves it. Raises RemoteError, with what may
+    still cost and how to end it, if this is not confirmed after ten minutes, or cannot be.
+    """
+    interrupted = False
+    while True:
+        try:
+            _end_all(provider, entry, clock, tell)
+            return Ended(ledger.end(entry, outcome=outcome, now=clock.now()), interrupted)
+        except KeyboardInterrupt:
+            if interrupted:
+                tell(left_text(entry))
+                raise
+            interrupted = True
+            tell(f"Ending pod {entry.name} first; Ctrl-C once more leaves it running, and costing.")
+
+
+def left_text(entry: Entry) -> str:
+    """What may still cost, and what to do."""
+    return (
+        f"Pod {entry.name} ({entry.pod_id or 'id unknown'}) may still run for ${entry.price_per_hour:.2f} an "
+        f"hour. End it: buckeye rl pods terminate {entry.name}"
+    )
+
+
+def cost_text(entry: Entry, now: float) -> str:
+    """`buckeye-1a2b-3c: finished; 1.25 h, $9.95`."""
+    outcome = f"{entry.outcome.rstrip('.')}; " if entry.outcome else ""
+    return f"{entry.name}: {outcome}{hours_text(entry.hours(now))}, ${entry.cost(now):.2f}"
+
+
+def _end_all(provider: Provider, entry: Entry, clock: Clock, tell: Callable[[str], None]) -> None:
+    """Order the end until nothing is left. Where nobody says how the pod is, it is ordered all the same."""
+    deadline = clock.now() + _DEADLINE_SECONDS
+    pause = _FIRST_PAUSE
+    empty_looks = 0
+    failure = told = "it is still there"
+    while True:
+        final = False
+        try:
+            alive = _alive(provider, entry)
+            empty_looks = 0 if alive else empty_looks + 1
+            if empty_looks >= (1 if entry.pod_id is not None else _LOOKS_FOR_UNKNOWN):
+                return
+        except RemoteError as error:
+            failure, final = str(error), error.final
+            alive = {entry.pod_id} if entry.pod_id is not None else set()
+        try:
+            for pod_id in sorted(alive):
+                provider.terminate(pod_id)
+        except RemoteError as error:
+            failure, final = str(error), final or error.final
+        if final:
+            raise RemoteError(f"{failure}\n{left_text(entry)}")
+        if failure != told:
+            tell(f"The end of pod {entry.name} is not confirmed yet, and is ordered again: {failure}")
+            told = failure
+        if clock.now() + pause > deadline:
+            raise RemoteError(f"The end is not confirmed after 10 minutes: {failure}\n{left_text(entry)}")
+        clock.sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE)
+
+
+def _alive(provider: Provider, entry: Entry) -> set[str]:
+    """The ids of the pods of this name: an order whose answer was lost may have made one more."""
+    ids = {pod.id for pod in provider.pods() if pod.name == entry.name}
+    if entry.pod_id is not None and provider.status(entry.pod_id).state != "gone":
+        ids.add(entry.pod_id)
+    return ids
+
+
+@contextmanager
+def signals_interrupt() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP do what Ctrl-C does, so that a pod is ended. Under `nohup` SIGHUP remains
+    ignored. In another thread than the main one nothing can be set, and nothing is."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) != signal.SIG_IGN]
+    before = {number: signal.signal(number, _interrupt) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    if not callable(signal.getsignal(signal.SIGINT)):  # ignored: a script has started us with `&`
+        raise KeyboardInterrupt
+    signal.raise_signal(signal.SIGINT)

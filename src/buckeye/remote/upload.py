@@ -1,0 +1,108 @@
+"""Sending a project: what is missing or different there, in one stream."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import tarfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from buckeye.errors import RemoteError
+from buckeye.remote.connection import Link, LostConnectionError
+from buckeye.remote.manifest import Manifest
+
+_PIECE = 256 * 1024
+_SECONDS = 3600.0
+_ANSWER_SECONDS = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """How many files and bytes went, and how many files were there already or were removed there."""
+
+    files: int
+    bytes: int
+    same: int
+    removed: int
+
+
+async def send_project(link: Link, python: str, folder: str, manifest: Manifest) -> Sent:
+    """Make `folder` there what the manifest says. `python` is the command there that knows this version of
+    Buckeye. Raises LostConnectionError, and RemoteError for what the other end cannot do."""
+    digests = await asyncio.to_thread(manifest.digests)
+    async with link.program([python, "-m", "buckeye.remote.pod.receive", folder]) as process:
+        parts = {"files": digests, "links": manifest.links, "folders": manifest.folders}
+        announced = json.dumps(parts).encode() + b"\n"
+        process.stdin.write(announced)
+        needed: list[str] = (await _answer(process, link, folder))["needed"]
+        count = 0
+        unknown = [name for name in needed if name not in manifest.files]
+        if unknown:
+            raise RemoteError(f"{link.target} asks for {unknown[0]}, which was not offered.")
+        async with asyncio.timeout(_SECONDS):
+            for piece in tar_pieces({name: manifest.files[name] for name in needed}):
+                process.stdin.write(piece)
+                await process.stdin.drain()
+                count += len(piece)
+        process.stdin.write_eof()
+        done = await _answer(process, link, folder)
+    return Sent(
+        files=int(done["received"]),
+        bytes=count,
+        same=len(digests) - len(needed),
+        removed=int(done["removed"]),
+    )
+
+
+def tar_pieces(files: Mapping[str, Path]) -> Iterator[bytes]:
+    """A tar archive of files under the given names, in pieces. Raises RemoteError for a file that becomes
+    shorter meanwhile."""
+    for name, path in files.items():
+        status = path.stat()
+        info = tarfile.TarInfo(name)
+        info.size, info.mtime, info.mode = status.st_size, int(status.st_mtime), status.st_mode & 0o777
+        yield info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
+        yield from _content(path, info.size)
+    yield bytes(2 * tarfile.BLOCKSIZE)
+
+
+def packed(files: Mapping[str, bytes]) -> bytes:
+    """A tar archive of contents, the same bytes for the same contents."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        for name, content in sorted(files.items()):
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            info.mode = 0o644
+            archive.addfile(info, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+def _content(path: Path, size: int) -> Iterator[bytes]:
+    left = size
+    with path.open("rb") as file:
+        while left:
+            piece = file.read(min(_PIECE, left))
+            if not piece:
+                raise RemoteError(f"{path} became shorter while it was sent. Try again.")
+            left -= len(piece)
+            yield piece
+    yield bytes(-size % tarfile.BLOCKSIZE)
+
+
+async def _answer(process: Any, link: Link, folder: str) -> dict[str, Any]:
+    try:
+        async with asyncio.timeout(_ANSWER_SECONDS):
+            length = int(await process.stdout.readexactly(8), 16)
+            return json.loads(await process.stdout.readexactly(length))
+    except TimeoutError:
+        raise RemoteError(f"{link.target} does not say whether it has received {folder}.") from None
+    except asyncio.IncompleteReadError:
+        said = (await process.stderr.read()).decode(errors="replace").strip()
+    if said:
+        raise RemoteError(f"{link.target} could not receive the project: {said}.")
+    raise LostConnectionError(f"The connection to {link.target} was cut.")

@@ -1,0 +1,59 @@
+"""The exact match of the best policy without content, on the held-out tasks that were evaluated."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+
+from buckeye.envs.base import TRAIN, Environment, Task
+from buckeye.evaluation.checks.play import Player
+from buckeye.evaluation.checks.samples import SplitSample, family_of, probes_of, sample_splits
+from buckeye.evaluation.trivial_policies import (
+    ContentFreeScore,
+    content_free_policies,
+    content_free_scores,
+    with_constants,
+)
+from buckeye.setup.demo.held_out import Part
+
+_MOST_TASKS = 200
+"""Tasks of one family and split that every policy plays."""
+
+
+async def baselines(
+    environment: Environment, split: str, evaluated: Collection[str], *, seed: int = 0
+) -> Mapping[Part, float]:
+    """Play every policy of `buckeye env check` on the evaluated tasks of a split; each part has the exact
+    match of its best policy. Policies are made from train tasks alone. Raises UsageError without a train
+    split."""
+    player = Player(environment)
+    train = sample_splits(environment, [TRAIN], per_family=_MOST_TASKS, seed=seed)[0]
+    made = content_free_policies(environment, train, probes=probes_of(environment), seed=seed)
+    policies = await with_constants(player, made, train)
+    tasks = [task for task in environment.tasks(split) if task.id in evaluated]
+    return _best_of_parts(await content_free_scores(player, policies, _samples(tasks)))
+
+
+def _samples(tasks: Sequence[Task]) -> list[SplitSample]:
+    """The tasks by the split and the family that their data names."""
+    cells: dict[str, dict[str, list[Task]]] = defaultdict(lambda: defaultdict(list))
+    for task in tasks:
+        cell = cells[str(task.data.get("split"))][family_of(task)]
+        if len(cell) < _MOST_TASKS:
+            cell.append(task)
+    return [
+        SplitSample(name=split, size=len(tasks), scanned=(), families=families)
+        for split, families in cells.items()
+    ]
+
+
+def _best_of_parts(scores: Sequence[ContentFreeScore]) -> dict[Part, float]:
+    passed: dict[Part, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    scored: dict[Part, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+    for score in scores:
+        if score.scored:
+            for part in ((None, None), (score.family, None), (None, score.split)):
+                passed[part][score.policy] += score.exact * score.scored
+                scored[part][score.policy] += score.scored
+    # a policy that could not play some of the tasks passed none of those
+    return {part: max(found.values()) / max(scored[part].values()) for part, found in passed.items()}

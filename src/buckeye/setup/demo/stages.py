@@ -1,0 +1,210 @@
+"""The demonstration as the commands a user would type. Each is done once; an interrupted one goes on."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+
+from buckeye.base.process import INTERRUPTED
+from buckeye.base.storage import read_json
+from buckeye.envs.registry import bundled
+from buckeye.errors import RunError
+from buckeye.run_files.directory import files_of_a_run
+from buckeye.transport.checkpoint import list_checkpoints
+
+ENVIRONMENT = "harleycooper/dakota1890"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DemoPaths:
+    """Where the demonstration puts things."""
+
+    root: Path
+
+    @property
+    def base(self) -> Path:
+        return self.root / "base"
+
+    @property
+    def chats(self) -> Path:
+        return self.root / "demonstrations.jsonl"
+
+    @property
+    def sft(self) -> Path:
+        return self.root / "sft"
+
+    @property
+    def rl(self) -> Path:
+        return self.root / "rl"
+
+    def evals(self, name: str) -> Path:
+        return self.root / f"evals-{name}"
+
+    def rollouts(self, name: str) -> Path:
+        """The rollouts of an evaluation."""
+        return self.evals(name) / "rollouts.jsonl"
+
+    def settings(self, name: str) -> Path:
+        """What was evaluated, and how."""
+        return self.evals(name) / "settings.json"
+
+    def figures(self, name: str) -> Path:
+        """Written last: there when the evaluation is complete."""
+        return self.evals(name) / "figures.json"
+
+    @property
+    def model(self) -> Path:
+        return self.root / "model"
+
+
+def config_file(name: str) -> Path:
+    """A configuration file that comes with the package."""
+    return Path(str(files("buckeye.setup.demo").joinpath("configs", name)))
+
+
+def max_steps(name: str) -> int:
+    """The number of steps in one of those files."""
+    return int(tomllib.loads(config_file(name).read_text(encoding="utf-8"))["max_steps"])
+
+
+def run_stages(paths: DemoPaths, *, seed: int) -> None:
+    """Base model, demonstrations, warm start, evaluation, reinforcement learning, evaluation."""
+    start = warm_started_model(paths, seed=seed)
+    _evaluate(paths, "before", start, seed)
+    reinforce(paths, seed=seed)
+    _evaluate(paths, "after", weights(paths.rl, "train.toml"), seed)
+
+
+def warm_started_model(paths: DemoPaths, *, seed: int) -> Path:
+    """The model that reinforcement learning starts from; made if it is not there."""
+    paths.root.mkdir(parents=True, exist_ok=True)
+    _make_base_model(paths, seed)
+    _write_demonstrations(paths, seed)
+    _warm_start(paths, seed)
+    return weights(paths.sft, "sft.toml")
+
+
+def weights(run: Path, config: str) -> Path:
+    """The final weights of a run."""
+    return run / "weights" / f"step_{max_steps(config)}"
+
+
+def _make_base_model(paths: DemoPaths, seed: int) -> None:
+    if not paths.base.exists():
+        size = ("--layers", "3", "--hidden", "192")
+        _command(
+            "buckeye", "model", "tiny", str(paths.base), "--env", ENVIRONMENT, *size, "--seed", str(seed)
+        )
+
+
+def _write_demonstrations(paths: DemoPaths, seed: int) -> None:
+    if not paths.chats.exists():
+        arguments = read_json(config_file("demonstrations.json"))
+        words = [word for key, value in arguments.items() for word in _option(key, value)]
+        bundle = bundled(ENVIRONMENT)
+        path = ["env", f"PYTHONPATH={bundle / 'src'}"] if bundle is not None else []
+        python = [*path, "python", "-m", "dakota1890"]
+        _command(*python, "demonstrations", str(paths.chats), *words, "--seed", str(seed))
+
+
+def _option(key: str, value: object) -> list[str]:
+    return [f"--{key}"] if value is True else [f"--{key}", str(value)]
+
+
+def _warm_start(paths: DemoPaths, seed: int) -> None:
+    if weights(paths.sft, "sft.toml").exists():
+        return
+    resume = ["--ckpt.resume-step", "-1"] if list_checkpoints(paths.sft / "checkpoints") else []
+    if not resume and paths.sft.exists():
+        shutil.rmtree(paths.sft)  # killed before its first checkpoint: nothing in it can be used
+    _command(
+        "sft",
+        "@",
+        str(config_file("sft.toml")),
+        *("--model.name", str(paths.base), "--data.path", str(paths.chats)),
+        *("--output-dir", str(paths.sft), "--seed", str(seed)),
+        *resume,
+    )
+
+
+def reinforce(paths: DemoPaths, *, seed: int) -> None:
+    """The run from the warm-started model; played to its end if it is not there."""
+    if weights(paths.rl, "train.toml").exists():
+        return
+    begun = bool(files_of_a_run(paths.rl))
+    resume = ["--resume"] if begun and list_checkpoints(paths.rl / "checkpoints") else ["--clean"] * begun
+    _command("rl", *rl_words(paths, seed=seed), *resume)
+
+
+def rl_words(paths: DemoPaths, *, seed: int) -> list[str]:
+    """What `rl` is told."""
+    return [
+        *("--trainer", "@", str(config_file("train.toml"))),
+        *("--orchestrator", "@", str(config_file("orch.toml"))),
+        *("--inference", "@", str(config_file("infer.toml"))),
+        *("--model.name", str(weights(paths.sft, "sft.toml")), "--orchestrator.seed", str(seed)),
+        *("--output-dir", str(paths.rl)),
+    ]
+
+
+def _evaluate(paths: DemoPaths, name: str, model: Path, seed: int) -> None:
+    """Greedy answers to every held-out task of the families that are trained. The dictionary family is left
+    out: a word that a model has never seen cannot be recalled, only guessed."""
+    if paths.figures(name).exists():
+        return
+    arguments = config_file("evaluation.json").read_text(encoding="utf-8").strip()
+    resume = ["--resume"] if paths.settings(name).exists() else []
+    _command(
+        *("buckeye", "eval", ENVIRONMENT, "--args", arguments),
+        *("--model", str(model), "--temperature", "0", "--max-tokens", "64", "--max-concurrent", "128"),
+        *("--output-dir", str(paths.evals(name)), "--seed", str(seed)),
+        *resume,
+    )
+
+
+def _command(program: str, *words: str) -> None:
+    """Print a command and run it. Raises RunError if it fails, KeyboardInterrupt if it was interrupted."""
+    started = time.monotonic()
+    print(f"\n$ {shlex.join([program, *words])}", flush=True)
+    status = _run(_argv(program, words))
+    if status == INTERRUPTED:
+        raise KeyboardInterrupt
+    if status:
+        raise RunError(f"`{program}` ended with exit code {status}; its messages are above")
+    print(f"  ({time.monotonic() - started:.0f} s)", flush=True)
+
+
+def _run(argv: Sequence[str]) -> int:
+    """Run a command to its end and return its exit code. Signals are passed on, so that it can end in good
+    order (Ctrl-C on a terminal reaches it anyway)."""
+    child = subprocess.Popen(argv)  # noqa: S603  a list of words, without a shell
+    before = {
+        signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN),
+        signal.SIGTERM: signal.signal(signal.SIGTERM, lambda number, frame: child.send_signal(number)),
+    }
+    try:
+        return child.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _argv(program: str, words: Sequence[str]) -> list[str]:
+    """The command in this very environment, also if its `bin` is not on the PATH."""
+    if program in ("env", "python"):
+        return [sys.executable if word == "python" else word for word in (program, *words)]
+    script = Path(sys.executable).with_name(program)
+    if os.access(script, os.X_OK):
+        return [str(script), *words]
+    module = [] if program == "buckeye" else [program]
+    return [sys.executable, "-m", "buckeye", *module, *words]

@@ -1,0 +1,87 @@
+"""`buckeye env build` and `push`: the image of an environment, and what its lock file notes of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from buckeye.errors import UsageError
+from buckeye.mcp.tasks.lock import LOCK_FILE, VERSION, ImageName, ToolEntry, lock_in, parse_image, update_lock
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltEnvironment:
+    """An image that was built and started once. `digest` is "" where it is known after a push only."""
+
+    image: str
+    digest: str
+    tools: Sequence[ToolEntry]
+    start_seconds: float
+    lock_file: Path
+
+
+def build_environment(folder: Path, tag: str | None, builder: str, progress: Progress) -> BuiltEnvironment:
+    """Build the image of a folder, start it, ask for its tools, and note all of it in the lock file.
+
+    The lock file is written last, and not at all if the image does not start. Raises UsageError,
+    PrepareError, RuntimeUnavailable, McpFault.
+    """
+    from buckeye.mcp.config import DefaultsConfig
+    from buckeye.mcp.sandbox.build import build_image, choose_builder
+    from buckeye.setup.init.source import find_source, folder_image
+    from buckeye.setup.init.trial import timed_tools
+
+    if not folder.is_dir():
+        raise UsageError(f"{folder} is no folder. `buckeye env new NAME` writes an environment to start from")
+    lock_file, lock = folder / LOCK_FILE, lock_in(folder)
+    name = _image(tag) if tag is not None else lock.image_name if lock is not None else folder_image(folder)
+    image = f"{name.name}:{name.tag or 'latest'}"
+    chosen = choose_builder(builder)
+    progress(f"building {image} with {chosen}")
+    digest = build_image(folder, image, chosen)
+    progress(f"starting {image}")
+    source = find_source(image, command=None, headers={}, build=False)
+    tools, seconds = asyncio.run(timed_tools(source, DefaultsConfig().setup_timeout))
+    same = lock is not None and bool(digest) and lock.image_name.digest == digest
+    changes = {
+        "version": VERSION,
+        "image": image,
+        "digest": digest or None,
+        "tools": [tool.model_dump(exclude_defaults=True) for tool in tools],
+        "start_seconds": round(seconds, 2),
+        "built_at": _now(),
+    }
+    update_lock(lock_file, changes if same else {**changes, "pushed_at": None})
+    return BuiltEnvironment(image, digest, tools, round(seconds, 2), lock_file)
+
+
+def push_environment(folder: Path, image: str | None, progress: Progress) -> tuple[str, str]:
+    """Push what was built of a folder, under the name `image` if one is given; returns name and digest, which
+    the lock file notes. Raises UsageError and PrepareError."""
+    from buckeye.mcp.sandbox.build import push_built
+
+    lock_file, lock = folder / LOCK_FILE, lock_in(folder)
+    if lock is None:
+        raise UsageError(f"there is no {lock_file}. Build the image first: `buckeye env build {folder}`")
+    built = lock.image_name.tagged
+    name = _image(image) if image is not None else lock.image_name
+    target = f"{name.name}:{name.tag or 'latest'}"
+    digest = push_built(built, target, progress=progress)
+    update_lock(lock_file, {"image": target, "digest": digest or None, "pushed_at": _now()})
+    return target, digest
+
+
+def _image(text: str) -> ImageName:
+    name = parse_image(text)
+    if name is None or name.digest:
+        raise UsageError(f"{text!r} is not the name of an image. Write it as my-org/my-env:latest")
+    return name
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,0 +1,298 @@
+"""Writes the configuration of an environment from what its tools announce. The same tools give the same
+text."""
+
+from __future__ import annotations
+
+import json
+import re
+import textwrap
+import unicodedata
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from buckeye.mcp.actions.check import DONE
+from buckeye.mcp.actions.schema_words import NoExample, default_words, example, harmless, literal, type_words
+from buckeye.mcp.config import DefaultsConfig, ParserConfig, WeightsConfig
+from buckeye.mcp.tasks.lock import ToolEntry
+from buckeye.setup.init.tool_choice import PLACE, Parameter, Plan, PlannedAction, plan_actions
+
+CHECK = "CHECK"
+"""The word in a comment where a person must decide."""
+SERVER = "server"
+"""The key of `job.metadata` with the server that the configuration was made from."""
+FILL_IN = "FILL IN"
+"""What a value begins with that nobody knows yet."""
+_MOST_CUT = 3
+_LONGEST_TEXT = {"tool": 400, "parameter": 200}
+_WIDTH = 100
+_WEIGHTS = WeightsConfig(task_completion=0.8, tool_execution=0.1, format_compliance=0.1)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EnvironmentName:
+    """What the environment is called: `name` in texts, and `image` with its tag where it is one."""
+
+    name: str
+    image: str
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """The configuration. `decisions` are the comments in it that wait for a person; `notes` what was cut or
+    left away."""
+
+    text: str
+    plan: Plan
+    decisions: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class _Remarks:
+    decisions: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    cut: list[str] = field(default_factory=list)
+
+
+def generate_config(
+    environment: EnvironmentName,
+    tools: Sequence[ToolEntry],
+    *,
+    preparing: Collection[str] = (),
+    grading: Collection[str] = (),
+    context_values: Mapping[str, Any] | None = None,
+    wanted: Sequence[str] = (),
+    server: Mapping[str, Any] | None = None,
+    files: str | None = None,
+    place: str | None = None,
+) -> Generated:
+    """The YAML text for these tools. `preparing` and `grading` are those of them that tasks use, `wanted`
+    those that somebody asked for; `context_values` are values for arguments that every tool has, by name.
+    `server` is how tasks name the server, and `files` a folder of which every rollout has a copy,
+    with what the command line names at `place`, if that is one thing."""
+    plan = plan_actions(tools, preparing=preparing, grading=grading, wanted=wanted, private=files is not None)
+    remarks = _Remarks()
+    places = {name: place for name in plan.context if place is not None and PLACE.search(name)}
+    values = {**places, **(context_values or {})}
+    body = [
+        *_job(environment, server),
+        "",
+        *(["# every rollout begins with a copy of it", f"files: {quoted(files)}", ""] if files else []),
+        "system_prompt: |",
+        *(f"  {line}" if line else "" for line in _prompt(environment, plan, remarks)),
+        "",
+        *_parser(),
+        "",
+        "action_mappings:",
+        *_mappings(plan, values, remarks),
+        "",
+        "rubric:",
+        "  weights:",
+        *(f"    {name}: {value}" for name, value in _WEIGHTS),
+        "",
+        "defaults:",
+        f"  max_turns: {DefaultsConfig().max_turns}",
+    ]
+    name = harmless(environment.name)
+    head = [f"# How a model acts in {name}, and how it is paid. Written by `buckeye rl init`."]
+    if remarks.decisions:
+        head.append(f"# Look at what is marked {CHECK}: a person should decide it.")
+    text = "\n".join([*head, *body]) + "\n"
+    cut = remarks.cut
+    if len(cut) > _MOST_CUT:
+        cut = [f"{cut[0]}, and {len(cut) - 1} more were"]
+    return Generated(text, plan, tuple(remarks.decisions), (*cut, *remarks.notes))
+
+
+def quoted(text: str) -> str:
+    """A text as YAML, in double quotes; signs that are not seen are escaped."""
+    return "".join(_escaped(sign) for sign in json.dumps(text, ensure_ascii=False))
+
+
+def _escaped(sign: str) -> str:
+    if sign == " " or unicodedata.category(sign)[0] not in "CZ":
+        return sign
+    return f"\\u{ord(sign):04x}" if ord(sign) <= 0xFFFF else f"\\U{ord(sign):08x}"
+
+
+def _job(environment: EnvironmentName, server: Mapping[str, Any] | None) -> Iterator[str]:
+    yield "job:"
+    yield f"  name: {quoted(f'RL Training - {harmless(environment.name)}')}"
+    yield "  metadata:"
+    yield f"    environment: {quoted(environment.image)}"
+    if server is not None:
+        yield "    # as mcp_config of a task names it"
+        yield f"    {SERVER}: {json.dumps(server, ensure_ascii=True)}"
+
+
+def _parser() -> Iterator[str]:
+    parser = ParserConfig()
+    yield "parser:"
+    yield f"  use_thinking: {str(parser.use_thinking).lower()}"
+    yield f"  xml_weight: {parser.xml_weight}"
+    yield f"  action_weight: {parser.action_weight}"
+
+
+def _prompt(environment: EnvironmentName, plan: Plan, remarks: _Remarks) -> Iterator[str]:
+    yield f"You are an AI agent interacting with {harmless(environment.name)}."
+    yield ""
+    yield "Available tools:"
+    for action in plan.actions:
+        yield from _offer(action, plan, remarks)
+    yield f"- {DONE}(): End the task. Call it when the task is finished."
+    yield f"  Usage: <tool>{DONE}()</tool>"
+    yield ""
+    yield "Think first, between <think> and </think>. Then write one tool call, and nothing after it."
+    yield "Its result is in the next message. Texts are written in quotes."
+    named = next(((a, shown) for a in plan.actions if (shown := _shown(a, plan))), None)
+    if named is not None:
+        action, parameters = named
+        argument = f"{parameters[0].given_as}={_sample(parameters[0], action)}"
+        by_name = f"<tool>{action.name}({argument})</tool>"
+        yield f"Arguments are given in the order shown, or by name, as {by_name}."
+    if any(not parameter.required for a in plan.actions for parameter in _shown(a, plan)):
+        yield "Those with a question mark may be left out."
+
+
+def _offer(action: PlannedAction, plan: Plan, remarks: _Remarks) -> Iterator[str]:
+    """The lines that tell the model of an action."""
+    described = _bounded(action.tool.description, "tool", f"the description of {action.name}", remarks)
+    yield f"- {_signature(action, plan)}" + (f": {described}" if described else "")
+    yield f"  Usage: <tool>{_usage(action, plan)}</tool>"
+    for parameter in _shown(action, plan):
+        what = f"the description of {action.name}.{parameter.given_as}"
+        text = _bounded(str(parameter.schema.get("description") or ""), "parameter", what, remarks)
+        if text:
+            yield f"    {parameter.given_as}: {text}"
+    if result := _result(action.tool):
+        yield f"    result: {_bounded(result, 'parameter', f'the result of {action.name}', remarks)}"
+
+
+def _result(tool: ToolEntry) -> str:
+    """What a tool announces of its structured result; "" if that is a plain value, or nothing."""
+    properties = (tool.output_schema or {}).get("properties")
+    if not isinstance(properties, Mapping) or list(properties) in ([], ["result"]):
+        return ""
+    return type_words(tool.output_schema, tool.output_schema or {})
+
+
+def _signature(action: PlannedAction, plan: Plan) -> str:
+    if not action.known:
+        return f"{action.name}(...)"
+    parts = [
+        f"{one.given_as}{'' if one.required else '?'}: {type_words(one.schema, action.schema)}"
+        f"{default_words(one.schema)}"
+        for one in _shown(action, plan)
+    ]
+    return f"{action.name}({', '.join(parts)})"
+
+
+def _usage(action: PlannedAction, plan: Plan) -> str:
+    needed = [one for one in _shown(action, plan) if one.required]
+    return f"{action.name}({', '.join(_sample(one, action) for one in needed)})"
+
+
+def _sample(parameter: Parameter, action: PlannedAction) -> str:
+    try:
+        return literal(example(parameter.schema, action.schema))
+    except NoExample:
+        return '"..."'
+
+
+def _shown(action: PlannedAction, plan: Plan) -> list[Parameter]:
+    """The parameters that the model gives."""
+    return [one for one in action.parameters if one.name not in plan.context]
+
+
+def _bounded(text: str, kind: str, what: str, remarks: _Remarks) -> str:
+    text, most = harmless(text), _LONGEST_TEXT[kind]
+    if len(text) <= most:
+        return text
+    remarks.cut.append(f"{what} was cut from {len(text)} to {most} characters")
+    return text[:most].rstrip() + "…"
+
+
+def _mappings(plan: Plan, values: Mapping[str, Any], remarks: _Remarks) -> Iterator[str]:
+    for name, parameter in plan.context.items():
+        yield from _context_comment(name, parameter, values, remarks)
+    for index, action in enumerate(plan.actions):
+        if not action.known:
+            yield from _comment(
+                f"{CHECK} {action.name}: its parameters are not announced. Add each as `name: {{from_arg: "
+                "name}}`, and describe them in system_prompt.",
+                remarks,
+            )
+        if action.dropped:
+            remarks.notes.append(f"{action.name} cannot be given {', '.join(map(harmless, action.dropped))}")
+            yield from _comment(f"Not to be given: {', '.join(map(harmless, action.dropped))}.")
+        yield from _mapping(action, plan, values, first=index == 0)
+    yield f"  {DONE}:"
+    yield "    _tool: null"
+    for flagged in plan.flagged:
+        yield ""
+        yield from _comment(
+            f"{CHECK} {flagged.action.name}: {flagged.reason}. It is not mapped. To let the model call it, "
+            "remove the # below, and describe it in system_prompt as:",
+            remarks,
+        )
+        what = f"the description of {flagged.action.name}"
+        described = _bounded(flagged.action.tool.description, "tool", what, remarks)
+        yield f"  #   - {_signature(flagged.action, plan)}" + (f": {described}" if described else "")
+        for line in _mapping(flagged.action, plan, values, first=not plan.actions):
+            yield f"  # {line[2:]}"
+    for tool, reason in plan.left_out.items():
+        remarks.notes.append(f"{harmless(tool)} is left out: {reason}")
+
+
+def _mapping(action: PlannedAction, plan: Plan, values: Mapping[str, Any], *, first: bool) -> Iterator[str]:
+    yield f"  {_key(action.name)}:"
+    yield f"    _tool: {quoted(action.tool.name)}"
+    shown = _shown(action, plan)
+    yield "    _parser:"
+    yield f"      positional: [{', '.join(quoted(one.given_as) for one in shown)}]"
+    for one in action.parameters:
+        if one.name in plan.context:
+            anchor = re.sub(r"[^A-Za-z0-9_-]", "_", one.name)
+            value = f"&{anchor} {_context_value(one, values)}" if first else f"*{anchor}"
+            yield f"    {_key(one.name)}: {value}"
+        else:
+            yield f"    {_key(one.name)}:"
+            yield f"      from_arg: {quoted(one.given_as)}"
+
+
+def _context_comment(
+    name: str, parameter: Parameter, values: Mapping[str, Any], remarks: _Remarks
+) -> Iterator[str]:
+    shown = harmless(name)
+    if name in values:
+        yield from _comment(
+            f"{shown}: every tool takes it; tasks or command line say what it is, so it is set once, here."
+        )
+        return
+    yield from _comment(
+        f"{CHECK} {shown}: every tool takes it, so it is set once, here, and the model is not told of it. "
+        f"Write its value where it says {FILL_IN}. To let the model give it instead, write "
+        f"`{{from_arg: {parameter.given_as}}}` in every action.",
+        remarks,
+    )
+
+
+def _context_value(parameter: Parameter, values: Mapping[str, Any]) -> str:
+    if parameter.name in values:
+        value = values[parameter.name]
+        return quoted(value) if isinstance(value, str) else json.dumps(value)
+    return quoted(f"{FILL_IN} {parameter.given_as}")
+
+
+def _comment(text: str, remarks: _Remarks | None = None) -> Iterator[str]:
+    if remarks is not None:
+        remarks.decisions.append(text.removeprefix(f"{CHECK} "))
+    for line in textwrap.wrap(text, _WIDTH, break_long_words=False, break_on_hyphens=False):
+        yield f"  # {line}"
+
+
+def _key(name: str) -> str:
+    """A key; one that YAML could read as anything but this text is quoted."""
+    plain = re.fullmatch(r"(?!(true|false|null|yes|no|on|off)$)[A-Za-z_][A-Za-z0-9_.\-]*", name, re.I)
+    return name if plain else quoted(name)

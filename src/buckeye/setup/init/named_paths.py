@@ -1,0 +1,206 @@
+"""Folders and files that a command line names: which words they are, and copies of them to try tools on."""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import re
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from buckeye.base.disk import human_bytes
+from buckeye.mcp.workdir.folder import WORKDIR
+
+_LAUNCHERS = {
+    "npx", "bunx", "uvx", "uv", "pipx", "run", "exec", "env", "node", "deno", "tsx", "bun", "dlx", "pnpm",
+    "yarn", "x",
+}  # fmt: skip
+_PYTHON = re.compile(r"(python|pypy)[\d.]*")
+_WITH_VALUE = {
+    "-m", "-W", "-X", "-p", "-r", "--directory", "--project", "--from", "--with", "--with-editable",
+    "--with-requirements", "--python", "--package", "--index", "--index-url", "--extra-index-url",
+    "--require", "--import", "--loader", "--env-file", "--default-index", "--find-links",
+}  # fmt: skip
+_BEFORE = re.compile(r"(--?[\w-]+=|\w+=)?(sqlite:///|file://)?")
+_MOUNT = re.compile(r"(?:type=bind,)?(?:src=|source=)?(?P<path>[^:,]+)(?P<rest>[:,].+)")
+_KEYS = [".env", ".env.*", ".netrc", "_netrc", ".npmrc", ".pypirc", ".git-credentials", ".pgpass", ".ssh"]
+_KEYS += [".aws", ".gnupg", ".kube", ".docker", "id_rsa", "id_ed25519", "*.pem", "*.p12", "*.pfx", "*.key"]
+_NO_KEYS = (".env.example", ".env.sample", ".env.template")
+_ELSEWHERE = re.compile(r"(remote|branch|url|credential|http|include|includeif|submodule)\b", re.I)
+_MOST_BYTES, _MOST_FILES = 200_000_000, 20_000
+
+
+def program_at(words: Sequence[str]) -> int:
+    """Which word of a command line is its program: the module, the package or the script that is started by
+    `python`, `npx`, `uv run` and the like."""
+    at = 0
+    while at < len(words) - 1:
+        word = words[at]
+        if word == "-m" or word in _WITH_VALUE:
+            if word == "-m":
+                return at + 1
+            at += 2
+        elif word.startswith("-") or _is_launcher(word) or re.match(r"\w+=", word):
+            at += 1
+        else:
+            break
+    return min(at, len(words) - 1)
+
+
+def _is_launcher(word: str) -> bool:
+    name = Path(word).name
+    return name in _LAUNCHERS or _PYTHON.fullmatch(name) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A command line with `{workdir}` in place of the paths that it names; and these, by their name in that
+    folder."""
+
+    words: tuple[str, ...]
+    paths: dict[str, Path]
+
+
+def named_paths(words: Sequence[str]) -> Named:
+    """Find the folders and files that a command is given to work on. Its own program is none of them."""
+    program, made, paths = program_at(words), list(words), dict[str, Path]()
+    for at, word in enumerate(words):
+        if at <= program and not re.match(r"[A-Z_]+=", word):
+            continue
+        of_a_flag = at > 0 and words[at - 1].startswith("--")
+        found = _path_in(word, of_a_flag=of_a_flag, mount=Path(words[0]).name in ("docker", "podman"))
+        if found is not None:
+            before, path, after = found
+            made[at] = before + _placed(path, paths) + after
+    return Named(tuple(made), paths)
+
+
+def _path_in(word: str, *, of_a_flag: bool, mount: bool) -> tuple[str, Path, str] | None:
+    """What a word says before a path, the path, and what it says after it; None without one. A name that
+    is there is one after a flag: elsewhere it is more likely a command of the server's."""
+    match = _BEFORE.match(word)
+    before = match[0] if match is not None else ""
+    rest, after = word[len(before) :], ""
+    if mount and (volume := _MOUNT.fullmatch(rest)) is not None:
+        before, rest, after = before + rest[: volume.start("path")], volume["path"], volume["rest"]
+    path = Path(rest).expanduser()
+    if not rest or rest.startswith("-") or len(rest) > 4096:
+        return None
+    path = Path(os.path.abspath(path))
+    whole = rest.startswith(("/", "~"))
+    written = of_a_flag or "/" in rest or rest in (".", "..") or bool(path.suffix) or bool(before)
+    if os.path.exists(path) and not (path.is_dir() or path.is_file()):
+        return None  # a device, a pipe, a socket
+    is_there = written and os.path.exists(path)
+    may_be_made = whole and path.parent != Path("/") and path.parent.is_dir()
+    return (before, path, after) if is_there or may_be_made else None
+
+
+def _placed(path: Path, paths: dict[str, Path]) -> str:
+    """Where a path is in the folder; noted in `paths`, unless it is in one of them."""
+    for name, known in paths.items():
+        if path.is_relative_to(known):
+            return str(Path(WORKDIR, name, path.relative_to(known)))
+    if not path.exists():  # the server makes it
+        return f"{WORKDIR}/{path.name}"
+    name, number = path.name or "root", 2
+    while name in paths:
+        name, number = f"{path.stem}-{number}{path.suffix}", number + 1
+    paths[name] = path
+    return f"{WORKDIR}/{name}"
+
+
+@dataclass(slots=True)
+class Copy:
+    """What was copied, and what was left out of it."""
+
+    files: int = 0
+    bytes: int = 0
+    keys: list[str] = field(default_factory=list)
+    remotes: int = 0
+    outside: int = 0
+    cut: int = 0
+
+    def __str__(self) -> str:
+        left = [f"without {', '.join(dict.fromkeys(self.keys))}"] if self.keys else []
+        left += ["without git's remotes and hooks"] if self.remotes else []
+        left += [f"without {self.outside} links and mounts that lead out of it"] if self.outside else []
+        left += [f"{self.cut} files more are too much to copy"] if self.cut else []
+        return f"{self.files} files, {human_bytes(self.bytes)}" + "".join(f"; {one}" for one in left)
+
+
+def copy_without_keys(source: Path, target: Path) -> Copy:
+    """Copy a folder or a file, up to a limit, without what reaches out of it: keys, links, and git's remotes,
+    hooks and credentials. Raises OSError if it cannot be read at all."""
+    done = Copy()
+    if not source.is_dir():
+        _copy_file(source, target, done)
+        return done
+    target.mkdir(parents=True)
+    waiting, mount = [(source, target)], source.stat().st_dev
+    while waiting:  # broad before deep: of what is cut, the deepest is missing
+        folder, copy = waiting.pop(0)
+        with os.scandir(folder) as entries:
+            for entry in sorted(entries, key=lambda one: one.name):
+                path, to = Path(entry.path), copy / entry.name
+                if _is_key(entry.name):
+                    done.keys.append(entry.name)
+                elif entry.is_symlink():
+                    _copy_link(path, to, source, done)
+                elif entry.is_dir():
+                    if entry.stat().st_dev != mount:  # as /proc below /
+                        done.outside += 1
+                        continue
+                    if entry.name == "hooks" and (folder / "HEAD").is_file():
+                        done.remotes += 1
+                        continue
+                    to.mkdir()
+                    if os.access(path, os.R_OK | os.X_OK):
+                        waiting.append((path, to))
+                elif entry.name == ".git":  # of a working tree whose repository is elsewhere
+                    done.outside += 1
+                elif entry.is_file() and os.access(path, os.R_OK):
+                    _copy_file(path, to, done)
+    for config in target.rglob("config"):
+        if config.is_file() and not config.is_symlink() and (config.parent / "HEAD").is_file():
+            done.remotes += _forget_remotes(config)
+    return done
+
+
+def _copy_file(source: Path, target: Path, done: Copy) -> None:
+    size = source.stat().st_size
+    if done.files >= _MOST_FILES or done.bytes + size > _MOST_BYTES:
+        done.cut += 1
+        return
+    shutil.copy2(source, target)
+    done.files, done.bytes = done.files + 1, done.bytes + size
+
+
+def _copy_link(link: Path, target: Path, source: Path, done: Copy) -> None:
+    """A link within the folder; others would be a way to write what is outside."""
+    leads = os.readlink(link)
+    if os.path.isabs(leads) or not link.resolve().is_relative_to(source.resolve()):
+        done.outside += 1
+    else:
+        os.symlink(leads, target)
+
+
+def _is_key(name: str) -> bool:
+    return name not in _NO_KEYS and any(fnmatch.fnmatch(name, pattern) for pattern in _KEYS)
+
+
+def _forget_remotes(config: Path) -> bool:
+    """Take out of a repository's configuration where it could fetch, push and ask for keys; whether there
+    was such a thing."""
+    kept: list[str] = []
+    text, forgotten, elsewhere = config.read_text("utf-8", "replace"), False, False
+    for line in text.splitlines():
+        if line.lstrip().startswith("["):
+            elsewhere = _ELSEWHERE.match(line.strip("[ \t")) is not None
+            forgotten |= elsewhere
+        if not elsewhere and not re.match(r"\s*(worktree|hookspath|sshcommand|fsmonitor)\s*=", line, re.I):
+            kept.append(line)
+    config.write_text("\n".join([*kept, ""]), encoding="utf-8")
+    return forgotten

@@ -1,0 +1,254 @@
+"""From an environment to its configuration: what is meant, what it announces, and what comes of trying."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from buckeye.base.terminal import status_line
+from buckeye.errors import BuckeyeError, UsageError
+from buckeye.mcp.actions.check import RESERVED_TOOLS
+from buckeye.mcp.config import DefaultsConfig, GymConfig, load_gym_config
+from buckeye.mcp.sandbox.build import build_image
+from buckeye.mcp.tasks.dataset import is_dataset, read_splits
+from buckeye.mcp.tasks.lock import Lock, ToolEntry
+from buckeye.mcp.tasks.rows import read_with_lock
+from buckeye.mcp.tasks.task_schema import McpTask, Server, StdioServer
+from buckeye.mcp.workdir.folder import WORKDIR
+from buckeye.setup.init.examples import example_tasks
+from buckeye.setup.init.generate import SERVER, Generated, generate_config
+from buckeye.setup.init.scripted_rollout import Proof, prove
+from buckeye.setup.init.source import Source, find_source, of_server, of_tasks, with_others
+from buckeye.setup.init.texts import proof_object, trials_text
+from buckeye.setup.init.tool_choice import chosen_tools
+from buckeye.setup.init.trial import timed_tools, with_copies
+
+_FETCHERS = ("npx", "uvx", "uv", "pipx", "bunx", "pnpm", "yarn", "deno")
+"""Programs that fetch a server before it starts: they may take five times as long."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prepared:
+    """A configuration that is made and not yet written: what to write where, and what it was made from.
+    `files` is where the source's go."""
+
+    generated: Generated
+    listed: Sequence[ToolEntry]
+    source: Source
+    path: Path
+    files: Path | None
+    tasks: Sequence[McpTask]
+    task_file: Path | None
+
+
+def prepare(
+    env: str | None,
+    *,
+    command: str | None = None,
+    headers: Mapping[str, str] | None = None,
+    build: bool = False,
+    output: Path | None = None,
+    force: bool = False,
+    tasks: Path | None = None,
+    include: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+) -> Prepared:
+    """Look at an environment and make its configuration; nothing is written. Raises UsageError, for one whose
+    file is there already too, before anything is started."""
+    if env is None and command is None and tasks is not None:
+        known = read_tasks(tasks)
+        source = of_tasks(known)
+    else:
+        source = find_source(env, command=command, headers=headers or {}, build=build)
+        tasks = tasks or source.tasks
+        known = read_tasks(tasks) if tasks is not None else []
+        source = with_others(source, known)
+    path = _free_path(output, source, force=force)
+    files = path.with_name(f"{path.stem}-files") if source.paths else None
+    if files is not None:
+        _refuse_taken(files, force=force)
+    if source.to_build is not None:
+        with status_line(f"building {source.environment.image}"):
+            build_image(source.to_build, source.environment.image)
+    apart = with_copies(source)
+    listed = tools_of(apart)
+    return Prepared(
+        generated=_generated(apart, chosen_tools(listed, include, exclude), files, known, include),
+        listed=listed,
+        source=apart,
+        path=path,
+        files=files,
+        tasks=known,
+        task_file=tasks,
+    )
+
+
+def read_tasks(file: Path) -> list[McpTask]:
+    """All tasks of a file or a dataset. Where they act does not matter here, so it may be left out."""
+    if is_dataset(file):
+        return [task for tasks in read_splits(file) for task in tasks]
+    return read_with_lock(file, Lock(image="any:latest"))[0]
+
+
+def tools_of(source: Source) -> list[ToolEntry]:
+    """The tools that an environment announces. Raises McpFault, or what its runtime does."""
+    if source.tools is not None:
+        return list(source.tools)
+    program = source.written.command if isinstance(source.written, StdioServer) else ""
+    seconds = DefaultsConfig().setup_timeout * (5 if Path(program).name in _FETCHERS else 1)
+    with status_line(f"waiting for {source.shown} to start and tell its tools, at most {seconds:g} s"):
+        return asyncio.run(timed_tools(source, seconds))[0]
+
+
+def _generated(
+    source: Source, tools: list[ToolEntry], files: Path | None, tasks: list[McpTask], wanted: Sequence[str]
+) -> Generated:
+    calls = [call for task in tasks for call in (*task.setup_tool, *task.evaluate_tool)]
+    made = generate_config(
+        source.environment,
+        tools,
+        preparing={call.name for task in tasks for call in task.setup_tool},
+        grading={call.name for task in tasks for call in task.evaluate_tool},
+        context_values=_constants([call.arguments for call in calls]),
+        wanted=wanted,
+        server=source.written.model_dump(exclude_defaults=True) if source.written is not None else None,
+        files=files.name if files is not None else None,
+        place=f"{WORKDIR}/{next(iter(source.paths))}" if len(source.paths) == 1 else None,
+    )
+    return replace(made, notes=(*source.notes, *made.notes))
+
+
+def _constants(arguments: Sequence[Mapping[str, Any]]) -> dict[str, str | int]:
+    """Arguments that have the same value wherever the tasks give them."""
+    values: dict[str, set[str | int]] = {}
+    for one in arguments:
+        for name, value in one.items():
+            if isinstance(value, str | int):
+                values.setdefault(name, set()).add(value)
+    return {name: next(iter(found)) for name, found in values.items() if len(found) == 1}
+
+
+def proof_of(
+    config: GymConfig, tools: Sequence[ToolEntry], source: Source, task: McpTask | None, *, try_all: bool
+) -> Proof:
+    """What comes of a scripted rollout."""
+
+    try:
+        with status_line(f"playing a scripted rollout with {source.shown}"):
+            return asyncio.run(prove(config, tools, source, task, try_all=try_all))
+    except BuckeyeError as error:
+        return Proof((), problem=str(error))
+
+
+def examples_of(prepared: Prepared, config: GymConfig, proof: Proof) -> list[dict[str, Any]]:
+    """Tasks to begin with, as rows of a file; none where there are tasks, or where the environment has tools
+    of its own for setting up and grading."""
+    tools, source = prepared.listed, prepared.source
+    if prepared.tasks or any(tool.name.rpartition("/")[2] in RESERVED_TOOLS for tool in tools):
+        return []
+    with status_line("making tasks to begin with, and playing them"):
+        return asyncio.run(example_tasks(config, tools, proof.trials, source))
+
+
+def _free_path(output: Path | None, source: Source, *, force: bool) -> Path:
+    name = re.sub(r"[^\w.\-]+", "-", source.environment.name).strip("-.") or "env"
+    path = output or Path("configs", f"{name}.yaml")
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder: name a file with -o")
+    _refuse_taken(path, force=force)
+    return path
+
+
+def _refuse_taken(path: Path, *, force: bool) -> None:
+    if os.path.lexists(path) and not force:
+        raise UsageError(f"{path} exists already. Add --force to replace it, or name another file with -o.")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tried:
+    """What a configuration is worth now: `missing` are tools that it maps and nobody has, `unused` those that
+    are there and not mapped."""
+
+    path: Path
+    proof: Proof
+    shown: str
+    missing: tuple[str, ...]
+    unused: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    def text(self) -> str:
+        """For people."""
+        lines = [f"note: {note}" for note in self.notes]
+        if self.missing:
+            lines.append(f"mapped, and not there any more: {', '.join(self.missing)}")
+        if self.unused:
+            lines.append(f"there, and not mapped: {', '.join(self.unused)}")
+        return "\n".join([*lines, trials_text(self.proof, self.shown), f"{self.path} is as it was."])
+
+    def as_object(self) -> dict[str, Any]:
+        """For programs."""
+        return {
+            "config": str(self.path),
+            "missing": list(self.missing),
+            "unused": list(self.unused),
+            "notes": list(self.notes),
+            "proof": proof_object(self.proof),
+        }
+
+
+def try_again(
+    path: Path,
+    env: str | None,
+    *,
+    command: str | None,
+    headers: Mapping[str, str],
+    tasks: Path | None,
+    try_all: bool,
+) -> Tried:
+    """Play the scripted rollout with a configuration, on what was named, or on what it was made from. Raises
+    UsageError, and McpFault where the environment does not start."""
+    config = load_gym_config(path)
+    known = read_tasks(tasks) if tasks is not None else []
+    if env is not None or command is not None:
+        source = find_source(env, command=command, headers=headers, build=False)
+    elif (noted := _noted(path, config)) is not None:
+        source = noted
+    elif known:
+        source = of_tasks(known)
+    else:
+        raise UsageError(
+            f"{path} does not say which environment it is for (job.metadata.{SERVER}): name it, as "
+            f'`buckeye rl init --again {path} ENV` or `--command "..."`'
+        )
+    apart = with_copies(with_others(source, known))
+    listed = tools_of(apart)
+    names = {tool.name for tool in listed}
+    mapped = {action.tool for action in config.actions.values() if action.tool is not None}
+    proof = proof_of(config, listed, apart, known[0] if known else None, try_all=try_all)
+    return Tried(
+        path=path,
+        proof=proof,
+        shown=source.shown,
+        missing=tuple(sorted(mapped - names)),
+        unused=tuple(sorted(names - mapped)),
+        notes=apart.notes,
+    )
+
+
+def _noted(path: Path, config: GymConfig) -> Source | None:
+    """The server that the file says it was made from."""
+    given = config.job.metadata.get(SERVER)
+    if given is None:
+        return None
+    try:
+        return of_server(TypeAdapter[Any](Server).validate_python(given))
+    except ValidationError as error:
+        reason = error.errors(include_url=False)[0]["msg"]
+        raise UsageError(f"{path}: job.metadata.{SERVER}: {reason}") from None

@@ -1,0 +1,283 @@
+"""Plays a scripted rollout through a new configuration: does what it offers the model reach the tools?"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from buckeye.envs.base import Message, Outcome, Reply, Tool
+from buckeye.mcp.actions.check import DONE
+from buckeye.mcp.actions.mapping import Action, ActionError, Constant, FromArg, bind
+from buckeye.mcp.actions.parser import parse_reply
+from buckeye.mcp.actions.schema_words import NoExample, choices, example, harmless, literal
+from buckeye.mcp.client.errors import tells_of_a_fault
+from buckeye.mcp.config import GymConfig
+from buckeye.mcp.environment import TRAIN, McpEnvironment
+from buckeye.mcp.tasks.lock import ToolEntry
+from buckeye.mcp.tasks.task_schema import McpTask, ToolCall
+from buckeye.mcp.workdir.folder import WORKDIR
+from buckeye.monitor.signals import verdict
+from buckeye.setup.init.generate import FILL_IN
+from buckeye.setup.init.source import Source
+from buckeye.setup.init.tool_choice import PLACE, says
+from buckeye.setup.init.trial import trial_task
+
+Ending = Literal["worked", "refused", "failed", "not tried", "held back"]
+"""`refused`: the tool answered with an error, as it may to made-up arguments. `failed`: the call did not
+reach the tool, or the environment broke. `not tried`: no arguments can be made up for it. `held back`: the
+tool says that it destroys, or that it acts on the world outside."""
+
+_HINTS = ("destructiveHint", "openWorldHint")
+_MOST_CHOICES = 4
+_CALL_SECONDS = 20.0
+_SECONDS = 300.0
+_LONGEST_SAID = 160
+_REFUSAL = re.compile(r'error|\{\s*"(?:error"|(?:success|ok)":\s*false|status":\s*"(?:error|fail))', re.I)
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One action, the call that was tried last, and how it ended; `result` is what it gave if it worked."""
+
+    action: str
+    call: str
+    ending: Ending
+    said: str = ""
+    result: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What was found. `stop_reason` is how the last rollout ended; `reward` that of the task file's grading,
+    if it was graded; `problem` is why no rollout could be played."""
+
+    trials: tuple[Trial, ...]
+    stop_reason: str = ""
+    reward: float | None = None
+    problem: str = ""
+    note: str = ""
+
+    @property
+    def passed(self) -> bool:
+        """Whether the rollout ended with `done`, no call failed, and some call worked, or all were held
+        back."""
+        endings = Counter(trial.ending for trial in self.trials)
+        ended = not self.problem and self.stop_reason == "done"
+        if ended and endings["held back"] == len(self.trials) > 0:
+            return True
+        return ended and verdict(endings["worked"] + endings["failed"], endings["failed"]) == "passed"
+
+
+async def prove(
+    config: GymConfig, tools: Sequence[ToolEntry], source: Source, task: McpTask | None, *, try_all: bool
+) -> Proof:
+    """Play every action with made-up arguments, then `done`. `task` says how to set up and grade; without
+    one, or where it does so with tools of another server, `setup` is called with made-up arguments if there
+    is one, and nothing is graded. Tools that say they destroy, or act on the world outside, are called only
+    with `try_all`."""
+    limits = {"max_turns": 10_000, "tool_timeout": min(_CALL_SECONDS, config.defaults.tool_timeout)}
+    files = task.files if task is not None and task.files is not None else config.files
+    config = config.model_copy(update={"defaults": config.defaults.model_copy(update=limits), "files": files})
+    by_name = {tool.name: tool for tool in tools}
+    places = _places(config.files)
+    trials: dict[str, Trial] = {}
+    pending: list[tuple[str, str]] = []
+    for action in config.actions.values():
+        if action.tool is not None:
+            tool = by_name.get(action.tool)
+            calls, trial = _prepared(action, tool, config, places)
+            if tool is not None and not try_all and (reason := _held_back(tool, source.reaches)):
+                calls, trial = [], Trial(action.name, "", "held back", f"{reason}; --try-all calls it")
+            pending += [(action.name, call) for call in calls]
+            trials[action.name] = trial
+    play = _Play(config, source, trials, pending, _calls(task, by_name))
+    try:
+        async with asyncio.timeout(_SECONDS):
+            await play.run()
+    except TimeoutError:
+        play.problem = f"it did not end within {_SECONDS:g} s"
+    return Proof(tuple(trials.values()), play.stop_reason, play.reward, play.problem, play.note)
+
+
+@dataclass(frozen=True, slots=True)
+class _TaskCalls:
+    """How the rollouts are set up and graded."""
+
+    setup: list[ToolCall]
+    evaluate: list[ToolCall]
+    made_up: bool
+
+
+def _calls(task: McpTask | None, tools: Mapping[str, ToolEntry]) -> _TaskCalls:
+    if task is not None and {call.name for call in (*task.setup_tool, *task.evaluate_tool)} <= set(tools):
+        return _TaskCalls(task.setup_tool, task.evaluate_tool, made_up=False)
+    setup = tools.get("setup")
+    try:
+        arguments = example(setup.input_schema, setup.input_schema or {}) if setup is not None else None
+    except NoExample:
+        arguments = None
+    calls = [ToolCall(name="setup", arguments=arguments or {})] if setup is not None else []
+    return _TaskCalls(calls, [], made_up=True)
+
+
+@dataclass(slots=True)
+class _Play:
+    """Rollouts until every call was made: one is enough, unless the environment ends it early."""
+
+    _config: GymConfig
+    _source: Source
+    _trials: dict[str, Trial]
+    _pending: list[tuple[str, str]]
+    _calls: _TaskCalls
+    stop_reason: str = ""
+    problem: str = ""
+    note: str = ""
+    reward: float | None = None
+
+    async def run(self) -> None:
+        """Play. What comes of it is in the attributes and in the trials."""
+        while not self.problem and self.stop_reason != "done":
+            before = len(self._pending)
+            policy = _Script(self._pending, self._trials)
+            outcome = await self._rollout(policy)
+            self.stop_reason = outcome.stop_reason
+            if outcome.error is None:
+                self.reward = outcome.components.get("task_completion") if self._calls.evaluate else None
+                if len(self._pending) == before and outcome.stop_reason != "done":
+                    self.problem = f"a rollout ended at once ({outcome.stop_reason})"
+            elif outcome.stop_reason == "setup_failed" and self._calls.made_up and self._calls.setup:
+                self.note = f"setup refuses made-up arguments: {_said(outcome.error)}"
+                self._calls = _TaskCalls([], [], made_up=True)
+            elif not policy.broke(outcome.error):
+                self.problem = outcome.error
+            if policy.is_broken:
+                self.stop_reason = ""  # the calls that are left need another server
+
+    async def _rollout(self, policy: _Script) -> Outcome:
+        async with trial_task(self._source) as task:
+            calls = {"setup_tool": self._calls.setup, "evaluate_tool": self._calls.evaluate}
+            task = task.model_copy(update=calls)
+            environment = McpEnvironment(self._config, {TRAIN: [task]})
+            return await environment.rollout(environment.tasks(TRAIN)[0], policy)
+
+
+class _Script:
+    """A policy that makes the calls, takes note of what came of each, and then ends the rollout."""
+
+    def __init__(self, pending: list[tuple[str, str]], trials: dict[str, Trial]) -> None:
+        self._pending, self._trials = pending, trials
+        self._made: tuple[str, str] | None = None
+        self.is_broken = False
+        """Whether a call has broken its server."""
+
+    async def chat(self, messages: Sequence[Message], *, tools: Sequence[Tool] = ()) -> Reply:
+        """The next call."""
+        del tools
+        if self._made is not None:
+            self._note(str(messages[-1]["content"]))
+        while self._pending and self._trials[self._pending[0][0]].ending == "worked":
+            self._pending.pop(0)
+        self._made = self._pending.pop(0) if self._pending and not self.is_broken else None
+        call = self._made[1] if self._made is not None else f"{DONE}()"
+        text = f"<think>I try this.</think><tool>{call}</tool>"
+        if self._made is not None:  # unless an answer comes, the rollout ended with this call
+            self._trials[self._made[0]] = Trial(*self._made, "worked", "ended the rollout")
+        return Reply(text=text, finish_reason="stop", message={"role": "assistant", "content": text})
+
+    def broke(self, error: str) -> bool:
+        """The environment broke: note it with the call that was under way. False if there was none."""
+        if self._made is None:
+            return False
+        self._trials[self._made[0]] = Trial(*self._made, "failed", _said(error))
+        return True
+
+    def _note(self, answer: str) -> None:
+        assert self._made is not None
+        said = answer.removeprefix("<result>").removesuffix("</result>").strip()
+        ending: Ending = "refused" if _REFUSAL.match(said) else "worked"
+        self.is_broken = tells_of_a_fault(said)
+        if self.is_broken or said.startswith("Invalid tool call"):
+            ending = "failed"
+        shown, result = ("", said) if ending == "worked" else (_said(said), "")
+        self._trials[self._made[0]] = Trial(*self._made, ending, shown, result)
+
+
+def _prepared(
+    action: Action, tool: ToolEntry | None, config: GymConfig, places: Sequence[str]
+) -> tuple[list[str], Trial]:
+    """The calls that are tried of an action, after a look whether each can be read and bound."""
+    schema = (tool.input_schema if tool is not None else None) or {}
+    known = schema.get("properties") or {}
+    fixed = {name: one.value for name, one in action.sources.items() if isinstance(one, Constant)}
+    if waiting := [name for name, value in fixed.items() if str(value).startswith(FILL_IN)]:
+        return [], Trial(action.name, "", "not tried", f"{', '.join(waiting)} must be filled in first")
+    required = schema.get("required") or ()
+    needed = [(n, s.name) for n, s in action.sources.items() if isinstance(s, FromArg) and n in required]
+    try:
+        values = {given: example(known.get(name), schema) for name, given in needed}
+    except NoExample as error:
+        return [], Trial(action.name, "", "not tried", f"no arguments can be made up: {error}")
+    shown = {n: "example".ljust(len(v), "s") if _is_filler(v) else v for n, v in values.items()}
+    variants = [shown]
+    for name, given in needed:
+        options = choices(known.get(name), schema)
+        if not options and PLACE.search(given) and _is_filler(values[given]):
+            options = list(places)
+        if options:
+            variants = [{**shown, given: option} for option in options[:_MOST_CHOICES]]
+            break
+    calls = []
+    for variant in variants:
+        by_place = f"{action.name}({', '.join(map(literal, variant.values()))})"
+        by_name = f"{action.name}({', '.join(f'{n}={literal(v)}' for n, v in variant.items())})"
+        for call in (by_place, by_name):
+            if problem := _unusable(call, config, {action.tool or "": schema}):
+                return [], Trial(action.name, call, "failed", problem)
+        calls.append(by_place)
+    return calls, Trial(action.name, calls[0], "not tried", "the rollout ended before")
+
+
+def _held_back(tool: ToolEntry, reaches: str) -> str:
+    """Why a tool is not called unless that is asked for; "" if nothing speaks against it."""
+    if (hint := next((one for one in _HINTS if says(tool, one)), None)) is not None:
+        return f"it announces {hint}"
+    if reaches and not says(tool, "readOnlyHint"):
+        return f"it may change what is at {reaches}, of which there is no copy"
+    return ""
+
+
+def _is_filler(value: Any) -> bool:
+    """Whether a text is only dots, as in a prompt."""
+    return isinstance(value, str) and bool(value) and not value.strip(".")
+
+
+def _places(files: str | None) -> list[str]:
+    """Paths worth trying in a rollout's folder: the first thing that it begins with, and a file."""
+    if files is None or not Path(files).is_dir():
+        return []
+    found = sorted(path for path in Path(files).glob("*") if path.name[0] != ".")[:1]
+    inside = sorted(path for folder in found for path in folder.glob("*") if path.is_file())
+    shown = [path for path in inside if path.name[0] != "."][:1]
+    return [f"{WORKDIR}/{path.relative_to(files)}" for path in (*found, *shown)]
+
+
+def _unusable(call: str, config: GymConfig, schemas: Mapping[str, Mapping[str, Any]]) -> str:
+    """Why the configuration does not take a call; "" if it does."""
+    parsed = parse_reply(f"<think>I try this.</think><tool>{call}</tool>", config.parser, config.actions)
+    if parsed.problems or not parsed.calls:
+        return str(parsed.problems[0]) if parsed.problems else "no call was read"
+    try:
+        bind(parsed.calls[0], config.actions, schemas)
+    except ActionError as error:
+        return str(error)
+    return ""
+
+
+def _said(text: str) -> str:
+    line = harmless(text)
+    return line if len(line) <= _LONGEST_SAID else f"{line[:_LONGEST_SAID]}…"

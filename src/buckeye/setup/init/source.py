@@ -1,0 +1,307 @@
+"""What `ENV` in `buckeye rl init ENV` means: an image, a folder, a lock file, an address or a command."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tomllib
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from buckeye.base.distribution import need
+from buckeye.cli.gateway import split_command
+from buckeye.errors import UsageError
+from buckeye.mcp.client.unreachable import shown_address
+from buckeye.mcp.tasks.lock import LOCK_FILE, ImageName, Lock, ToolEntry, parse_image, read_lock
+from buckeye.mcp.tasks.task_schema import HttpServer, McpTask, StdioServer
+from buckeye.setup.init.generate import EnvironmentName
+from buckeye.setup.init.named_paths import named_paths, program_at
+
+Server = StdioServer | HttpServer
+_ONLY = "environment"
+_VARIABLE = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Source:
+    """An environment to look at. `serving` gives a server of it for one session, each time it is entered, and
+    `beside` are other servers that its tasks act on; `tools` are those of a lock file, if it has them with
+    their schemas; `tasks` is a task file beside it. The folder `to_build` must be made the image first.
+
+    `written` is the server as tasks name it, where they can. `paths` are what it is given of the user's, by
+    the name in a rollout's folder, and `files` a folder with copies of them; it `reaches` an address, of
+    which there is no copy. `notes` are for the person."""
+
+    environment: EnvironmentName
+    serving: Callable[[], AbstractAsyncContextManager[Server]]
+    name: str = _ONLY
+    beside: Mapping[str, Server] = field(default_factory=dict)
+    tools: Sequence[ToolEntry] | None = None
+    tasks: Path | None = None
+    to_build: Path | None = None
+    shown: str
+    written: Server | None = None
+    paths: Mapping[str, Path] = field(default_factory=dict)
+    files: Path | None = None
+    reaches: str = ""
+    notes: tuple[str, ...] = ()
+
+
+def find_source(env: str | None, *, command: str | None, headers: Mapping[str, str], build: bool) -> Source:
+    """What is meant; nothing is started. With `build`, a folder means its image. Raises UsageError."""
+    need("mcp", "An MCP environment")
+    if (env is None) == (command is None):
+        raise UsageError('say which environment: `buckeye rl init ENV` or `buckeye rl init --command "..."`')
+    if command is not None:
+        return _of_command(command)
+    assert env is not None
+    address = env.startswith(("http://", "https://"))
+    if headers and not address:
+        raise UsageError("--header is for an address, as http://localhost:8765/mcp")
+    if address:
+        return _of_address(env, headers)
+    path = Path(env).expanduser()
+    if path.is_dir():
+        return _of_folder(path, build=build)
+    if build:
+        raise UsageError(f"--build builds the image of a folder, and {env} is none")
+    if path.is_file() and path.suffix not in (".yaml", ".yml"):
+        return _of_program(path)
+    if path.is_file():
+        return _locked(read_lock(path), path.parent)
+    image = parse_image(env)
+    if image is not None and (image.tag or image.digest) and not _is_path(env):
+        return _of_image(image)
+    raise UsageError(_nothing(env, image))
+
+
+def with_others(source: Source, tasks: Sequence[McpTask]) -> Source:
+    """The source with all servers that the tasks act on. Where they name several, it is the one that is
+    written as it is, or else the first."""
+    servers: dict[str, Server] = {}
+    for task in tasks:
+        for name, server in task.mcp_config.items():
+            servers.setdefault(name, server)
+    if len(servers) < 2:
+        return source
+    own = next((name for name, one in servers.items() if _same(one, source.written)), next(iter(servers)))
+    return replace(source, name=own, beside={name: server for name, server in servers.items() if name != own})
+
+
+def _same(one: Server, other: Server | None) -> bool:
+    if isinstance(one, StdioServer) and isinstance(other, StdioServer):
+        return (one.command, one.args) == (other.command, other.args)
+    return isinstance(one, HttpServer) and isinstance(other, HttpServer) and one.url == other.url
+
+
+def of_tasks(tasks: Sequence[McpTask]) -> Source:
+    """What the tasks act on."""
+    name, server = next(iter(tasks[0].mcp_config.items()))
+    return with_others(replace(of_server(server), environment=_named(name), name=name), tasks)
+
+
+def of_server(server: Server) -> Source:
+    """A server as tasks name it."""
+    if isinstance(server, HttpServer):
+        return _of_address(server.url, server.headers)
+    return Source(
+        environment=_named(_name_of_command([server.command, *server.args])),
+        serving=lambda: nullcontext(server),
+        shown="the command",
+        written=server,
+        reaches=_address_in([server.command, *server.args]),
+    )
+
+
+def _address_in(words: Sequence[str]) -> str:
+    """An address that a program is given to act on, as postgresql://localhost/shop; "" without one."""
+    given = " ".join(words[program_at(words) + 1 :])
+    found = re.search(r"\b(?!sqlite:|file:)[a-z][a-z0-9+.-]*://[^\s'\",]+", given)
+    return shown_address(found[0]) if found is not None else ""
+
+
+def _of_command(command: str) -> Source:
+    words = split_command(command)
+    if not words:
+        raise UsageError("--command is empty: write the program and its arguments")
+    return _of_words(words)
+
+
+def _of_words(words: Sequence[str]) -> Source:
+    named = named_paths(words)
+    rest = named.words[1:] if named.words[0] == "env" and len(named.words) > 1 else named.words
+    given = list(takewhile(_VARIABLE.fullmatch, rest[:-1]))
+    program, *arguments = rest[len(given) :] if given else named.words
+    env = dict(word.split("=", 1) for word in given)
+    server = escaped(StdioServer(command=program, args=arguments, env=env))
+    return replace(of_server(server), environment=_named(_name_of_command(words)), paths=named.paths)
+
+
+def _of_program(path: Path) -> Source:
+    if os.access(path, os.X_OK):
+        return _of_words([str(path)])
+    runner = {".py": "python", ".js": "node", ".mjs": "node"}.get(path.suffix)
+    hint = (
+        f' To start it: --command "{runner} {path}"' if runner else " Give an image, a folder, or an address."
+    )
+    raise UsageError(f"{path} is a file that cannot be run, and no {LOCK_FILE}.{hint}")
+
+
+def _name_of_command(words: Sequence[str]) -> str:
+    """The module, package or script that a command starts."""
+    word = words[program_at(words)]
+    if word.endswith((".py", ".js", ".mjs", ".ts")):
+        return Path(word).stem
+    return re.sub(r"(?<=.)@.*", "", word).rpartition("/")[2]
+
+
+def _of_address(url: str, headers: Mapping[str, str]) -> Source:
+    server = HttpServer(url=url, headers=dict(headers))
+    parts = urlsplit(url)
+    last = [part for part in parts.path.split("/") if part and part not in ("mcp", "sse")]
+    image = next((parse_image(value) for key, value in headers.items() if key.lower() == "mcp-image"), None)
+    name = last[-1] if last else parts.hostname or "env"
+    called = _of_image_name(image) if image is not None else _named(name)
+    given = nullcontext(server)
+    return Source(environment=called, serving=lambda: given, shown=shown_address(url), written=server)
+
+
+def _of_image(image: ImageName) -> Source:
+    shown = image.tagged
+    return Source(environment=_of_image_name(image), serving=lambda: _image_server(shown), shown=shown)
+
+
+def _of_folder(folder: Path, *, build: bool) -> Source:
+    if build:
+        image = folder_image(folder)
+        return replace(_of_image(image), tasks=_tasks(folder), to_build=folder)
+    lock = folder / LOCK_FILE
+    if lock.exists():
+        return _locked(read_lock(lock), folder)
+    if (folder / "pyproject.toml").exists():
+        return Source(
+            environment=_named(_project_name(folder)),
+            serving=lambda: _folder_server(folder),
+            tasks=_tasks(folder),
+            shown=str(folder),
+        )
+    if (folder / "Dockerfile").exists():
+        raise UsageError(f"{folder} has a Dockerfile and no {LOCK_FILE}. Add --build to build its image.")
+    raise UsageError(
+        f"{folder} is no environment: it has no pyproject.toml, no Dockerfile and no {LOCK_FILE}."
+    )
+
+
+def folder_image(folder: Path) -> ImageName:
+    """What the image of a folder is called if nothing else is said: as its project, with the tag latest."""
+    name = re.sub(r"[^a-z0-9]+", "-", _project_name(folder).lower()).strip("-") or "env"
+    return ImageName(name, "latest")
+
+
+def _locked(lock: Lock, folder: Path) -> Source:
+    """The folder's own server where there is one, else the image; the tools are those of the lock file."""
+    image = lock.image_name
+    known = lock.tools is not None and all(tool.input_schema is not None for tool in lock.tools)
+    project = (folder / "pyproject.toml").exists()
+    return Source(
+        environment=_of_image_name(image),
+        serving=(lambda: _folder_server(folder)) if project else (lambda: _image_server(image.tagged)),
+        tools=lock.tools if known else None,
+        tasks=_tasks(folder),
+        shown=str(folder) if project else image.tagged,
+    )
+
+
+def _tasks(folder: Path) -> Path | None:
+    path = folder / "tasks.json"
+    return path if path.is_file() else None
+
+
+def _project_name(folder: Path) -> str:
+    try:
+        name = tomllib.loads((folder / "pyproject.toml").read_text("utf-8")).get("project", {}).get("name")
+    except (OSError, ValueError):
+        name = None
+    return name if isinstance(name, str) and name else folder.resolve().name
+
+
+def _named(name: str) -> EnvironmentName:
+    return EnvironmentName(name=name, image=name)
+
+
+def _of_image_name(image: ImageName) -> EnvironmentName:
+    return EnvironmentName(name=image.short, image=image.tagged)
+
+
+def _is_path(env: str) -> bool:
+    return env.startswith((".", "/", "~")) or env.endswith(("/", ".yaml", ".yml"))
+
+
+def _nothing(env: str, image: ImageName | None) -> str:
+    hint = ""
+    if "/" not in env and shutil.which(env) is not None:
+        hint = f" There is a program of that name: --command {env}"
+    elif image is not None and not _is_path(env):
+        hint = f" For an image, write its tag: {env}:latest."
+    elif not _is_path(env) and "/" not in env:
+        hint = ' An image is written as my-env:latest, a program as --command "...".'
+    return (
+        f"there is no folder or file {env} (this is {Path.cwd()}), and it is not the name of an image with a "
+        f"tag.{hint}"
+    )
+
+
+@asynccontextmanager
+async def _image_server(image: str) -> AsyncIterator[Server]:
+    from buckeye.mcp.sandbox.base import Limits
+    from buckeye.mcp.sandbox.containers import image_runtime
+
+    async with _launched(lambda own: image_runtime("auto", Limits(), own), image) as server:
+        yield server
+
+
+@asynccontextmanager
+async def _folder_server(folder: Path) -> AsyncIterator[Server]:
+    from buckeye.mcp.sandbox.base import Limits
+    from buckeye.mcp.sandbox.command import FolderRuntime
+    from buckeye.mcp.sandbox.confinement import keeps_all_else
+
+    def runtime(own: Path) -> FolderRuntime:
+        return FolderRuntime(folder, Limits(writable=None if keeps_all_else() else (str(own),)))
+
+    async with _launched(runtime, "") as server:
+        yield server
+
+
+@asynccontextmanager
+async def _launched(make: Callable[[Path], Any], image: str) -> AsyncIterator[Server]:
+    """The command line that a runtime starts a session with; what the session leaves is removed."""
+    from buckeye.mcp.gateway.starts import clean_up
+    from buckeye.mcp.gateway.state import own_folder
+    from buckeye.mcp.sandbox.base import Places, cache_folder
+
+    with own_folder(cache_folder() / "gateway") as own:
+        runtime = make(own)
+        await runtime.prepare(image)
+        place = Places(own).new()
+        launch = await runtime.launch(image, place, {})
+        program, *words = launch.argv
+        try:
+            yield escaped(StdioServer(command=program, args=words, env=dict(launch.env)))
+        finally:
+            await clean_up(launch, place)
+
+
+def escaped(server: StdioServer) -> StdioServer:
+    """The server with its dollar signs as they are: none of them is a variable of a task."""
+    return StdioServer(
+        command=server.command.replace("$", "$$"),
+        args=[word.replace("$", "$$") for word in server.args],
+        env={name: value.replace("$", "$$") for name, value in server.env.items()},
+    )

@@ -1,0 +1,125 @@
+"""What `buckeye rl init` prints."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from buckeye.errors import UsageError
+from buckeye.launch.preflight.devices import this_machine
+from buckeye.mcp.config import GymConfig
+from buckeye.mcp.tasks.task_schema import McpTask
+from buckeye.setup.init.generate import Generated
+from buckeye.setup.init.scripted_rollout import Proof
+from buckeye.setup.recipe.model import model_facts, usual_model
+from buckeye.setup.recipe.sizes import choose_sizes, described_text
+
+
+def summary(generated: Generated, path: Path, files: Path | None) -> str:
+    """What was written, and what waits for a person."""
+    plan = generated.plan
+    lines = [f"{path}: {_count(len(plan.actions), 'action')}, and done()"]
+    if files is not None:
+        lines.append(f"{files}: what every rollout begins with")
+    if plan.flagged:
+        lines.append(f"not mapped, to be looked at: {', '.join(one.action.name for one in plan.flagged)}")
+    lines += [f"note: {note}" for note in generated.notes]
+    if generated.decisions:
+        lines.append(f"{_count(len(generated.decisions), 'decision')} for you; see CHECK in the file")
+    return "\n".join(lines)
+
+
+def described(config: GymConfig) -> str:
+    """What share of a rollout the descriptions of the tools take, with the model that is usual here."""
+    on_gpu = bool(this_machine().gpus)
+    model = model_facts(usual_model(on_gpu=on_gpu))
+    task = McpTask.model_construct(prompt="")
+    try:
+        sizes = choose_sizes([task], [], config, model, on_gpu=on_gpu)
+    except UsageError as error:
+        return f"note: with {model.name} {error}"
+    text = described_text(sizes, len(config.actions) - 1)
+    return f"tools: {text} (with {model.name}: {sizes.seq_len} tokens)"
+
+
+def trials_text(proof: Proof, shown: str) -> str:
+    """What came of the scripted rollout."""
+    lines = [f"Scripted rollout on {shown}"]
+    width = max((len(trial.action) for trial in proof.trials), default=0)
+    for trial in proof.trials:
+        what = trial.call if trial.ending in ("worked", "refused", "failed") else ""
+        line = f"  {trial.action:{width}}  {trial.ending:9}  {what}"
+        lines.append((line + (f"  {trial.said}" if trial.said else "")).rstrip())
+    if proof.note:
+        lines.append(f"note: {proof.note}")
+    if proof.reward is not None:
+        lines.append(f"  the first task's grading gave {proof.reward:g}")
+    if proof.passed:
+        lines.append("The rollout went through the configuration to the tools, and ended with done().")
+    else:
+        lines.append(f"not proven: {_why(proof)}")
+    return "\n".join(lines)
+
+
+def next_text(path: Path, tasks: Path | None) -> str:
+    """What to type when the configuration is right, with `tasks` where they are known."""
+    train = ["buckeye", "rl", "--config", str(path), "--dataset", str(tasks or "tasks.json")]
+    return (
+        "Next: train on its tasks, which may be a JSON file or a dataset (`buckeye hf`).\n"
+        f"  {shlex.join(train)}"
+    )
+
+
+def as_object(generated: Generated, path: Path, proof: Proof | None) -> dict[str, Any]:
+    """All of it as one JSON object."""
+    plan = generated.plan
+    return {
+        "config": str(path),
+        "actions": [action.name for action in plan.actions],
+        "flagged": {one.action.tool.name: one.reason for one in plan.flagged},
+        "left_out": dict(plan.left_out),
+        "decisions": list(generated.decisions),
+        "notes": list(generated.notes),
+        "proof": None if proof is None else proof_object(proof),
+    }
+
+
+def proof_object(proof: Proof) -> dict[str, Any]:
+    """What came of the scripted rollout, without what tools gave."""
+    trials = [asdict(trial) for trial in proof.trials]
+    for trial in trials:
+        del trial["result"]
+    return {**asdict(proof), "trials": trials, "passed": proof.passed}
+
+
+def _why(proof: Proof) -> str:
+    failed = [trial.action for trial in proof.trials if trial.ending == "failed"]
+    if proof.problem:
+        return f"{proof.problem}\nThe file stays; look at the environment."
+    if failed:
+        return f"{', '.join(failed)} did not work. The file stays; look at those actions."
+    if not proof.trials:
+        return "no tool is mapped. Look at what is marked CHECK in the file, or map it with --include TOOL."
+    waiting = [trial for trial in proof.trials if trial.ending == "not tried"]
+    if len(waiting) == len(proof.trials):
+        return "no action could be tried. Look at what is marked CHECK in the file."
+    if proof.stop_reason != "done":
+        return f"the rollout ended with {proof.stop_reason}, not with done."
+    return (
+        "every tool refused made-up arguments. If that is right, the file is; to be sure, name tasks that "
+        "prepare the environment with --tasks."
+    )
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def examples_text(path: Path, count: int) -> str:
+    """What the example tasks are."""
+    return (
+        f"{path}: {_count(count, 'task')} to begin with, which were played: the calls that they ask for earn "
+        "the whole reward, doing nothing does not."
+    )

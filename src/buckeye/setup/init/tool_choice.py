@@ -1,0 +1,237 @@
+"""Which tools of an environment a model should have, and how their parameters become those of an action."""
+
+from __future__ import annotations
+
+import fnmatch
+import itertools
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from buckeye.config.problems import closest, did_you_mean
+from buckeye.errors import UsageError
+from buckeye.mcp.actions.check import DONE, RESERVED_TOOLS
+from buckeye.mcp.actions.schema_words import harmless
+from buckeye.mcp.tasks.lock import ToolEntry
+
+_NAME = re.compile(r"[^\W\d][\w.\-/]*")
+_PARAMETER = re.compile(r"[^\W\d][\w.-]*")
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+_ADMINISTRATION = {
+    "admin", "administrator", "reset", "restart", "shutdown", "sudo", "debug", "config", "configure",
+    "seed",
+}  # fmt: skip
+_LEAK = {
+    "answer", "answers", "solution", "solutions", "grade", "grader", "score", "scores", "reward",
+    "rewards", "evaluate", "evaluation", "groundtruth", "truth", "expected", "oracle", "verifier",
+    "verify",
+}  # fmt: skip
+_DESTRUCTION = {"delete", "drop", "destroy", "wipe", "purge", "truncate"}
+_POWER = {"shell", "bash", "exec", "eval", "terminal", "subprocess"}
+_SAID = re.compile(
+    r"\b(admin(?:istrator|istrative)?s?(?: only)?|for debugging|debug only|ground.truth|"
+    r"(?:correct|right|expected|hidden) answers?|the solution|"
+    r"resets? the (?:environment|game|state|episode|task|world)|irreversibl[ey]|"
+    r"(?:arbitrary|shell) commands?|grad(?:es?|ing) the|the (?:reward|grade)|internal use)\b",
+    re.I,
+)
+_CONTEXT = re.compile(
+    r"(?:.*_)?(?:session|project|workspace|tenant|account|context|repo|repository|environment|env|game|world|"
+    r"instance)(?:_?(?:id|path|dir|name|root|key))?|(?:base_|root_|working_|repo_)?(?:path|dir|directory|folder)|cwd|root|"
+    r"namespace|database|db|db_path|database_path",
+    re.I,
+)
+PLACE = re.compile(
+    r"(?:^|_|\b)(?:path|file|filepath|filename|dir|directory|folder|root|repo|repository)(?:$|_)", re.I
+)
+"""What is in the name of an argument that says where something is in a folder."""
+_FEWEST_FOR_CONTEXT = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """An argument of a tool: `name` is the tool's, `given_as` the action's, `schema` its JSON Schema."""
+
+    name: str
+    given_as: str
+    schema: Mapping[str, Any]
+    required: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedAction:
+    """An action for a tool. `parameters` are those with a position, in order: required ones, then the others.
+    `dropped` are those that no action can give; `known` is False if the tool announces no schema."""
+
+    name: str
+    tool: ToolEntry
+    parameters: tuple[Parameter, ...]
+    dropped: tuple[str, ...] = ()
+    known: bool = True
+
+    @property
+    def schema(self) -> Mapping[str, Any]:
+        """The schema of the tool's arguments."""
+        return self.tool.input_schema or {}
+
+
+@dataclass(frozen=True, slots=True)
+class Flagged:
+    """An action that a person should agree to first."""
+
+    action: PlannedAction
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What becomes of the tools. `context` are arguments that every action has, by the tool's name: they are
+    the same in every call. `left_out` is why a tool has no action, by tool."""
+
+    actions: tuple[PlannedAction, ...]
+    flagged: tuple[Flagged, ...]
+    context: Mapping[str, Parameter]
+    left_out: Mapping[str, str]
+
+
+def chosen_tools(
+    tools: Sequence[ToolEntry], include: Sequence[str], exclude: Sequence[str]
+) -> list[ToolEntry]:
+    """The tools whose names fit one of the patterns `include` (none: all of them), and none of `exclude`.
+    Raises UsageError for a pattern that fits no tool."""
+    names = [tool.name for tool in tools]
+    there = f" There are: {', '.join(map(harmless, names))}."
+    for flag, patterns in (("--include", include), ("--exclude", exclude)):
+        for pattern in patterns:
+            if not any(_fits(name, [pattern]) for name in names):
+                near = did_you_mean(closest(pattern, names)) or there
+                raise UsageError(f"{flag} {pattern}: no tool is called so.{near}")
+    kept = [tool for tool in tools if not include or _fits(tool.name, include)]
+    kept = [tool for tool in kept if not _fits(tool.name, exclude)]
+    if not kept:
+        raise UsageError("--include and --exclude leave no tool")
+    return kept
+
+
+def _fits(name: str, patterns: Sequence[str]) -> bool:
+    return name in patterns or any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def plan_actions(
+    tools: Sequence[ToolEntry],
+    *,
+    preparing: Collection[str] = (),
+    grading: Collection[str] = (),
+    wanted: Sequence[str] = (),
+    private: bool = False,
+) -> Plan:
+    """Sort the tools. Tasks set up with those called `preparing`, and grade with `grading`. Whoever names a
+    tool, or a pattern for it, in `wanted` wants it; what a tool destroys is no harm where it acts on files
+    that are `private` to a rollout."""
+    actions: list[PlannedAction] = []
+    flagged: list[Flagged] = []
+    left_out: dict[str, str] = {}
+    taken = {DONE}
+    for tool in tools:
+        if tool.name.rpartition("/")[2] in RESERVED_TOOLS or tool.name in grading:
+            left_out[tool.name] = "it prepares or grades, which is not for the model"
+            continue
+        action = _action(tool, taken)
+        taken.add(action.name)
+        if impossible := [name for name in action.dropped if name in _required(tool)]:
+            left_out[tool.name] = f"its argument {impossible[0]!r} has a name that no action can give"
+        elif _fits(tool.name, wanted):
+            actions.append(action)
+        elif tool.name in preparing:
+            flagged.append(Flagged(action, "tasks prepare the environment with it"))
+        elif reason := why_flagged(tool, private=private):
+            flagged.append(Flagged(action, reason))
+        else:
+            actions.append(action)
+    return Plan(tuple(actions), tuple(flagged), _context(actions), left_out)
+
+
+def says(tool: ToolEntry, hint: str) -> bool:
+    """Whether a tool says so of itself, as `destructiveHint`."""
+    snake = _WORD.sub(lambda part: f"_{part[0].lower()}", hint).lstrip("_")
+    return any(tool.annotations.get(name) is True for name in (hint, snake))
+
+
+def why_flagged(tool: ToolEntry, *, private: bool = False) -> str:
+    """Why a model should perhaps not have a tool; "" if nothing speaks against it."""
+    words = {word.lower() for word in _WORD.findall(tool.name)} | {tool.name.lower().replace("_", "")}
+    kinds = (
+        (_LEAK, "may tell the model its answer or its reward"),
+        (_ADMINISTRATION, "looks like administration of the environment"),
+        (set[str]() if private else _DESTRUCTION, "destroys"),
+        (_POWER, "runs commands, and so may reach what grades"),
+    )
+    for vocabulary, meaning in kinds:
+        if found := sorted(words & vocabulary):
+            return f'"{found[0]}" in its name: it {meaning}'
+    if says(tool, "destructiveHint") and not private:
+        return "it is announced as destructive"
+    said = _SAID.search(tool.description)
+    return f'"{" ".join(said[0].split())}" in its description' if said is not None else ""
+
+
+def _action(tool: ToolEntry, taken: Collection[str]) -> PlannedAction:
+    properties = (tool.input_schema or {}).get("properties")
+    properties = properties if isinstance(properties, Mapping) else {}
+    required = _required(tool)
+    ordered = sorted(map(str, properties), key=lambda name: name not in required)  # stable
+    parameters: list[Parameter] = []
+    for name in ordered:
+        if not name or name.startswith("_"):
+            continue
+        given_as = _unique(_spelled(name, _PARAMETER), [one.given_as for one in parameters])
+        schema = properties[name] if isinstance(properties[name], Mapping) else {}
+        parameters.append(Parameter(name, given_as, schema, name in required))
+    return PlannedAction(
+        name=_unique(_spelled(tool.name, _NAME), taken),
+        tool=tool,
+        parameters=tuple(parameters),
+        dropped=tuple(name for name in ordered if not name or name.startswith("_")),
+        known=tool.input_schema is not None
+        and ("properties" in tool.input_schema or tool.input_schema.get("additionalProperties") is False),
+    )
+
+
+def _required(tool: ToolEntry) -> list[str]:
+    required = (tool.input_schema or {}).get("required")
+    return [str(name) for name in required] if isinstance(required, list) else []
+
+
+def _spelled(name: str, pattern: re.Pattern[str]) -> str:
+    """The name, or the nearest that a call can be written with."""
+    if pattern.fullmatch(name):
+        return name
+    spelled = re.sub(r"[^\w.\-]+", "_", name).strip("_") or "tool"
+    return spelled if pattern.fullmatch(spelled) else f"n_{spelled}"
+
+
+def _unique(name: str, taken: Collection[str]) -> str:
+    numbered = (f"{name}_{number}" for number in itertools.count(2))
+    return next(one for one in itertools.chain([name], numbered) if one not in taken)
+
+
+def _context(actions: Sequence[PlannedAction]) -> dict[str, Parameter]:
+    """Required texts and numbers by one name that every action has, and that names where it acts."""
+    if len(actions) < _FEWEST_FOR_CONTEXT:
+        return {}
+    found = {}
+    for parameter in actions[0].parameters:
+        same = [
+            other
+            for action in actions
+            for other in action.parameters
+            if other.name == parameter.name
+            and other.required
+            and other.schema.get("type") in ("string", "integer")
+            and other.schema.get("type") == parameter.schema.get("type")
+            and "enum" not in other.schema
+        ]
+        if len(same) == len(actions) and _CONTEXT.fullmatch(parameter.name):
+            found[parameter.name] = parameter
+    return found

@@ -1,0 +1,94 @@
+"""Starting an environment to try it: in a private folder, with copies of what its command line names, and
+where nothing else can be written to."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from buckeye.mcp.client.session import found_program
+from buckeye.mcp.config import GymConfig
+from buckeye.mcp.sandbox.base import Limits
+from buckeye.mcp.sandbox.confinement import confined_by, confinement, keeps_all_else, walls
+from buckeye.mcp.tasks.lock import ToolEntry
+from buckeye.mcp.tasks.task_schema import McpTask, StdioServer
+from buckeye.mcp.workdir.folder import WORKDIR, open_workdir, places
+from buckeye.mcp.workdir.surroundings import from_here
+from buckeye.setup.init.named_paths import copy_without_keys
+from buckeye.setup.init.source import Server, Source
+
+_FETCHED = {
+    "UV_CACHE_DIR": "uv",
+    "UV_TOOL_DIR": "uv-tools",
+    "npm_config_cache": "npm",
+    "PIPX_HOME": "pipx",
+    "DENO_DIR": "deno",
+    "BUN_INSTALL_CACHE_DIR": "bun",
+}
+"""Where programs that fetch a server put it: not into the user's folders before anybody trains on it."""
+
+
+@functools.cache
+def _scratch() -> Path:
+    """A folder for what all sessions of this process share; removed when it ends."""
+    return places().new()
+
+
+def with_copies(source: Source) -> Source:
+    """The source with copies of the folders and files that its command names, made now; what was done is in
+    its notes. Raises OSError."""
+    files, notes = places().new() if source.paths else None, list(source.notes)
+    for name, path in source.paths.items():
+        assert files is not None
+        made = copy_without_keys(path, files / name)
+        notes.append(f"{path} is not touched: tools act on a copy ({made})")
+    if isinstance(source.written, StdioServer) and (reason := keeps_all_else()):
+        notes.append(f"nothing keeps tools from writing elsewhere here: {reason}")
+    return replace(source, files=files, notes=tuple(notes))
+
+
+@asynccontextmanager
+async def trial_task(source: Source) -> AsyncIterator[McpTask]:
+    """A task on a server of the source for one session, which nobody grades: no task of a file may say so."""
+    async with source.serving() as server:
+        others = {name: kept_apart(other) for name, other in source.beside.items()}
+        own = server if source.written is None else kept_apart(server)
+        servers = {source.name: own, **others}
+        yield McpTask.model_construct(id="init", prompt="Try every tool.", mcp_config=servers)
+
+
+def kept_apart(server: Server) -> Server:
+    """The server so that it can write to the rollout's folder and to our scratch only."""
+    if not isinstance(server, StdioServer):
+        return server
+    fetched = _scratch() / "fetched"
+    fetched.mkdir(exist_ok=True)
+    env = {name: str(fetched / below) for name, below in _FETCHED.items()}
+    env |= {"PYTHONPYCACHEPREFIX": str(fetched / "python"), **server.env}
+    server = from_here(server).model_copy(update={"env": env})
+    if keeps_all_else():
+        return server
+    limits = Limits(writable=(f"{WORKDIR}/..", str(fetched)))
+    around = confinement(limits=limits, walls=walls(), cwd=Path(WORKDIR))
+    argv = confined_by(around, [found_program(server.command), *server.args])
+    return StdioServer(command=argv[0], args=list(argv[1:]), env=env)
+
+
+async def timed_tools(source: Source, seconds: float) -> tuple[list[ToolEntry], float]:
+    """What the environment announces, and how many seconds it took to start and announce it, of the `seconds`
+    that its start may take; fetching and unpacking an image are not counted. Raises McpFault, or what its
+    runtime does."""
+    from buckeye.mcp.client.session import Deadlines
+    from buckeye.mcp.client.sessions_of_rollout import open_sessions
+
+    config = GymConfig.model_construct(files=None if source.files is None else str(source.files))
+    async with trial_task(source) as task, open_workdir(task, config) as workdir:
+        begun = time.monotonic()
+        async with open_sessions(task, Deadlines(start=seconds), workdir=workdir) as sessions:
+            took = time.monotonic() - begun
+            tools = [ToolEntry(**asdict(replace(tool, name=name))) for name, tool in sessions.tools.items()]
+    return tools, took

@@ -1,0 +1,118 @@
+"""What is known of a model before it is trained: where it is, how large it is, how much it can read."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+from buckeye.base.storage import read_json
+from buckeye.errors import UsageError
+from buckeye.launch.preflight.model import find_model, read_shape
+
+# Models that are only served by others: they can be evaluated, and not trained.
+
+
+@dataclass(frozen=True, slots=True)
+class _Service:
+    """Who serves a family of models, and where an OpenAI client finds it."""
+
+    name: str
+    pattern: str
+    base_url: str
+    key: str
+
+
+_OF_OPENAI = r"(openai/)?(chatgpt-|gpt-(?!oss|2|neo|j\b|sw3)|o[1-9](-|$))"
+_GOOGLE = "https://generativelanguage.googleapis.com"
+_SERVICES = (
+    _Service("OpenAI", _OF_OPENAI, "https://api.openai.com/v1", "OPENAI_API_KEY"),
+    _Service("Anthropic", r"(anthropic/)?claude", "https://api.anthropic.com/v1", "ANTHROPIC_API_KEY"),
+    _Service("Google", r"(google/)?gemini", f"{_GOOGLE}/v1beta/openai", "GEMINI_API_KEY"),
+    _Service("xAI", r"(xai/|x-ai/)?grok-", "https://api.x.ai/v1", "XAI_API_KEY"),
+)
+
+
+def refuse_hosted(model: str, *, dataset: str, config: str) -> None:
+    """Raise UsageError if nobody has the weights of `model` but who serves it, with the command that
+    evaluates it on these tasks."""
+    service = next((one for one in _SERVICES if re.match(one.pattern, model, re.I)), None)
+    if service is None:
+        return
+    words = ["buckeye", "eval", "buckeye-vf-gym", "--model", model.rpartition("/")[2]]
+    words += ["--base-url", service.base_url]
+    if service.key != "OPENAI_API_KEY":
+        words += ["--api-key-var", service.key]
+    words += ["--arg", f"taskset={dataset}", "--arg", f"config_path={config}"]
+    raise UsageError(
+        f"--model {model}: {service.name} serves it and gives nobody its weights, so it cannot be trained "
+        f"here. Name a model whose weights can be had, as --model Qwen/Qwen3-0.6B.\n"
+        f"To see how it does on these tasks (with {service.key} set):\n"
+        f"  {shlex.join(words)}"
+    )
+
+
+# What is known of a model before it is trained: where it is, how large it is, how much it can read.
+
+_IN_A_NAME = re.compile(r"(?<![A-Za-z0-9.])(\d+(?:\.\d+)?)([BM])(?![A-Za-z0-9])", re.I)
+_UNIT = {"b": 1_000_000_000, "m": 1_000_000}
+_UNKNOWN_PARAMETERS = 1_000_000_000
+_USUAL_POSITIONS = 4096
+
+SUGGESTED = (
+    ("HuggingFaceTB/SmolLM2-135M-Instruct", "the smallest; the only one of these for a CPU"),
+    ("Qwen/Qwen3-0.6B", "small, thinks, any GPU"),
+    ("Qwen/Qwen3-1.7B", "a GPU with 24 GB, or two"),
+    ("Qwen/Qwen3-4B", "a GPU with 80 GB, or two with 48"),
+)
+"""Models that can be had by everyone and that the embedded engine runs, with what they are for."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelFacts:
+    """`path` is None for a model that a start would fetch; `parameters` are then read off its name, or
+    `guessed`. `positions` is the longest text in tokens."""
+
+    name: str
+    path: Path | None
+    parameters: int
+    guessed: bool = False
+    positions: int = _USUAL_POSITIONS
+
+
+def usual_model(*, on_gpu: bool) -> str:
+    """The model for who names none: one that trains on this kind of machine."""
+    return SUGGESTED[1][0] if on_gpu else SUGGESTED[0][0]
+
+
+def model_facts(name: str) -> ModelFacts:
+    """Look at a local model, or at the name of one. Raises UsageError for a path that leads nowhere, and for
+    a model that is not whole."""
+    path = find_model(name)
+    shape = read_shape(path) if path is not None else None
+    if shape is not None:
+        return ModelFacts(name=name, path=path, parameters=shape.parameters, positions=shape.max_positions)
+    if path is None and (name.startswith((".", "/", "~")) or Path(name).exists()):
+        raise UsageError(
+            f"--model {name}: this is no folder with a model (it has no config.json). Name one that is, or a "
+            "model of the Hugging Face hub, as --model Qwen/Qwen3-0.6B"
+        )
+    if path is not None:
+        _check_whole(name, path)
+    named = _IN_A_NAME.search(name.rpartition("/")[2])
+    if named is None:
+        return ModelFacts(name=name, path=path, parameters=_UNKNOWN_PARAMETERS, guessed=True)
+    parameters = int(float(named[1]) * _UNIT[named[2].lower()])
+    return ModelFacts(name=name, path=path, parameters=parameters)
+
+
+def _check_whole(name: str, path: Path) -> None:
+    """Raises UsageError for a model whose description is damaged: none of its sizes could be told."""
+    file = path / "config.json"
+    try:
+        described = read_json(file)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--model {name}: {file} cannot be read: {error}. Fetch or copy it again") from None
+    if not isinstance(described, dict):
+        raise UsageError(f"--model {name}: {file} does not describe a model. Fetch or copy it again")

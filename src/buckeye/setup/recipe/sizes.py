@@ -1,0 +1,133 @@
+"""Batch, rollout and number of steps: what suits these tasks, this model and this machine."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from buckeye.errors import UsageError
+from buckeye.mcp.config import DefaultsConfig, GymConfig
+from buckeye.mcp.tasks.task_schema import McpTask
+from buckeye.setup.recipe.model import ModelFacts
+
+GROUP = 8
+"""Rollouts of a task, which are compared with each other."""
+
+_MOST_GROUPS = {"gpu": 16, "cpu": 4}  # tasks in a batch
+_LONGEST_ROLLOUT = {"gpu": 8192, "cpu": 2048}  # tokens
+_TURNS = 12  # for which a rollout gets room; more have it if they are short, or if max_turns says more
+_FEWEST_TURNS = 4  # for which a rollout is made longer than is usual
+_MOST_DESCRIBED = 1 / 3  # of a rollout, for tools that a model may not need
+_RESULT_TOKENS = 96  # of a tool's result
+_REPLY_TOKENS = 128
+_THOUGHT_TOKENS = 512
+_TEMPLATE_TOKENS = 32  # what a chat template adds
+_CHARS_PER_TOKEN = 3.0
+_ROUND = 64
+_EPOCHS = 3
+_FEWEST_STEPS, _MOST_STEPS = 20, 200
+_HELD_OUT = 32
+_LEARNING_RATES = ((10_000_000, 3e-4), (100_000_000, 1e-4), (1_000_000_000, 5e-6))
+_LARGE_LEARNING_RATE = 1e-6
+_ADAPTER_FACTOR = 10
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sizes:
+    """What goes into the configuration. `prompt_tokens` is the longest prompt, and `system_tokens` what of it
+    describes the tools; `counted` says whether with the model's tokenizer or by their characters."""
+
+    groups: int
+    rollouts_per_example: int
+    seq_len: int
+    max_tokens: int
+    max_steps: int
+    held_out: int
+    prompt_tokens: int
+    system_tokens: int
+    counted: bool
+
+    @property
+    def batch_size(self) -> int:
+        """Rollouts in a batch."""
+        return self.groups * self.rollouts_per_example
+
+
+def choose_sizes(
+    tasks: Sequence[McpTask],
+    held_out: Sequence[McpTask],
+    gym: GymConfig,
+    model: ModelFacts,
+    *,
+    on_gpu: bool,
+    asked: int | None = None,
+    room: int | None = None,
+) -> Sizes:
+    """Sizes with which a run works and comes to an end. No batch has a task twice. A rollout has the tokens
+    that were `asked` for; else what its turns need, within reason, and not more than there is `room` for in
+    memory. Raises UsageError for prompts that it has no room for."""
+    kind = "gpu" if on_gpu else "cpu"
+    groups = min(len(tasks), _MOST_GROUPS[kind])
+    count, counted = token_counter(model.path)
+    system = count(gym.system_prompt)
+    prompt = _TEMPLATE_TOKENS + system + max(count(task.prompt) for task in tasks)
+    reply = _THOUGHT_TOKENS if gym.parser.use_thinking else _REPLY_TOKENS
+    longest, why = model.positions, f"{model.name} reads {model.positions} at most"
+    if asked is not None and asked < longest:
+        longest, why = asked, f"--seq-len is {asked}"
+    if room is not None and room < longest:
+        longest, why = room, f"there is memory for {room}"
+    if prompt + _REPLY_TOKENS // 2 > longest:
+        raise UsageError(
+            f"the longest prompt, with the system_prompt before it, has {prompt} tokens, and {why}. "
+            f"{system} of them describe tools: `buckeye rl init ... --include TOOL` describes fewer. Or "
+            "shorten the tasks, or choose another --model"
+        )
+    a_turn, turns = reply + _RESULT_TOKENS, gym.defaults.max_turns
+    usual = longest
+    if turns == DefaultsConfig().max_turns:  # nobody said how many are needed
+        turns, usual = _TURNS, max(_LONGEST_ROLLOUT[kind], prompt + _FEWEST_TURNS * a_turn)
+    wanted = math.ceil(min(usual, prompt + turns * a_turn) / _ROUND) * _ROUND
+    seq_len = min(longest, asked or wanted)
+    steps = math.ceil(_EPOCHS * len(tasks) / groups)
+    return Sizes(
+        groups=groups,
+        rollouts_per_example=GROUP,
+        seq_len=seq_len,
+        max_tokens=min(reply, seq_len - prompt),
+        max_steps=min(max(steps, _FEWEST_STEPS), _MOST_STEPS),
+        held_out=min(len(held_out), _HELD_OUT),
+        prompt_tokens=prompt,
+        system_tokens=system,
+        counted=counted,
+    )
+
+
+def described_text(sizes: Sizes, actions: int) -> str:
+    """How much of a rollout the descriptions of its tools take, and what to do if it is much."""
+    share = sizes.system_tokens / sizes.seq_len
+    how = "" if sizes.counted else " (estimated by their characters)"
+    text = f"{actions} described in {sizes.system_tokens} tokens{how}, {share:.0%} of a rollout"
+    if share <= _MOST_DESCRIBED:
+        return text
+    return f"{text}; that is much: `buckeye rl init ... --include TOOL` describes only what the tasks need"
+
+
+def learning_rate(parameters: int, *, lora: bool) -> float:
+    """What models of this size usually learn with."""
+    rate = next((rate for size, rate in _LEARNING_RATES if parameters < size), _LARGE_LEARNING_RATE)
+    return float(f"{rate * _ADAPTER_FACTOR:.3g}") if lora else rate
+
+
+def token_counter(path: Path | None) -> tuple[Callable[[str], int], bool]:
+    """A function from text to tokens, and whether it counts exactly."""
+    file = path / "tokenizer.json" if path is not None else None
+    if file is None or not file.is_file() or importlib.util.find_spec("tokenizers") is None:
+        return lambda text: math.ceil(len(text) / _CHARS_PER_TOKEN), False
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(file))
+    return lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids), True

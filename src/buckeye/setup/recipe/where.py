@@ -1,0 +1,176 @@
+"""Where a run is, and on which devices."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from buckeye.base.process import usable_cores
+from buckeye.errors import UsageError
+from buckeye.launch.preflight.devices import Gpus, this_machine
+from buckeye.launch.preflight.devices import gpus as present_gpus
+
+_SMALL = 20_000_000  # parameters of a model that two cores train in minutes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """A machine: its GPUs (None: none are used) with the ids they have there. `name` is how the plan calls
+    it; `problem` says why it is not there, for a plan that is only looked at."""
+
+    name: str
+    gpus: Gpus | None
+    ids: tuple[int, ...] = ()
+    cores: int = 1
+    remote: bool = False
+    problem: str | None = None
+
+    def layout(self, parameters: int) -> GpuLayout | None:
+        """Which GPUs do what for a model of this size; None without GPUs. Raises UsageError if it does not
+        fit."""
+        if self.gpus is None:
+            return None
+        planned = plan_gpus(self.gpus, parameters)
+        if not self.ids:
+            return planned
+        return replace(
+            planned,
+            inference=tuple(self.ids[i] for i in planned.inference),
+            trainer=tuple(self.ids[i] for i in planned.trainer),
+        )
+
+
+def this_place(asked: Gpus | None) -> Place:
+    """This machine, with all its GPUs or with those that were asked for. Where they are not there, the place
+    has a `problem`."""
+    visible = this_machine().gpus
+    here = [gpu for gpu in present_gpus() if gpu.index in visible]
+    cores = usable_cores()
+    kind = here[0].name if here else ""
+    memory = min((gpu.total for gpu in here), default=0) / 1e9 or 80.0
+    if asked is None:
+        gpus = Gpus(len(visible), memory_gb=memory) if visible else None
+        return Place(name="this machine", gpus=gpus, ids=visible, cores=cores)
+    if len(visible) >= asked.count and _is_type(kind, asked.type):
+        gpus = replace(asked, memory_gb=memory)
+        return Place(name="this machine", gpus=gpus, ids=visible[: asked.count], cores=cores)
+    there = f"{len(visible)} x {kind or 'GPU'}" if visible else f"no GPU, and {cores} cores"
+    use = "use them all" if visible else "train on the cores (fit for a small model)"
+    problem = (
+        f"--gpus {asked}: this machine has {there}. Either\n"
+        f"  rent them:     add --provider prime\n"
+        f"  a host of yours: add --provider ssh --host USER@HOST\n"
+        f"  or {use}: leave --gpus out"
+    )
+    return Place(name=f"{asked}, which are not here", gpus=asked, cores=cores, problem=problem)
+
+
+def remote_place(provider: str, asked: Gpus | None, hosts: list[str]) -> Place:
+    """A machine elsewhere. Raises UsageError without what it takes to find one."""
+    if provider == "prime":
+        if asked is None:
+            raise UsageError("--provider prime: which GPUs? Add --gpus, as --gpus 2xA100")
+        if not asked.type:
+            raise UsageError(f"--provider prime: {asked} of which type? Write both, as --gpus 2xA100")
+        if hosts:
+            raise UsageError("--host is for a machine of yours: --provider ssh")
+        return Place(name=f"{asked}, rented from Prime Intellect", gpus=asked, remote=True)
+    if not hosts:
+        raise UsageError("--provider ssh: which host? Add --host USER@HOST")
+    return Place(name=f"{', '.join(hosts)}, by ssh", gpus=asked, remote=True)
+
+
+def devices_text(place: Place, layout: GpuLayout | None, parameters: int) -> str:
+    """Who computes what, in words."""
+    if layout is None:
+        if place.remote:
+            return "without --gpus it is taken for a machine without any"
+        size = "takes long here; without a GPU up to 20 million parameters are sensible"
+        return f"{place.cores} cores, no GPU" + (f": this model {size}" if parameters > _SMALL else "")
+    if layout.shared:
+        return f"GPU {_ids(layout.inference)} samples and trains"
+    tp = f" ({layout.tp} hold one copy)" if layout.tp > 1 else ""
+    return f"GPU {_ids(layout.inference)} sample{tp}, GPU {_ids(layout.trainer)} train"
+
+
+def _ids(ids: tuple[int, ...]) -> str:
+    if len(ids) > 2 and ids == tuple(range(ids[0], ids[0] + len(ids))):
+        return f"{ids[0]}-{ids[-1]}"
+    return ",".join(map(str, ids))
+
+
+def _is_type(name: str, wanted: str) -> bool:
+    """Whether a GPU that calls itself `NVIDIA GeForce RTX 4090` is of the type RTX4090_24GB."""
+    short = wanted.rpartition("_")[0] if "_" in wanted else wanted
+    return short.replace("_", "").lower() in name.replace(" ", "").replace("-", "").lower()
+
+
+_TRAINED_BYTES = 16  # of a parameter: weights, gradients and AdamW's two moments in float32
+_CAST_BYTES = 2  # and a copy in bfloat16, of layers that are gathered whole
+_SERVED_BYTES = 2
+_TRAINER_ROOM = 0.75  # of a GPU's memory, beside activations and logits
+_ENGINE_ROOM = 0.6  # beside the keys and values of rollouts
+_SHARED_ROOM = 0.4  # where one GPU does both
+_TRAINING_SHARE = 4  # one GPU of so many trains at least
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GpuLayout:
+    """Device ids of inference and of the trainer. `tp` GPUs hold one copy of the model for sampling. `lora`:
+    only adapters fit. One GPU may be in both lists."""
+
+    inference: tuple[int, ...]
+    trainer: tuple[int, ...]
+    tp: int = 1
+    lora: bool = False
+
+    @property
+    def shared(self) -> bool:
+        """Whether sampling and training take turns on a GPU."""
+        return bool(set(self.inference) & set(self.trainer))
+
+
+def plan_gpus(gpus: Gpus, parameters: int) -> GpuLayout:
+    """How `gpus` are shared out for a model of so many parameters.
+
+    One GPU does both; of more the trainer gets a quarter (of 8: 6 sample, 2 train), or as many as the model
+    needs. Raises UsageError for a model that does not even fit with adapters, with what would do.
+    """
+    memory = gpus.memory_gb * 1e9
+    if gpus.count == 1:
+        return _one(parameters, memory, gpus)
+    tp = _power_of_two(math.ceil(_SERVED_BYTES * parameters / (_ENGINE_ROOM * memory)))
+    for lora in (False, True):
+        least = math.ceil(_trained_bytes(parameters, lora=lora) / (_TRAINER_ROOM * memory))
+        train = max(least, gpus.count // _TRAINING_SHARE, 1)
+        sample = (gpus.count - train) // tp * tp
+        if sample > 0:
+            return GpuLayout(
+                inference=tuple(range(sample)), trainer=tuple(range(sample, gpus.count)), tp=tp, lora=lora
+            )
+    raise UsageError(_too_large(parameters, gpus, tp))
+
+
+def _one(parameters: int, memory: float, gpus: Gpus) -> GpuLayout:
+    if _SERVED_BYTES * parameters > _SHARED_ROOM * memory:
+        raise UsageError(_too_large(parameters, gpus, 1))
+    full = _trained_bytes(parameters, lora=False) <= (1 - _SHARED_ROOM) * _TRAINER_ROOM * memory
+    return GpuLayout(inference=(0,), trainer=(0,), lora=not full)
+
+
+def _trained_bytes(parameters: int, *, lora: bool) -> int:
+    return parameters * (_CAST_BYTES if lora else _TRAINED_BYTES + _CAST_BYTES)
+
+
+def _power_of_two(least: int) -> int:
+    """Attention heads can be shared out to 1, 2, 4, 8 GPUs."""
+    return 1 << max(0, least - 1).bit_length()
+
+
+def _too_large(parameters: int, gpus: Gpus, tp: int) -> str:
+    needed = max(2, tp + math.ceil(_CAST_BYTES * parameters / (_TRAINER_ROOM * gpus.memory_gb * 1e9)))
+    needs = f"{needed}x{gpus.type}" if gpus.type else f"{needed} such GPUs"
+    return (
+        f"{parameters / 1e9:.3g} billion parameters do not fit on {gpus} ({gpus.memory_gb:g} GB each), not "
+        f"even with adapters. That takes at least {needs} (--gpus); or take a smaller model (--model)"
+    )

@@ -1,0 +1,142 @@
+"""Short runs of one configuration with other learning rates: each is a run of its own, in its own process."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from buckeye import runs
+from buckeye.analysis.comparison.curves import points_of
+from buckeye.analysis.diagnosis.statistics import is_below
+from buckeye.base.process import ChildProcess
+from buckeye.base.storage import remove_directory, step_directories, write_file
+from buckeye.config.load import to_json
+from buckeye.config.rl import RLConfig
+from buckeye.monitor.tracker import TRACKER_FOLDERS
+
+_END_SECONDS = 60.0
+_NEVER = 10**9  # steps between two checkpoints
+_LAST_LINES = 3
+_IN_A_ROW = 3
+_LATER = 10.0
+_PARTS = 4
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fork:
+    """A short run that has ended: the rewards of its groups by step, and its seconds in all and for a step.
+    `why` is the reason why it failed."""
+
+    rate: float
+    directory: Path
+    seconds: float
+    step_seconds: float = math.nan
+    rewards: Sequence[Sequence[float]] = ()
+    why: str = ""
+
+    @property
+    def score(self) -> float | None:
+        """Its mean reward, in which the second half counts ten times as much as the first: so speed only
+        decides between forks that come equally far. None where it failed."""
+        means, early = list(map(statistics.fmean, self.rewards)), len(self.rewards) // 2
+        weights = [1.0] * early + [_LATER] * (len(means) - early)
+        return None if self.why else statistics.fmean(means, weights)
+
+    @property
+    def last(self) -> Sequence[float]:
+        """The rewards of the last quarter, at least of a step."""
+        return self._quarters()[-1]
+
+    @property
+    def fell(self) -> bool:
+        """Return True if the last quarter earned less than the best one, beyond chance, or a few steps in a
+        row less than the first one: then the fork had lost all, though it may have recovered."""
+        if self.why:
+            return False
+        ends = range(_IN_A_ROW + 1, len(self.rewards) + 1)
+        lost = any(is_below(self._pooled(end - _IN_A_ROW, end), self.rewards[0]) for end in ends)
+        return lost or is_below(self.last, max(self._quarters(), key=statistics.fmean))
+
+    @property
+    def outcome(self) -> dict[str, Any]:
+        """Its score, whether it fell, its seconds, and why it failed."""
+        seconds = round(self.seconds, 1)
+        return {"score": self.score, "fell": self.fell, "seconds": seconds, "why": self.why}
+
+    def _quarters(self) -> Sequence[Sequence[float]]:
+        size = max(1, len(self.rewards) // _PARTS)
+        return [self._pooled(end - size, end) for end in range(len(self.rewards), size - 1, -size)][::-1]
+
+    def _pooled(self, start: int, end: int) -> list[float]:
+        return [reward for step in self.rewards[start:end] for reward in step]
+
+
+def train_fork(config: RLConfig, directory: Path, rate: float, steps: int, *, seconds: float) -> Fork:
+    """Train `steps` steps in the new `directory`, for at most `seconds`: with the run's scheduler where that
+    is all of the run, else with a constant learning rate."""
+    file = directory.with_name(f"{directory.name}.json")
+    settings = _settings(config, directory, rate, steps)
+    write_file(file, json.dumps(settings, indent=1) + "\n", mode=0o600)
+    begun = time.monotonic()
+    argv = [sys.executable, "-m", "buckeye", "rl", "@", str(file)]
+    why = _carry_out(argv, file.with_suffix(".log"), seconds)
+    points = [] if why else points_of(runs.open(directory))
+    if not why and len(points) < steps:
+        why = f"it played {len(points)} of {steps} steps"
+    took = points[-1].seconds - points[0].seconds if points else math.nan
+    return Fork(
+        rate=rate,
+        directory=directory,
+        seconds=time.monotonic() - begun,
+        step_seconds=took / max(1, len(points) - 1),
+        rewards=[[reward for group in point.rewards.values() for reward in group] for point in points],
+        why=why,
+    )
+
+
+def drop_weights(fork: Fork) -> None:
+    """Delete the weights and checkpoints of a fork, and keep its records."""
+    for name in ("weights", "checkpoints"):
+        for path in step_directories(fork.directory / name).values():
+            remove_directory(path)
+
+
+def _settings(config: RLConfig, directory: Path, rate: float, steps: int) -> dict[str, Any]:
+    """The configuration with all that makes it this fork."""
+    made: dict[str, Any] = json.loads(to_json(config))
+    for section in (made, made["trainer"], made["orchestrator"], made["inference"] or {}):
+        section |= {name: None for name in TRACKER_FOLDERS if name in section}
+        if isinstance(section.get("ckpt"), dict):
+            section["ckpt"] |= {"interval": _NEVER, "store": None, "resume_step": None}
+        section |= {"output_dir": str(directory)} if "output_dir" in section else {}
+        section |= {"max_steps": steps} if "max_steps" in section else {}
+    made["orchestrator"] |= {"eval": None, "val": None}
+    made["trainer"]["optim"]["lr"] = rate
+    if steps != config.max_steps:  # a part of the run: where it falls is not reached
+        made["trainer"]["scheduler"] = {"type": "constant"}
+    made["trainer"]["trained"]["keep"] = None
+    return made
+
+
+def _carry_out(argv: list[str], log: Path, seconds: float) -> str:
+    """Run a command to its end. Return the reason why it failed, or an empty text."""
+    with log.open("wb") as out:
+        child = ChildProcess(argv, stdout=out, stderr=out, guarded=True)
+        try:
+            code = child.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return "the time was up"
+        finally:
+            child.end(_END_SECONDS, session=False)
+    if code == 0:
+        return ""
+    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    return f"exit code {code}: {' '.join(lines[-_LAST_LINES:])}"

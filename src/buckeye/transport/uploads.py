@@ -1,0 +1,274 @@
+"""The checkpoints of a run's directory go to its object store while the run goes on."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import msgspec
+
+from buckeye.base.disk import human_bytes, size_of
+from buckeye.base.process import stop_requests
+from buckeye.base.storage import write_file
+from buckeye.errors import BuckeyeError, CheckpointError, StoreError
+from buckeye.monitor.metrics import MetricsLog
+from buckeye.transport.checkpoint import (
+    UPLOADS_FILE,
+    CheckpointInfo,
+    best_by_reward,
+    checkpoints_by_age,
+    is_complete,
+    read_commit,
+    read_orchestrator_state,
+    read_scores,
+)
+from buckeye.transport.object_store import Store, name_in_store
+
+log = logging.getLogger(__name__)
+
+_LOOK_SECONDS = 1.0
+_POLL_SECONDS = 0.1
+_TELL_SECONDS = 10.0
+_PAUSES = (5.0, 300.0)  # after the first failure, and at most
+_LAST_PAUSE = 5.0  # when the run has ended
+_LAST_TRIES = 3  # of what is denied then
+
+
+class State(msgspec.Struct, kw_only=True, frozen=True):
+    """How the uploads of a run are. `committed` is the step of the newest checkpoint in the store, `waiting`
+    has those that are not there yet, `sent` of `size` bytes the one that is uploaded now. `failures` are in a
+    row, and `error` is the last of them."""
+
+    url: str
+    committed: int | None = None
+    waiting: list[int] = []
+    uploading: int | None = None
+    sent: int = 0
+    size: int = 0
+    failures: int = 0
+    error: str | None = None
+
+
+class Uploads:
+    """Uploads the committed checkpoints of a run's directory on a thread, one at a time and the newest first,
+    and deletes there what `keep` leaves out. Training never waits for it. What fails is told, and done again
+    for as long as the run goes on.
+
+    Leaving this as a context waits for what is not there yet, at most `patience` seconds, or until Ctrl-C.
+    """
+
+    def __init__(self, output_dir: Path, store: Store, *, keep: int | None, patience: float) -> None:
+        self._run, self._root = output_dir, output_dir / "checkpoints"
+        self._store, self._keep, self._patience = store, keep, patience
+        self._thread = threading.Thread(target=self._work, name="uploads", daemon=True)
+        self._there: set[tuple[int, int]] | None = None
+        self._kept_before: list[int] = []
+        self._state = State(url=store.url)
+        self._wrote = 0.0
+        self._telling = threading.Lock()
+        self._denied = 0
+        self._ending = threading.Event()
+
+    def __enter__(self) -> Uploads:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ending.set()
+        asked, told = stop_requests(), time.monotonic()
+        deadline = told + self._patience
+        while self._thread.is_alive() and time.monotonic() < deadline and stop_requests() == asked:
+            self._thread.join(_POLL_SECONDS)
+            if self._denied >= _LAST_TRIES:
+                break
+            if time.monotonic() > told + _TELL_SECONDS:
+                told = time.monotonic()
+                log.info("Waiting at most %.0f s for uploads: %s", deadline - told, describe(self._state))
+        if self.left:
+            log.warning(
+                "Not in %s: the checkpoint of step %s. It is in %s; the next start of this run uploads it.",
+                self._state.url,
+                ", ".join(map(str, self.left)),
+                self._root,
+            )
+
+    @property
+    def left(self) -> list[int]:
+        """The steps of the checkpoints that are to be in the store, and are not."""
+        return self._state.waiting
+
+    def _work(self) -> None:
+        while True:
+            ending = self._ending.is_set()
+            try:
+                waits = self.look()
+                if self._state.failures and not waits:
+                    log.info("%s is reached again", self._state.url)
+                    self._tell(failures=0, error=None)
+            except Exception as error:  # whatever it is, the run goes on, and so do the uploads
+                self._failed(error)
+                continue
+            if not waits:
+                if ending:
+                    return
+                self._ending.wait(_LOOK_SECONDS)
+
+    def look(self) -> bool:
+        """Upload the newest that is not there, and delete what is to go; whether there may be more to do."""
+        local = checkpoints_by_age(self._root)
+        if self._there is not None and {(i.attempt, i.step) for i in local} <= self._there:
+            return False
+        stored = self._store.checkpoints()
+        if self._there is None and stored:
+            with suppress(CheckpointError):  # whoever wants to go on from it will hear of it
+                self._kept_before = self._store.manifest(stored[-1]).kept
+        self._there = {(info.attempt, info.step) for info in stored}
+        waiting = self._waiting(local, stored)
+        self._tell(committed=stored[-1].step if stored else None, waiting=[i.step for i in waiting])
+        if not waiting:
+            self._there |= {(info.attempt, info.step) for info in local}  # not to be there, or from elsewhere
+            self._tidy(stored)
+            return False
+        if len(waiting) > 1:
+            log.warning(
+                "The uploads are behind: the checkpoints of steps %s are not in %s yet",
+                ", ".join(str(info.step) for info in waiting),
+                self._store.url,
+            )
+        self._upload(waiting[-1], local)
+        self._tidy(self._store.checkpoints())
+        return True
+
+    def _waiting(
+        self, local: Sequence[CheckpointInfo], stored: Sequence[CheckpointInfo]
+    ) -> list[CheckpointInfo]:
+        """What of the directory is to be in the store and is not, the newest last."""
+        there = {(info.attempt, info.step) for info in stored}
+        ages = sorted({*there, *((info.attempt, info.step) for info in local)})
+        newest = set(ages[-self._keep :] if self._keep is not None else ages)
+        kept = self._kept([*stored, *local]) or ()
+        return [
+            info
+            for info in local
+            if (info.attempt, info.step) not in there
+            and ((info.attempt, info.step) in newest or info.step in kept)
+            and is_complete(info)
+        ]
+
+    def _upload(self, info: CheckpointInfo, local: Sequence[CheckpointInfo]) -> None:
+        step, began, size = info.step, time.monotonic(), size_of(info.path)
+        log.info("Uploading the checkpoint of step %d: %s", step, human_bytes(size))
+        self._tell(uploading=step, sent=0, size=size)
+        try:
+            with _held(info.path):
+                commit = read_commit(info.path)
+                sent = self._store.upload(
+                    info.path,
+                    commit,
+                    name_in_store(info, commit),
+                    self._run,
+                    kept=self._kept(local) or (),
+                    told=lambda count: self._tell(sent=count),
+                )
+        except (FileNotFoundError, CheckpointError):
+            if info in checkpoints_by_age(self._root):
+                raise
+            log.info("The checkpoint of step %d went away before it was uploaded", step)
+            return
+        finally:
+            self._tell(uploading=None, sent=0, size=0)
+        seconds, failures = time.monotonic() - began, self._state.failures
+        log.info("Uploaded the checkpoint of step %d: %s in %.1f s", step, human_bytes(sent), seconds)
+        metrics = MetricsLog(self._run / "metrics.jsonl")
+        metrics.write("upload", step, {"seconds": seconds, "bytes": sent, "failures": failures})
+        metrics.close()
+        waiting = [other for other in self._state.waiting if other != step]
+        self._tell(waiting=waiting, failures=0, error=None)
+
+    def _tidy(self, stored: Sequence[CheckpointInfo]) -> None:
+        self._there = {*(self._there or ()), *((info.attempt, info.step) for info in stored)}
+        self._tell(committed=stored[-1].step if stored else None)
+        kept = self._kept(stored)
+        self._store.tidy(self._keep if kept is not None else None, protected=kept or ())
+
+    def _kept(self, infos: Sequence[CheckpointInfo]) -> Collection[int] | None:
+        """The steps that stay however old they are; None if that is not known."""
+        try:
+            scores = read_scores(self._run)
+            best = best_by_reward(infos, scores)
+            local = checkpoints_by_age(self._root)
+            by_loss = read_orchestrator_state(local[-1]).get("best") if local else None
+        except BuckeyeError as error:
+            log.warning("Nothing is deleted in %s, since the best is not known: %s", self._state.url, error)
+            return None
+        kept = {best.info.step} if best is not None else set()
+        return kept | ({by_loss["step"]} if by_loss else set()) | set(() if scores else self._kept_before)
+
+    def _failed(self, error: Exception) -> None:
+        failures = self._state.failures + 1
+        denied = isinstance(error, StoreError) and error.denied
+        self._denied = self._denied + 1 if denied and self._ending.is_set() else 0
+        first, most = _PAUSES
+        pause = min(most, first * 2 ** (failures - 1))
+        what = str(error) if isinstance(error, BuckeyeError) else f"{type(error).__name__}: {error}"
+        self._tell(failures=failures, error=what)
+        log.warning(
+            "Uploading has failed %d times in a row, and is tried again in %.0f s; the run goes on, and its "
+            "checkpoints are in %s. %s",
+            failures,
+            _LAST_PAUSE if self._ending.is_set() else pause,
+            self._root,
+            what,
+        )
+        if not self._ending.wait(pause):
+            return
+        time.sleep(_LAST_PAUSE)
+
+    def _tell(self, **changes: Any) -> None:
+        """Let others see how it is: at once, and now and then how much is sent."""
+        with self._telling:  # several files are sent at a time
+            self._state = msgspec.structs.replace(self._state, **changes)
+            if set(changes) == {"sent"} and time.monotonic() < self._wrote + _LOOK_SECONDS:
+                return
+            self._wrote = time.monotonic()
+            if self._root.is_dir():  # not before there is a checkpoint
+                said = {**msgspec.to_builtins(self._state), "text": describe(self._state)}
+                with suppress(OSError):  # a full disk is others' to tell
+                    write_file(self._run / UPLOADS_FILE, json.dumps(said))
+
+
+def describe(state: State) -> str:
+    """How the uploads of a run are, in one line."""
+    parts = [f"step {state.committed} is there" if state.committed is not None else "nothing is there yet"]
+    if state.uploading is not None:
+        sizes = f"{human_bytes(state.sent)} of {human_bytes(state.size)}"
+        parts.append(f"step {state.uploading} is uploaded now, {sizes}")
+    waiting = [str(step) for step in state.waiting if step != state.uploading]
+    if waiting:
+        parts.append(f"steps {', '.join(waiting)} wait")
+    if state.failures:
+        parts.append(f"{state.failures} failures in a row: {state.error}")
+    return f"{state.url}: {'; '.join(parts)}"
+
+
+@contextmanager
+def _held(path: Path) -> Iterator[None]:
+    """Let nobody delete an old checkpoint while it is uploaded."""
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(handle)

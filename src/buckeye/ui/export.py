@@ -1,0 +1,153 @@
+"""A run as one file: the page with everything in it, and as many texts as fit. It opens offline."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import msgspec
+
+from buckeye.base.storage import step_directories, write_file
+from buckeye.errors import BuckeyeError
+from buckeye.monitor.redact import redacted
+from buckeye.ui import STATIC
+from buckeye.ui.answers import answer, summary
+from buckeye.ui.sources import OpenRun
+
+_MOST_TEXT = 8_000_000  # bytes of JSON for groups, rollouts and tokens
+_WHOLE = ("status", "findings", "overview", "intervals", "groups", "logs", "events", "settings", "timeline")
+_SCRIPT = re.compile(r'<script src="([^"]+)" defer></script>\n')
+_STYLE = re.compile(r'<link rel="stylesheet" href="([^"]+)">')
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Exported:
+    """How many of a run's groups have their texts in the file."""
+
+    groups: int
+    of: int
+
+
+def export(run: OpenRun, path: Path) -> Exported:
+    """Write a run into one file. Raises BuckeyeError for a run of which nothing is recorded."""
+    if not run.steps and not step_directories(run.path / "evals"):
+        raise BuckeyeError(f"{run.path}: no step is recorded yet")
+    answers, exported = _answers(run)
+    write_file(path, page(_public(answers, run.path)))
+    return exported
+
+
+def _public(value: Any, run: Path) -> Any:
+    """Return the value without keys and without folders of this machine in its texts: a report is sent. Names
+    of columns, such as `tokens`, are not names of secrets."""
+    if isinstance(value, Mapping):
+        return {name: _public(item, run) for name, item in value.items()}
+    if isinstance(value, list | tuple) and not all(isinstance(item, str) for item in value):
+        return [_public(item, run) for item in value]
+    if isinstance(value, list | tuple):
+        return [_without_folders(item, run) for item in redacted(value)]
+    return _without_folders(redacted(value), run) if isinstance(value, str) else redacted(value)
+
+
+def _without_folders(text: str, run: Path) -> str:
+    for path, name in ((run.absolute(), run.absolute().name), (Path.home(), "~")):
+        if len(path.parts) > 1:
+            text = text.replace(str(path), name)
+    return text
+
+
+def _answers(run: OpenRun) -> tuple[dict[str, Any], Exported]:
+    """Collect every answer by its address, as the page asks for it."""
+    answers: dict[str, Any] = {"runs": {"runs": [summary(run)]}}
+    for name in _WHOLE:
+        answers[address(run, name)] = answer(run, name, {})
+    answers[address(run, "metrics")] = answer(run, "metrics", {"pattern": "", "most": "1000000"})
+    groups, room, held = answers[address(run, "groups")], _MOST_TEXT, 0
+    with run.read():
+        for at in _spread(len(groups["step"])):
+            asked = {"step": groups["step"][at], "group": groups["group"][at]}
+            if groups["split"][at] != "train":
+                asked |= {"split": groups["split"][at], "env": groups["env"][at]}
+            found = _texts(run, asked)
+            size = len(msgspec.json.encode(found))
+            if size > room:
+                break
+            answers |= found
+            room, held = room - size, held + 1
+    exported = Exported(groups=held, of=len(groups["step"]))
+    answers["export"] = {"exported": time.time(), "groups": exported.groups, "of": exported.of}
+    return answers, exported
+
+
+def _texts(run: OpenRun, asked: Mapping[str, Any]) -> dict[str, Any]:
+    """A group, its rollouts, and their tokens where they were kept."""
+    given = {name: str(value) for name, value in asked.items()}
+    found = {address(run, "group", given): (group := answer(run, "group", given))}
+    for one in group["rollouts"]:
+        of = {**given, "number": str(one["number"])}
+        for name in ("rollout", "tokens"):
+            try:
+                found[address(run, name, of)] = answer(run, name, of)
+            except BuckeyeError:  # no tokens: the page says so
+                continue
+    return found
+
+
+def _spread(count: int) -> Iterator[int]:
+    """All numbers below `count`, the first ones spread evenly: the ends, the middle, and so on."""
+    given, parts = set[int](), 1
+    while len(given) < count:
+        for part in range(parts + 1):
+            at = round(part * (count - 1) / parts)
+            if at not in given:
+                given.add(at)
+                yield at
+        parts *= 2
+
+
+def address(run: OpenRun, question: str, given: Mapping[str, Any] | None = None) -> str:
+    """How the page asks: `URLSearchParams` of what is given, in the order of its names."""
+    words = urlencode(sorted((given or {}).items())).replace("~", "%7E").replace("%2A", "*")
+    name = quote(run.name, safe="!~*'()")
+    return f"runs/{name}/{question}" + (f"?{words}" if words else "")
+
+
+def page(answers: Mapping[str, Any]) -> str:
+    """The page in one piece. Only the scripts and styles in it may run, by their hashes; text cannot end the
+    element that it is in."""
+    html = (STATIC / "index.html").read_text(encoding="utf-8")
+    scripts = [_file(name) for name in _SCRIPT.findall(html)]
+    styles = [_file(name) for name in _STYLE.findall(html)]
+    if any("</script" in text.lower() for text in scripts) or any("</style" in text for text in styles):
+        raise AssertionError("a script or a style of the page would end its own element")
+    policy = (
+        f"default-src 'none'; img-src data:; script-src {_hashes(scripts)}; style-src {_hashes(styles)}; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    data = msgspec.json.encode(answers).decode().replace("<", "\\u003c")
+    html = _STYLE.sub("", _SCRIPT.sub("", html)).replace(
+        '<meta charset="utf-8">',
+        f'<meta charset="utf-8">\n<meta http-equiv="Content-Security-Policy" content="{policy}">',
+    )
+    head, _, body = html.partition("</head>")
+    inner = "\n".join(f"<script>{text}</script>" for text in scripts)
+    held = f'<script type="application/json" id="answers">{data}</script>'
+    start, _, end = body.rpartition("</body>")
+    look = "".join(f"<style>{text}</style>" for text in styles)
+    return f"{head}{look}</head>{start}{held}\n{inner}\n</body>{end}"
+
+
+def _file(name: str) -> str:
+    return (STATIC.parent / name).read_text(encoding="utf-8")
+
+
+def _hashes(texts: list[str]) -> str:
+    digests = (base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in texts)
+    return " ".join(f"'sha256-{digest}'" for digest in digests)

@@ -1,0 +1,67 @@
+"""What `rl diagnose` says of a run, in a process of its own: it may read hundreds of megabytes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from typing import Any
+
+from buckeye.base.distribution import absent, is_there
+from buckeye.base.process import ChildProcess
+from buckeye.ui.sources import OpenRun
+
+_DIAGNOSIS = "buckeye.evaluation"
+_SECONDS = 900.0
+_REST = 30.0  # seconds between two looks at a run that goes on
+_READ_BY_IT = ("metrics", "events", "rollouts", "evals")
+_few = threading.Semaphore(2)
+_running: list[ChildProcess] = []
+
+
+def findings_of(run: OpenRun) -> dict[str, Any]:
+    """`findings` with evidence and commands, the surest first, `not_looked_at`, and the `step` they are of;
+    or in `missing` why there are none. Of a run that has gone on a little they may be those of before."""
+    if not is_there(_DIAGNOSIS):
+        return {"findings": [], "missing": str(absent(_DIAGNOSIS, "What is wrong with a run"))}
+    with run.diagnosing:
+        stamp = [run.stamp()[name] for name in _READ_BY_IT]
+        seen, asked, told = run.kept.get("findings", (None, 0.0, {}))
+        if told and (seen == stamp or time.monotonic() - asked < _REST):
+            return dict(told)
+        steps = run.steps
+        with _few:
+            diagnosed = _diagnose(run)
+        found = {**diagnosed, "step": steps[-1].number if steps else None}
+        run.kept["findings"] = (stamp, time.monotonic(), found)
+        return found
+
+
+def stop() -> None:
+    """End whoever still looks."""
+    for child in list(_running):
+        child.end(1.0, session=True)
+
+
+def _diagnose(run: OpenRun) -> dict[str, Any]:
+    argv = [sys.executable, "-m", "buckeye", "rl", "diagnose", str(run.path), "--json"]
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        child = ChildProcess(argv, stdout=out.fileno(), stderr=err.fileno(), guarded=True)
+        _running.append(child)
+        try:
+            child.wait(_SECONDS)
+        except subprocess.TimeoutExpired:
+            child.end(1.0, session=True)
+        finally:
+            _running.remove(child)
+        out.seek(0)
+        err.seek(0)
+        try:
+            told = json.load(out)
+        except ValueError:
+            said = err.read().decode(errors="replace").strip().splitlines() or ["it did not end in time"]
+            return {"findings": [], "missing": f"This run could not be diagnosed: {said[-1]}"}
+    return dict(told)

@@ -1,0 +1,68 @@
+"""What a run's processes printed, what happened to it, and with what settings it was started."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from buckeye.errors import BuckeyeError, UsageError
+from buckeye.monitor.redact import redacted
+from buckeye.run_files.directory import LOG_FOLDER
+from buckeye.run_files.logs import attempt_starts, read_logs
+from buckeye.run_files.record import read_events
+from buckeye.ui.sources import OpenRun
+
+_MOST_BYTES = 128_000_000  # of logs that are read at once
+_LONGEST_LINE = 4_000
+_MOST_EVENTS = 20_000
+
+
+class Logs(msgspec.Struct, forbid_unknown_fields=True):
+    """Which lines: the last ones with a text in them, of an attempt (by default the newest) and a process (by
+    default all)."""
+
+    attempt: int | None = None
+    process: str | None = None
+    text: str = ""
+    lines: int = 1000
+
+
+def logs(run: OpenRun, asked: Logs) -> dict[str, Any]:
+    """Lines with time and process in the order of time; `found` is how many there are in all."""
+    try:
+        attempts = sorted(attempt_starts(run.path))
+    except BuckeyeError as error:
+        return {"attempts": [], "processes": [], "found": 0, "lines": [], "missing": str(error)}
+    size = sum(path.stat().st_size for path in (run.path / LOG_FOLDER).rglob("*") if path.is_file())
+    if size > _MOST_BYTES:
+        raise UsageError(
+            f"{size / 1e6:.0f} MB of logs are too much to show. Type: buckeye rl logs {run.path}"
+        )
+    lines = read_logs(run.path, attempt=asked.attempt)
+    wanted = asked.text.casefold()
+    found = [
+        line for line in lines if asked.process in (None, "", line.process) and wanted in line.text.casefold()
+    ]
+    return {
+        "attempts": attempts,
+        "processes": sorted({line.process for line in lines}),
+        "found": len(found),
+        "lines": [
+            {"time": line.time, "process": line.process, "text": line.text[:_LONGEST_LINE]}
+            for line in found[-max(1, min(asked.lines, 20_000)) :]
+        ],
+        "missing": None,
+    }
+
+
+def events(run: OpenRun) -> dict[str, Any]:
+    """What happened, in order; `left_out` counts those before."""
+    found = list(read_events(run.path))
+    return {"events": found[-_MOST_EVENTS:], "left_out": max(0, len(found) - _MOST_EVENTS)}
+
+
+def settings(run: OpenRun) -> dict[str, Any]:
+    """Every setting as `configs/rl.json` has it, without secrets."""
+    with run.read() as opened:
+        return {"settings": redacted(opened.settings)}

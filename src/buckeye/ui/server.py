@@ -1,0 +1,216 @@
+"""The page and its interface, over HTTP. What is served of a run is only read."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import signal
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
+from starlette.routing import Mount, Route
+
+from buckeye.base.http_server import http_server, listen
+from buckeye.base.keys import made_key
+from buckeye.base.request_gate import Denied, Gate, Rules, is_loopback
+from buckeye.errors import BuckeyeError, PortTakenError, UsageError
+from buckeye.ui import STATIC, findings
+from buckeye.ui.answers import answer, summary
+from buckeye.ui.sources import OpenRun, Sources
+
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+_HEADERS = {
+    "Content-Security-Policy": _POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+_KEY = "BUCKEYE_UI_KEY"
+_LOOK_SECONDS = 1.0
+_SILENCE_SECONDS = 15.0
+_MOST_LISTENERS = 64
+_SLOW = ("findings",)  # have threads of their own, so that no other question waits for them
+
+
+def serve(
+    sources: Sources, *, host: str, port: int | None, usual_port: int, tell: Callable[[str], None]
+) -> None:
+    """Serve until SIGTERM or SIGINT, and `tell` the address. Without a `port` it is the usual one, or a free
+    one where that is taken. Raises PortTakenError if the port that is wanted cannot be had."""
+    try:
+        listener = listen(host, usual_port if port is None else port, change="Choose a --port.")
+    except PortTakenError:
+        if port is not None:
+            raise
+        listener = listen(host, 0, change="Choose a --port.")
+    at = listener.getsockname()[1]
+    shown = f"[{host}]" if ":" in host else host
+    with contextlib.ExitStack() as stack:
+        key = None if is_loopback(host) else stack.enter_context(made_key(_KEY, at))
+        tell(f"http://{shown}:{at}/{f'#key={key}' if key else ''}")
+        tell(f"{len(sources.all())} runs. Ctrl-C ends this, and no run.")
+        asyncio.run(_serve(create_app(sources, host=host, key=key), listener))
+
+
+async def _serve(app: Any, listener: socket.socket) -> None:
+    server = http_server(app, timeout_graceful_shutdown=1)
+    loop, stopped = asyncio.get_running_loop(), asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopped.set)
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    loop.run_in_executor(None, importlib.import_module, "buckeye.runs.status")  # before somebody waits for it
+    waiting = asyncio.create_task(stopped.wait())
+    await asyncio.wait({serving, waiting}, return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
+    server.should_exit = True
+    findings.stop()
+    await serving
+
+
+def create_app(sources: Sources, *, host: str = "127.0.0.1", key: str | None = None) -> Starlette:
+    """The application. The page itself can be had without the key; nothing of a run can."""
+    served = _Served(sources)
+    rules = Rules(host=host, key=key, how_to_send="open the address that `buckeye ui` has printed")
+    api = Starlette(
+        routes=[
+            Route("/runs", served.runs),
+            Route("/runs/{run}/{question}", served.question),
+            Route("/live", served.live),
+        ],
+        exception_handlers=_ON_ERROR,
+    )
+    return Starlette(
+        routes=[
+            Route("/", _page),
+            Mount("/api", Gate(api, rules, _refusal)),
+            Route("/static/{path:path}", _static),
+        ],
+        middleware=[
+            Middleware(_Headers),
+            Middleware(Gate, rules=Rules(host=host, key=None), body=_refusal),
+        ],
+        exception_handlers=_ON_ERROR,
+    )
+
+
+class _Headers:
+    """ASGI middleware: what a browser is told with every answer."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+        self._headers = [(name.lower().encode(), value.encode()) for name, value in _HEADERS.items()]
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        async def marked(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message["headers"], *self._headers]}
+            await send(message)
+
+        await self._app(scope, receive, marked)
+
+
+def _refusal(why: Denied) -> bytes:
+    return msgspec.json.encode({"error": why.message})
+
+
+def _said(request: Request, error: Exception) -> Response:
+    if isinstance(error, HTTPException):
+        return JSONResponse({"error": error.detail}, error.status_code)
+    return JSONResponse({"error": str(error)}, 404 if isinstance(error, UsageError) else 500)
+
+
+_ON_ERROR: Mapping[Any, Callable[[Request, Exception], Response | Awaitable[Response]]] = {
+    BuckeyeError: _said,
+    HTTPException: _said,
+}
+
+
+async def _page(request: Request) -> Response:
+    return FileResponse(STATIC / "index.html")
+
+
+async def _static(request: Request) -> Response:
+    """A file of the page."""
+    path = (STATIC / request.path_params["path"]).resolve()
+    if not path.is_relative_to(STATIC) or not path.is_file():
+        raise HTTPException(404, "There is no such file.")
+    return FileResponse(path)
+
+
+def _json(value: Any) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json")
+
+
+class _Served:
+    """The routes of the interface."""
+
+    def __init__(self, sources: Sources) -> None:
+        self._sources = sources
+        self._listeners = 0
+        self._slow = ThreadPoolExecutor(_MOST_LISTENERS)
+
+    async def runs(self, request: Request) -> Response:
+        """GET /runs: all runs, the newest first."""
+
+        def listed() -> list[dict[str, Any]]:
+            found = [summary(run) for run in self._sources.all()]
+            return sorted(found, key=lambda one: one["started"] or 0.0, reverse=True)
+
+        return _json({"runs": await run_in_threadpool(listed)})
+
+    async def question(self, request: Request) -> Response:
+        """GET /runs/RUN/QUESTION: what `ANSWERS` has of a run."""
+        run, question = request.path_params["run"], request.path_params["question"]
+
+        def answered() -> Any:
+            return answer(self._sources.find(run), question, request.query_params)
+
+        if question not in _SLOW:
+            return _json(await run_in_threadpool(answered))
+        return _json(await asyncio.get_running_loop().run_in_executor(self._slow, answered))
+
+    async def live(self, request: Request) -> Response:
+        """GET /live[?run=RUN]: server-sent events. `changed` with the stamp of the run whenever something was
+        added to it."""
+        name = request.query_params.get("run")
+        run = None if name is None else await run_in_threadpool(self._sources.find, name)
+        if self._listeners >= _MOST_LISTENERS:
+            raise HTTPException(503, f"{_MOST_LISTENERS} pages are open already.")
+        return StreamingResponse(self._events(run), media_type="text/event-stream")
+
+    async def _events(self, run: OpenRun | None) -> AsyncIterator[bytes]:
+        self._listeners += 1
+        loop, seen = asyncio.get_running_loop(), None
+        said = loop.time()
+        try:
+            yield b": hello\n\n"
+            while True:
+                stamp = None if run is None else await run_in_threadpool(run.stamp)
+                if stamp != seen:
+                    seen, said = stamp, loop.time()
+                    yield _event("changed", stamp)
+                await asyncio.sleep(_LOOK_SECONDS)
+                if loop.time() - said > _SILENCE_SECONDS:
+                    said = loop.time()
+                    yield b": still here\n\n"
+        finally:
+            self._listeners -= 1
+
+
+def _event(name: str, value: Any) -> bytes:
+    return f"event: {name}\ndata: ".encode() + msgspec.json.encode(value) + b"\n\n"

@@ -1,0 +1,126 @@
+"""A rollout token by token: what is recorded of each, and its text, decoded from the recorded ids."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from buckeye.base.storage import step_directories
+from buckeye.errors import UsageError
+from buckeye.runs import Run
+from buckeye.ui.played import Rollout
+from buckeye.ui.sources import OpenRun
+
+if TYPE_CHECKING:
+    from buckeye.runs.trained import TrainedStep
+
+_MOST_TOKENS = 40_000
+_LARGEST_TOKENIZER = 200_000_000  # bytes
+_FILE = "tokenizer.json"
+
+
+def tokens(run: OpenRun, asked: Rollout) -> dict[str, Any]:
+    """The training samples of a rollout, a column for each figure; null where it is context, or was not
+    computed. Raises UsageError if the step's tokens were not kept."""
+    with run.read() as opened:
+        kept = opened.kept_steps
+        found = _step(run, opened, asked.step) if asked.step in kept else None
+        if found is None:
+            there = f"; there are those of {kept[0]} to {kept[-1]}" if kept else ""
+            raise UsageError(f"The tokens of step {asked.step} were not kept{there}.")
+        step, columns = found
+        if not step.origins:
+            raise UsageError(f"Which rollouts the samples of step {asked.step} are of is not known any more.")
+        where = _tokenizer_file(opened)
+    decode, missing = _decoder(run, where)
+    samples, left = [], _MOST_TOKENS
+    for at, (group, number, segment, _) in enumerate(step.origins):
+        if (group, number) != (asked.group, asked.number):
+            continue
+        begin, end = int(step.starts[at]), int(step.starts[at + 1])
+        end, left = min(end, begin + left), left - (end - begin)
+        ids = [int(one) for one in columns["token_id"][begin:end]]
+        samples.append(
+            {
+                "segment": segment,
+                "ids": ids,
+                "texts": decode(ids) if decode else None,
+                "trained": columns["trained"][begin:end].tolist(),
+                "reason": columns["reason"][begin:end].tolist(),
+                **{
+                    name: _values(columns[name], begin, end)
+                    for name in ("sampler_logprob", "trainer_logprob", "advantage", "version")
+                },
+                "turn": columns["turn"][begin:end].tolist(),
+            }
+        )
+        if left <= 0:
+            break
+    if not samples:
+        raise UsageError(f"Nothing of this rollout was trained on in step {asked.step}.")
+    return {"samples": samples, "missing": missing, "left_out": max(0, -left)}
+
+
+def _step(run: OpenRun, opened: Run, number: int) -> tuple[TrainedStep, Mapping[str, Any]] | None:
+    """A step's batch and the columns of its tokens; that of the last question is kept."""
+    stamp = (number, (opened.path / "trained" / f"step_{number}").stat().st_mtime_ns)
+    if run.kept.get("step", (None,))[0] != stamp:
+        found = opened.trained(number)
+        run.kept["step"] = (stamp, None if found is None else (found, found.token_columns()))
+    kept: tuple[TrainedStep, Mapping[str, Any]] | None = run.kept["step"][1]
+    return kept
+
+
+def _values(column: Any, begin: int, end: int) -> list[Any]:
+    """The numbers of a column that is given with where there is none."""
+    values, absent = column
+    known = zip(values[begin:end].tolist(), absent[begin:end].tolist(), strict=True)
+    return [None if gone else value for value, gone in known]
+
+
+def _tokenizer_file(run: Run) -> Path | None:
+    """That of the newest weights, else of the model that the run began with."""
+    folders = [path for _, path in sorted(step_directories(run.path / "weights").items(), reverse=True)]
+    name = run.setting("trainer.model.name") or run.setting("model.name")
+    if isinstance(name, str):
+        folders.append(Path(name))
+    for folder in folders:
+        if (folder / _FILE).is_file():
+            return folder / _FILE
+    with suppress(ImportError, ValueError, OSError):
+        from huggingface_hub import try_to_load_from_cache
+
+        found = try_to_load_from_cache(str(name), _FILE)
+        return Path(found) if isinstance(found, str) else None
+    return None
+
+
+def _decoder(run: OpenRun, path: Path | None) -> tuple[Any, str | None]:
+    """From ids to the text that each adds; or None, and why there is none."""
+    if path is None:
+        return None, "Neither weights of the run nor its model are here, so ids are shown, not texts."
+    known = run.kept.get("decoder")
+    if known and known[0] == path:
+        return known[1], None
+    try:
+        from tokenizers import Tokenizer
+
+        if path.stat().st_size > _LARGEST_TOKENIZER:
+            return None, f"{path} is too large to be read."
+        tokenizer = Tokenizer.from_file(str(path))
+    except ImportError:
+        return None, "Texts of tokens need tokenizers, of the extra `model`."
+    except Exception as error:  # the library raises nothing narrower
+        return None, f"{path} cannot be read: {error}"
+
+    def decode(ids: Sequence[int]) -> list[str]:
+        """A character whose bytes are in several tokens is of the last of them."""
+        from tokenizers.decoders import DecodeStream
+
+        stream = DecodeStream(skip_special_tokens=False)
+        return [stream.step(tokenizer, one) or "" for one in ids]
+
+    run.kept["decoder"] = (path, decode)
+    return decode, None

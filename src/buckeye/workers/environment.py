@@ -1,0 +1,276 @@
+"""An environment in worker processes, as everybody else sees it: an ordinary environment."""
+
+from __future__ import annotations
+
+import math
+import time
+import weakref
+import zlib
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from buckeye.base.process import without_secrets
+from buckeye.envs.base import Outcome, Policy, Task
+from buckeye.envs.outcomes import how_to_pass
+from buckeye.envs.settings import WorkerSettings
+from buckeye.envs.stdlib_only.outcomes import OutcomeError, checked_outcome
+from buckeye.errors import BuckeyeError, UsageError
+from buckeye.workers.errors import Fault, WorkerFault, fault_of
+from buckeye.workers.hub import hub
+from buckeye.workers.pool import WorkerPool
+from buckeye.workers.proxy import Endpoint, Limits, Usage, serve
+
+_ISOLATION_SECONDS = 90.0  # of a check that takes 20, with the start of its servers
+_ABANDONED = 4  # times the longest rollout: all its retries
+
+
+def open_worker_environment(
+    env_id: str, args: Mapping[str, Any], python: Path, settings: WorkerSettings
+) -> WorkerEnvironment:
+    """Load an environment in a worker that `python` runs.
+
+    Raises UsageError, with what the environment said, if it cannot be loaded, and BuckeyeError if its workers
+    are killed again and again.
+    """
+    pool = WorkerPool(env_id, args, python, settings)
+    try:
+        info = _checked_info(hub().wait(pool.info()))
+    except Fault as fault:
+        hub().wait(pool.close())
+        given = dict(args) or "no arguments"
+        what = f"environment {env_id!r} could not be loaded in {python} with {given}: {fault}"
+        hint = how_to_pass(str(fault), settings.variables)
+        raise _error_of(fault, f"{what}\n{hint}" if hint else what) from None
+    except BaseException:
+        hub().wait(pool.close())
+        raise
+    return GroupWorkerEnvironment(pool, info) if info["group_rewards"] else WorkerEnvironment(pool, info)
+
+
+class WorkerEnvironment:
+    """Plays by asking a worker. Its rollouts reach the policy over HTTP, by whatever client they use.
+
+    `info` is what the environment says about itself: `name`, `generation`, `versions`, `splits`,
+    `group_rewards`.
+    """
+
+    def __init__(self, pool: WorkerPool, info: Mapping[str, Any]) -> None:
+        self.name: str = info["name"]
+        self.splits: tuple[str, ...] = tuple(info["splits"])
+        self.info = dict(info)
+        self._pool = pool
+        self._tasks: dict[str, tuple[Task, ...]] = {}
+        self._finalizer = weakref.finalize(self, hub().register(pool))
+        self._finalizer.atexit = False  # there the hub closes all pools, and waits for them
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        """The tasks of a split, fetched once. Raises KeyError for an unknown split, and as loading does if
+        the environment cannot give them."""
+        if split not in self._tasks:
+            try:
+                found = hub().wait(self._pool.tasks(split))
+            except Fault as fault:
+                what = f"environment {self.name} cannot give its tasks of {split!r}: {fault}"
+                raise _error_of(fault, what) from None
+            if isinstance(found, str):
+                raise KeyError(f"{self.name} has no split {split!r}: {found}")
+            self._tasks[split] = tuple(
+                Task(id=task["id"], messages=tuple(task["messages"]), data=task.get("data", {}))
+                for task in found
+            )
+        return self._tasks[split]
+
+    async def rollout(self, task: Task, policy: Policy) -> Outcome:
+        """Play one rollout; a group of its own where rewards depend on the group."""
+        return await self._play(task, policy, in_group=False)
+
+    async def check_isolation(self) -> str:
+        """A line about whether rollouts see each other, which is looked at in a worker. Raises UsageError if
+        they do, and are not meant to."""
+        try:
+            found = await hub().do(self._pool.isolation(_ISOLATION_SECONDS))
+        except Fault as fault:
+            return f"whether rollouts see each other is not known: {fault}"
+        if found is None:
+            return "whether rollouts see each other is not looked at, as it has no servers of MCP"
+        if "refused" in found:
+            raise UsageError(found["refused"])
+        return found.get("said", "")
+
+    def workers(self) -> list[int]:
+        """The process ids of its workers."""
+        return self._pool.pids()
+
+    def ended_workers(self) -> Mapping[str, int]:
+        """How workers ended that were not asked to (`died`, `killed`, `silent`, `stuck`, `flooded`,
+        `memory`, `protocol`), and how often."""
+        return dict(self._pool.ended)
+
+    async def close(self) -> None:
+        """End its workers. They also end with this object, and with this process."""
+        self._finalizer.detach()
+        hub().forget(self._pool)
+        await hub().do(self._pool.close())
+
+    async def _play(self, task: Task, policy: Policy, *, in_group: bool) -> Outcome:
+        settings = self._pool.settings
+        limits = Limits(
+            max_turns=settings.max_turns, max_tokens=settings.max_tokens, seconds=settings.rollout_timeout
+        )
+        async with serve(policy, limits=limits, environment=self.name, host=settings.address) as endpoint:
+            question = {
+                "task": _task_values(task),
+                "endpoint": _endpoint_values(endpoint, settings),
+                "context": {
+                    "rollout": endpoint.root_url.rpartition("/")[2],
+                    "seed": zlib.crc32(task.id.encode()),
+                    "deadline": settings.rollout_timeout,
+                    "max_turns": settings.max_turns,
+                    "keep_for_group": in_group,
+                },
+            }
+            place = self._pool.place_of(task.id) if in_group else None
+            try:
+                answer, serial = await hub().do(self._pool.rollout(question, place=place))
+                outcome = _outcome(answer, serial)
+                if outcome.pending is not None and not in_group:
+                    raise Fault("score", "OutcomeError", "there is no reward, and no error")
+            except Fault as fault:
+                outcome = _failed(fault, settings.variables, endpoint.api_key)
+        return _with_usage(outcome, endpoint.usage)
+
+
+class GroupWorkerEnvironment(WorkerEnvironment):
+    """One whose rewards depend on the other rollouts of the same task."""
+
+    def __init__(self, pool: WorkerPool, info: Mapping[str, Any]) -> None:
+        super().__init__(pool, info)
+        self._pending: dict[str, float] = {}  # since when, on the monotonic clock; the oldest first
+
+    async def rollout_in_group(self, task: Task, policy: Policy) -> Outcome:
+        """As `rollout`, but what has not failed is left `pending`."""
+        outcome = await self._play(task, policy, in_group=True)
+        if outcome.pending is not None:
+            self._pending[outcome.pending] = time.monotonic()
+        self._forget_abandoned()
+        return outcome
+
+    def _forget_abandoned(self) -> None:
+        """Free what a worker keeps of groups that were cancelled: they have waited for longer than any other
+        member of theirs may take."""
+        oldest = time.monotonic() - _ABANDONED * self._pool.settings.rollout_timeout
+        for pending in [name for name, since in self._pending.items() if since < oldest]:
+            del self._pending[pending]
+            hub().submit(self._pool.release(_serial(pending), pending.partition("/")[2]))
+
+    async def finish_group(self, task: Task, outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
+        """The outcomes with their rewards, in the order given. Those of a worker that has ended since are
+        errors; the others are scored among themselves."""
+        finished = list(outcomes)
+        played: dict[int, list[int]] = defaultdict(list)
+        for index, outcome in enumerate(outcomes):
+            if outcome.pending is not None:
+                self._pending.pop(outcome.pending, None)
+                played[_serial(outcome.pending)].append(index)
+        for serial, indices in played.items():
+            scored = await self._score(task, serial, [outcomes[index] for index in indices])
+            for index, outcome in zip(indices, scored, strict=True):
+                finished[index] = outcome
+        return finished
+
+    async def _score(self, task: Task, serial: int, outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
+        handles = [str(outcome.pending).partition("/")[2] for outcome in outcomes]
+        try:
+            answers = await hub().do(self._pool.score_group(serial, _task_values(task), handles))
+            scored = [_outcome(answer, serial) for answer in answers]
+            if any(outcome.pending is not None for outcome in scored):
+                raise Fault("score", "OutcomeError", "the scored group is still without rewards")
+        except Fault as fault:
+            return [_failed(fault, self._pool.settings.variables)] * len(outcomes)
+        return [
+            outcome if before.stop_reason == "done" else replace(outcome, stop_reason=before.stop_reason)
+            for before, outcome in zip(outcomes, scored, strict=True)
+        ]
+
+
+def _checked_info(info: Any) -> dict[str, Any]:
+    """What an adapter says about its environment, complete. Raises Fault if it is no such thing."""
+    if not isinstance(info, dict) or not isinstance(info.get("name"), str):
+        raise Fault("load", "InfoError", f"its adapter says {info!r:.200} about it, which has no name")
+    splits = info.get("splits") or []
+    if not isinstance(splits, list) or not all(isinstance(split, str) for split in splits):
+        raise Fault("load", "InfoError", f"its splits are {splits!r:.200}, not a list of names")
+    return {**info, "splits": splits, "group_rewards": bool(info.get("group_rewards", False))}
+
+
+def _task_values(task: Task) -> dict[str, Any]:
+    return {"id": task.id, "messages": [dict(message) for message in task.messages], "data": dict(task.data)}
+
+
+def _endpoint_values(endpoint: Endpoint, settings: WorkerSettings) -> dict[str, Any]:
+    return {
+        "base_url": endpoint.base_url,
+        "root_url": endpoint.root_url,
+        "api_key": endpoint.api_key,
+        "model": endpoint.model,
+        "sampling": dict(settings.sampling),
+    }
+
+
+def _outcome(answer: Any, serial: int) -> Outcome:
+    """What a worker answered, checked again. Raises Fault if it is no outcome."""
+    try:
+        values = checked_outcome(answer)
+        if error := values["error"]:
+            raise fault_of(error)
+        pending = None if values["handle"] is None else f"{serial}/{values['handle']}"
+        return Outcome(
+            reward=values["reward"] if pending is None else None,
+            components=values["components"],
+            explanations=values["explanations"],
+            stop_reason=values["stop_reason"],
+            turn_rewards=values["turn_rewards"],
+            pending=pending,
+        )
+    except (OutcomeError, ValueError) as error:
+        raise Fault("score", type(error).__name__, str(error)) from None
+
+
+def _error_of(fault: Fault, message: str) -> BuckeyeError:
+    """As what a fault is raised to the person who starts something: trying again may mend what chance did."""
+    by_chance = isinstance(fault, WorkerFault) and fault.by_chance
+    return BuckeyeError(message) if by_chance else UsageError(message)
+
+
+def _serial(pending: str) -> int:
+    return int(pending.partition("/")[0])
+
+
+def _failed(fault: Fault, variables: Sequence[str], *secrets: str) -> Outcome:
+    hint = how_to_pass(str(fault), variables)
+    return Outcome(
+        reward=None,
+        stop_reason="timeout" if fault.boundary == "timeout" else "error",
+        error=without_secrets(f"{fault}. {hint}" if hint else str(fault), secrets),
+        boundary=fault.boundary,
+        trace=fault.trace,
+    )
+
+
+def _with_usage(outcome: Outcome, usage: Usage) -> Outcome:
+    """The outcome in the light of what the wire saw: a policy that could not answer makes it an error, a
+    limit is why it stopped."""
+    if usage.failure is not None:
+        error = f"model: {usage.failure}"
+        return Outcome(reward=None, stop_reason="error", error=error, boundary="model")
+    if usage.stop_reason is None:
+        return outcome
+    turn_rewards = outcome.turn_rewards
+    if turn_rewards is not None and 0 < usage.turns < len(turn_rewards):
+        # calls that came to a limit were no turns: what they were paid belongs to the last that was one
+        last = math.fsum(turn_rewards[usage.turns - 1 :])
+        turn_rewards = [*turn_rewards[: usage.turns - 1], last]
+    return replace(outcome, stop_reason=usage.stop_reason, turn_rewards=turn_rewards)

@@ -1,0 +1,383 @@
+"""Installing an environment: whole, or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+from urllib.parse import urljoin, urlsplit
+
+import httpx
+from packaging.utils import canonicalize_name
+
+from buckeye.base.storage import write_directory
+from buckeye.errors import BuckeyeError, UsageError
+from buckeye.workers.installed.generation import Interface, detect, without_bounds_on
+from buckeye.workers.installed.record import (
+    LOCK,
+    RECORD,
+    VENV,
+    InstalledEnvironment,
+    environments_home,
+    read_record,
+    to_json,
+)
+from buckeye.workers.installed.source import Source, parse_source
+from buckeye.workers.installed.store import refuse_if_used
+from buckeye.workers.installed.venv import Index, Installer, find_uv, python_needed
+
+# The exact versions of an environment as a requirements file, which any installer reads.
+
+_PIN = re.compile(r"([A-Za-z0-9][\w.-]*)==([^\s;\\]+)")
+_UNMANAGED = ("pip", "setuptools", "wheel")
+
+
+@dataclass(frozen=True, slots=True)
+class Lock:
+    """`pins` are canonical name -> version, `text` the whole file."""
+
+    pins: Mapping[str, str]
+    text: str
+
+    def without(self, name: str) -> str:
+        """The file without one distribution, as what comes from a folder has no hash."""
+        kept = [entry for entry in _entries(self.text) if _name_of(entry) != name]
+        return "\n".join(kept) + "\n"
+
+
+def pins_of(distributions: Sequence[metadata.Distribution]) -> list[str]:
+    """NAME==VERSION of each, but for the tools of the virtual environment."""
+    names = {canonicalize_name(d.name): d.version for d in distributions}
+    return [f"{name}=={version}" for name, version in sorted(names.items()) if name not in _UNMANAGED]
+
+
+def lock_text(
+    pins: Sequence[str], hashes: Mapping[str, Sequence[str]], *, local: str | None, head: str
+) -> str:
+    """The lock file. `local` came from this machine and needs its source again. Hashes are all or none, as an
+    installer that checks one checks all."""
+    locked = [pin for pin in pins if _name_of(pin) != local]
+    whole = all(hashes.get(str(_name_of(pin))) for pin in locked)
+    lines = [f"# {head}"]
+    if local is not None:
+        lines.append(f"# {next(pin for pin in pins if _name_of(pin) == local)} is installed from its source")
+    for pin in locked:
+        known = hashes[str(_name_of(pin))] if whole else ()
+        lines.append(" \\\n    ".join([pin, *(f"--hash={value}" for value in known)]))
+    return "\n".join(lines) + "\n"
+
+
+def read_lock(path: Path) -> Lock:
+    """Raises UsageError for a file that is no lock."""
+    try:
+        text = path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--locked {path}: it cannot be read: {error}") from None
+    pins: dict[str, str] = {}
+    for number, entry in enumerate(_entries(text), start=1):
+        match = _PIN.match(entry)
+        if match is None:
+            raise UsageError(
+                f"--locked {path}: entry {number} is {entry[:60]!r}; expected NAME==VERSION, as in the "
+                "requirements.lock of an installed environment."
+            )
+        pins[canonicalize_name(match[1])] = match[2]
+    return Lock(pins, text)
+
+
+def _entries(text: str) -> list[str]:
+    """One line per requirement, without comments."""
+    lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
+    return [entry for entry in "\n".join(lines).replace("\\\n", " ").splitlines() if entry.strip()]
+
+
+def _name_of(entry: str) -> str | None:
+    match = _PIN.match(entry)
+    return canonicalize_name(match[1]) if match else None
+
+
+# Environments of the hub that its public index does not have: asked for with a key.
+#
+# The key is only ever a header of a request to the hub.
+
+KEY_VARIABLE = "PRIME_API_KEY"
+_BASE_VARIABLE = "PRIME_API_BASE_URL"
+_BASE = "https://api.primeintellect.ai"
+_SECONDS = 120.0
+
+
+def hub_key() -> str | None:
+    """The key in PRIME_API_KEY, else the one that `prime login` has stored."""
+    key = os.environ.get(KEY_VARIABLE)
+    if key:
+        return key
+    try:
+        stored = json.loads((Path.home() / ".prime" / "config.json").read_text("utf-8"))
+    except (OSError, ValueError):
+        return None
+    found = stored.get("api_key") if isinstance(stored, dict) else None
+    return found if isinstance(found, str) and found else None
+
+
+def fetch_private(source: Source, key: str, folder: Path) -> Path:
+    """Download a wheel or source archive of the environment into `folder`. Raises BuckeyeError if the hub
+    refuses, has no such environment, or answers something else."""
+    base = os.environ.get(_BASE_VARIABLE, _BASE).rstrip("/").removesuffix("/api/v1")
+    version = source.specifier.removeprefix("==") or "latest"
+    address = f"{base}/api/v1/environmentshub/{source.owner}/{source.name}/@{version}"
+    with httpx.Client(timeout=_SECONDS, follow_redirects=False) as client:
+        details = _details(_get(client, address, key, source), source)
+        url = next(
+            (details[k] for k in ("wheel_url", "package_url", "tracked_package_url") if details.get(k)), None
+        )
+        if not isinstance(url, str):
+            raise BuckeyeError(f"the hub knows {source.env_id} and offers no package of it to download.")
+        url = urljoin(address, url)
+        own = urlsplit(url)[:2] == urlsplit(address)[:2]  # scheme and host
+        answer = _get(client, url, key if own else None, source)
+    target = folder / (Path(urlsplit(url).path).name or "package.tar.gz")
+    target.write_bytes(answer.content)
+    return target
+
+
+def _get(client: httpx.Client, url: str, key: str | None, source: Source) -> httpx.Response:
+    where = urlsplit(url).netloc
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    try:
+        answer = client.get(url, headers=headers)
+        if answer.has_redirect_location:  # signed addresses elsewhere: they need no key
+            answer = client.get(urljoin(url, answer.headers["location"]))
+    except httpx.HTTPError as error:
+        raise BuckeyeError(f"{where} does not answer: {error or type(error).__name__}") from None
+    if answer.status_code in (401, 403):
+        raise BuckeyeError(
+            f"{where} refuses {source.env_id} ({answer.status_code}): the key in {KEY_VARIABLE} (or that of "
+            "`prime login`) is wrong, or may not read it."
+        )
+    if answer.status_code == 404:
+        raise BuckeyeError(f"{where} has no environment {source.env_id}{source.specifier}.")
+    if answer.is_error:
+        raise BuckeyeError(f"{where} answers {answer.status_code} for {source.env_id}; try again later.")
+    return answer
+
+
+def _details(answer: httpx.Response, source: Source) -> Mapping[str, Any]:
+    try:
+        details = answer.json()["data"]
+    except (ValueError, KeyError, TypeError):
+        details = None
+    if not isinstance(details, dict):
+        raise BuckeyeError(f"the hub's answer about {source.env_id} is not understood.")
+    return details
+
+
+# Installing an environment: whole, or not at all.
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InstallRequest:
+    """What to install: `what` as `parse_source` reads it, `extra` further requirements, `python` the
+    interpreter (None is ours), `locked` a lock file whose versions are taken exactly."""
+
+    what: str
+    index: str | None = None
+    python: str | None = None
+    extra: Sequence[str] = ()
+    locked: Path | None = None
+    force: bool = False
+
+
+def install_environment(request: InstallRequest, tell: Tell) -> InstalledEnvironment:
+    """Install an environment into a folder of its own.
+
+    It is made under another name and renamed when whole. Raises UsageError for a request that cannot be met
+    as it is written, BuckeyeError if the installer or the hub fails, or nothing in it is an environment.
+    """
+    source = parse_source(request.what, request.index)
+    lock = read_lock(request.locked) if request.locked is not None else None
+    folder = environments_home() / source.name
+    _check_free(folder, request)
+    write_directory(
+        folder, lambda half: _fill(half, folder, source, request, lock, tell), replace=request.force
+    )
+    installed = read_record(folder)
+    assert installed is not None
+    return installed
+
+
+def _check_free(folder: Path, request: InstallRequest) -> None:
+    if not folder.exists():
+        return
+    installed = _replaced(folder, request)
+    if installed is not None and not request.force:
+        raise UsageError(
+            f"{installed.name} {installed.version} is installed already, from {installed.source}. "
+            f"Replace it: buckeye env install {request.what} --force"
+        )
+    refuse_if_used(folder)
+
+
+def _replaced(folder: Path, request: InstallRequest) -> InstalledEnvironment | None:
+    """What is in the way; None for one that is damaged and may be replaced, as its message says to do."""
+    try:
+        installed = read_record(folder)
+    except BuckeyeError:
+        if request.force:
+            return None
+        raise
+    if installed is None:
+        raise UsageError(f"{folder} exists and is no installed environment: move it away first.")
+    return installed
+
+
+def _fill(
+    half: Path, folder: Path, source: Source, request: InstallRequest, lock: Lock | None, tell: Tell
+) -> None:
+    """Make the environment in `half`, which will be renamed to `folder`."""
+    installer = Installer(half / VENV, find_uv())
+    tell(f"Making an environment for {source.env_id} in {folder} with {installer.name}")
+    installer.create(request.python)
+    with TemporaryDirectory(dir=half) as scratch:
+        try:
+            interface = _install(installer, Path(scratch), source, request, lock, tell)
+        except BuckeyeError as error:
+            if (needed := python_needed(str(error))) is None:
+                raise
+            version, where = installer.python_version(), f"buckeye env install {request.what}"
+            raise BuckeyeError(
+                f"{source.env_id}, or something that it needs, is not for Python {version} but for "
+                f"Python {needed.specifier}. Another one can be made: {where} --python {needed.version}"
+                f"\n{error}"
+            ) from None
+    distributions = installer.distributions()
+    pins = pins_of(distributions)
+    environment = InstalledEnvironment(
+        name=source.name,
+        id=source.env_id,
+        version=installer.distribution(source.name).version,
+        generation=interface.generation,
+        module=interface.module,
+        source=source.text if source.path is None else str(source.path),
+        extras=sorted({*source.extras, *interface.extras}),
+        index=source.index,
+        python=folder / VENV / "bin" / "python",
+        python_version=installer.python_version(),
+        constraints=[] if lock else list(interface.constraints),
+        requirements=pins,
+        installed_at=datetime.now(UTC),
+    )
+    local = source.name if source.name not in installer.hashes or source.path is not None else None
+    head = f"{environment.id} {environment.version}, Python {environment.python_version}: exact versions"
+    (half / LOCK).write_text(lock_text(pins, installer.hashes, local=local, head=head), encoding="utf-8")
+    (half / RECORD).write_bytes(to_json(environment))
+    _call_by_final_name(half, folder)
+    _check_free(folder, request)  # another may have installed it meanwhile, or begun to use it
+
+
+def _install(
+    installer: Installer,
+    scratch: Path,
+    source: Source,
+    request: InstallRequest,
+    lock: Lock | None,
+    tell: Tell,
+) -> Interface:
+    """The package alone, to see which interface it has; then what it needs, within its bounds."""
+    tell(f"Fetching {source.requirement}")
+    _install_alone(installer, scratch, _pinned(source, lock))
+    found = detect(installer.distribution(source.name), source.extras)
+    interface = without_bounds_on(found, request.extra)
+    everywhere = Index(url=source.index)
+    if lock is not None:
+        tell(f"Installing the {len(lock.pins)} locked versions")
+        _install_locked(installer, scratch, source.name, lock, everywhere)
+    else:
+        _install_needs(installer, scratch, source, request, interface, tell)
+    installer.find_hashes(pins_of(installer.distributions()), index=everywhere, folder=scratch)
+    return interface
+
+
+def _install_needs(
+    installer: Installer,
+    scratch: Path,
+    source: Source,
+    request: InstallRequest,
+    interface: Interface,
+    tell: Tell,
+) -> None:
+    """What the package and its interface require, and what was asked for beside."""
+    version = installer.distribution(source.name).version
+    extras = ",".join(sorted({*source.extras, *interface.extras}))
+    itself = f"{source.name}[{extras}]" if extras else source.name
+    bounds = f" ({', '.join(interface.constraints)})" if interface.constraints else ""
+    tell(f"{source.name} {version} is of kind {interface.generation}. Installing what it needs{bounds}")
+    installer.install(
+        f"{itself}=={version}",
+        *interface.requirements,
+        *request.extra,
+        index=Index(url=source.index),
+        constraints=interface.constraints,
+        folder=scratch,
+    )
+
+
+def _pinned(source: Source, lock: Lock | None) -> Source:
+    """The source in its locked version."""
+    if lock is None or source.path is not None:
+        return source
+    if source.name not in lock.pins:
+        raise UsageError(f"--locked: the file has no version of {source.name}; is it another environment's?")
+    return replace(source, specifier=f"=={lock.pins[source.name]}")
+
+
+def _install_alone(installer: Installer, scratch: Path, source: Source) -> None:
+    """The package without what it needs, from its index and from nowhere else."""
+    index = Index(url=source.index, alone=True) if source.path is None else Index()
+    try:
+        installer.install(source.requirement, index=index, dependencies=False, folder=scratch)
+        return
+    except BuckeyeError as error:
+        if source.kind != "hub":
+            raise
+        key = hub_key()
+        if key is None:
+            raise BuckeyeError(
+                f"{error}\n{source.env_id}{source.specifier} is not in the hub's public index, "
+                f"{source.index}. If it is private, set {KEY_VARIABLE} and try again."
+            ) from None
+    fetched = fetch_private(source, key, scratch)
+    installer.install(str(fetched), dependencies=False, folder=scratch)
+
+
+def _install_locked(installer: Installer, scratch: Path, name: str, lock: Lock, index: Index) -> None:
+    """What else is in the lock, exactly. Raises BuckeyeError if the result is something else."""
+    others = {locked: version for locked, version in lock.pins.items() if locked != name}
+    if others:
+        pins = scratch / "locked.txt"
+        pins.write_text(lock.without(name), encoding="utf-8")
+        installer.install("--requirement", str(pins), index=index, dependencies=False, folder=scratch)
+    here: dict[str, str] = {canonicalize_name(d.name): d.version for d in installer.distributions()}
+    wrong = [f"{n} {here.get(n, 'missing')} instead of {v}" for n, v in lock.pins.items() if here.get(n) != v]
+    if wrong:
+        raise BuckeyeError(f"what was installed is not what is locked: {', '.join(wrong)}.")
+
+
+def _call_by_final_name(half: Path, folder: Path) -> None:
+    """Scripts and settings of a virtual environment name the folder it lies in."""
+    old, new = os.fsencode(half), os.fsencode(folder)
+    venv = half / VENV
+    for path in [venv / "pyvenv.cfg", *(venv / "bin").iterdir()]:
+        if path.is_symlink() or not path.is_file():
+            continue
+        content = path.read_bytes()
+        if old in content and b"\0" not in content:
+            path.write_bytes(content.replace(old, new))

@@ -1,0 +1,283 @@
+"""The workers of one environment: started when they are needed, replaced when they end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import zlib
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from buckeye.envs.settings import WorkerSettings
+from buckeye.workers.errors import Fault, WorkerFault
+from buckeye.workers.process import WorkerProcess
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
+
+
+@dataclass(slots=True)
+class _Place:
+    """Room for one worker. `lives` counts those that have had it."""
+
+    number: int
+    worker: WorkerProcess | None = None
+    starting: asyncio.Task[WorkerProcess] | None = None
+    lives: int = 0
+
+
+class WorkerPool:
+    """Everything here runs in the hub's event loop."""
+
+    def __init__(self, env_id: str, args: Mapping[str, Any], python: Path, settings: WorkerSettings) -> None:
+        self.env_id, self.python, self.settings = env_id, python, settings
+        self._args = dict(args)
+        self._places = [_Place(number) for number in range(settings.processes)]
+        self._failures = 0
+        self._not_before = 0.0
+        self._last_fault: Fault | None = None
+        self._ending: set[asyncio.Task[None]] = set()
+        self._closed = False
+        self._spread = settings.processes == 1
+        self.ended: Counter[str] = Counter()
+        """How workers ended that were not asked to: `died`, `silent`, `stuck`, ... and how often."""
+
+    async def info(self) -> Any:
+        """What the environment says about itself. Raises Fault."""
+        return await self._by_some_worker(self._info)
+
+    async def tasks(self, split: str) -> list[dict[str, Any]] | str:
+        """The tasks of a split, or why there is no such split. Raises Fault."""
+        return await self._by_some_worker(lambda: self._ask_for_tasks(split))
+
+    async def _by_some_worker(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """Ask, and ask the next worker if chance has ended the one that was asked."""
+        for _ in range(self.settings.max_failures - 1):
+            try:
+                return await ask()
+            except WorkerFault as fault:
+                if not fault.by_chance:
+                    raise
+        return await ask()
+
+    async def _info(self) -> Any:
+        return (await self._worker_at(self._places[0])).info
+
+    async def _ask_for_tasks(self, split: str) -> list[dict[str, Any]] | str:
+        worker = await self._worker_at(self._places[0])
+        answer, pages = await worker.ask(
+            {"type": "tasks", "split": split},
+            seconds=self.settings.tasks_timeout,
+            what=f"the tasks of {split!r}",
+        )
+        if "missing" in answer:
+            return str(answer["missing"])
+        return [task for page in pages for task in page]
+
+    async def isolation(self, seconds: float) -> dict[str, str] | None:
+        """What the environment says of whether its rollouts see each other, within so many seconds; None if
+        it cannot tell. Raises Fault."""
+        worker = await self._worker_at(self._places[0])
+        what = "whether rollouts see each other"
+        answer, _ = await worker.ask({"type": "isolation"}, seconds=seconds, what=what)
+        return {str(key): str(value) for key, value in answer.items()} if isinstance(answer, dict) else None
+
+    async def rollout(self, question: Mapping[str, Any], *, place: int | None) -> tuple[Any, int]:
+        """Have a rollout played, at a certain place or by the worker that has the least to do: the outcome,
+        and the number of the worker. Raises Fault."""
+        worker = await (self._least_busy() if place is None else self._worker_at(self._places[place]))
+        worker.running += 1
+        try:
+            answer, _ = await worker.ask(
+                {"type": "rollout", **question},
+                seconds=self.settings.rollout_timeout + self.settings.cancel_timeout,
+                what="the outcome",
+            )
+        except Fault as fault:
+            if not isinstance(fault, WorkerFault) and fault.boundary != "timeout":
+                self._has_answered(worker)
+            raise
+        finally:
+            worker.running -= 1
+        self._has_answered(worker)
+        return answer, worker.serial
+
+    async def score_group(self, serial: int, task: Mapping[str, Any], handles: Sequence[str]) -> list[Any]:
+        """The outcomes of rollouts that the worker of this number has played. Raises Fault."""
+        worker = next((w for w in self._workers() if w.serial == serial), None)
+        if worker is None:
+            raise WorkerFault("died", "the worker ended before the group was scored")
+        answer, _ = await worker.ask(
+            {"type": "score_group", "task": task, "handles": list(handles)},
+            seconds=self.settings.score_timeout,
+            what="the group's rewards",
+        )
+        if not isinstance(answer, list) or len(answer) != len(handles):
+            raise Fault(
+                "score", "OutcomeError", f"{len(handles)} rollouts were to be scored, not {answer!r:.80}"
+            )
+        return answer
+
+    async def release(self, serial: int, handle: str) -> None:
+        """Have a rollout forgotten that was kept for its group."""
+        for worker in self._workers():
+            if worker.serial == serial:
+                worker.post_release([handle])
+
+    def pids(self) -> list[int]:
+        """The processes of its workers."""
+        return [worker.pid for worker in self._workers()]
+
+    def place_of(self, task_id: str) -> int:
+        """Where all rollouts of a task are played, so that they can be scored together."""
+        return zlib.crc32(task_id.encode()) % len(self._places)
+
+    async def close(self) -> None:
+        """End all workers; also those that are just starting."""
+        self._closed = True
+        starting = [place.starting for place in self._places if place.starting is not None]
+        for start in starting:
+            start.cancel()
+        closing = [worker.close() for worker in self._workers()]
+        await asyncio.gather(*closing, *starting, *self._ending, return_exceptions=True)
+
+    def _workers(self) -> list[WorkerProcess]:
+        workers = [place.worker for place in self._places]
+        return [worker for worker in workers if worker is not None and worker.fault is None]
+
+    # --- starting ---
+
+    async def _least_busy(self) -> WorkerProcess:
+        """Start whoever is missing; the least busy of those that run. The first rollouts wait for all, so
+        that they are spread over all."""
+        missing = [self._starting(place) for place in self._places if not _is_up(place)]
+        if missing and not (self._spread and self._workers()):
+            await asyncio.wait(missing)
+        self._spread = True
+        if workers := self._workers():
+            return min(workers, key=lambda worker: (worker.cancelling, worker.running))
+        return await _started(missing[0])  # it has failed, and says why
+
+    async def _worker_at(self, place: _Place) -> WorkerProcess:
+        if place.worker is not None and place.worker.fault is None:
+            return place.worker
+        return await _started(self._starting(place))
+
+    def _starting(self, place: _Place) -> asyncio.Task[WorkerProcess]:
+        if place.starting is None or place.starting.done():
+            place.starting = asyncio.create_task(self._start(place))
+            place.starting.add_done_callback(_retrieved)
+        return place.starting
+
+    async def _start(self, place: _Place) -> WorkerProcess:
+        """A new worker that has loaded the environment, after a pause if the ones before have failed."""
+        if self._closed:
+            raise _closed()
+        pause = self._not_before - time.monotonic()
+        if self._failures >= self.settings.max_failures and pause > 0:
+            assert self._last_fault is not None
+            raise WorkerFault(
+                "start",
+                f"{self._failures} workers in a row have ended before a rollout did, the next starts in "
+                f"{pause:.0f} s; the last: {self._last_fault.message}",
+            )
+        await asyncio.sleep(max(0.0, pause))
+        nodes = self.settings.nodes or (None,)
+        where = nodes[(place.number + place.lives) % len(nodes)]  # another than that of one that was lost
+        place.lives += 1
+        try:
+            worker = await WorkerProcess.start(self.python, self.settings, self._log_of(place), where)
+            worker.on_end = lambda: self._has_ended(place, worker)
+            try:
+                await self._load(worker)
+            except asyncio.CancelledError:
+                await worker.close(grace=0.0)
+                raise
+        except Fault as fault:
+            self._has_failed(fault)
+            raise
+        place.worker = worker
+        if place.lives > 1:
+            log.info("environment %s has a new worker (process %d)", self.env_id, worker.pid)
+        return worker
+
+    async def _load(self, worker: WorkerProcess) -> None:
+        adapter = None if self.settings.adapter is None else str(self.settings.adapter.absolute())
+        context = {"adapter": adapter, "module": self.settings.module}
+        question = {"type": "load", "env_id": self.env_id, "args": self._args, "context": context}
+        try:
+            worker.info, _ = await worker.ask(
+                question, seconds=self.settings.load_timeout, what="the loaded environment"
+            )
+        except WorkerFault:
+            raise
+        except Fault as fault:
+            await asyncio.sleep(0.1)  # what it printed may still be on its way
+            last = worker.last_output()
+            await worker.close(grace=0.0)
+            shown = f"\nIts last lines:\n{last}" if last else ""
+            raise Fault("load", fault.kind, f"{fault.message}{shown}") from None
+
+    def _log_of(self, place: _Place) -> Path | None:
+        if self.settings.log_dir is None:
+            return None
+        number = f"_{place.number}" if len(self._places) > 1 else ""
+        return self.settings.log_dir / f"{self.settings.log_name}{number}.stdout"
+
+    # --- ending ---
+
+    def _has_answered(self, worker: WorkerProcess) -> None:
+        worker.finished += 1
+        self._failures = 0
+
+    def _has_ended(self, place: _Place, worker: WorkerProcess) -> None:
+        """A worker has ended that nobody closed. Another is started when a rollout needs it."""
+        fault = worker.fault
+        assert fault is not None
+        self.ended[fault.kind] += 1
+        if place.worker is worker:
+            place.worker = None
+            if not worker.finished:
+                self._has_failed(fault)
+            log.warning(
+                "environment %s: %s; rollouts that were played there and are errors: %d",
+                *(self.env_id, fault.message.partition("; its last lines:")[0], worker.running),
+            )
+        cleaning = asyncio.create_task(worker.close())
+        self._ending.add(cleaning)
+        cleaning.add_done_callback(self._ending.discard)
+
+    def _has_failed(self, fault: Fault) -> None:
+        self._failures += 1
+        self._last_fault = fault
+        pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2.0 ** (self._failures - 1))
+        self._not_before = time.monotonic() + pause
+
+
+async def _started(starting: asyncio.Task[WorkerProcess]) -> WorkerProcess:
+    try:
+        return await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        if starting.cancelled():
+            raise _closed() from None
+        raise
+
+
+def _closed() -> WorkerFault:
+    return WorkerFault("closed", "the environment was closed")
+
+
+def _is_up(place: _Place) -> bool:
+    return place.worker is not None and place.worker.fault is None
+
+
+def _retrieved(starting: asyncio.Task[WorkerProcess]) -> None:
+    """A start that failed may have nobody left to hear of it."""
+    if not starting.cancelled():
+        starting.exception()

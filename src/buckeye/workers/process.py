@@ -1,0 +1,411 @@
+"""One worker process, as the hub sees it: questions, answers, signs of life, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil  # type: ignore[import-untyped]
+
+from buckeye.base.keys import key
+from buckeye.base.process import clean_environment, ends_within
+from buckeye.base.process_guard import GUARD
+from buckeye.envs import stdlib_only
+from buckeye.envs.base import Boundary
+from buckeye.envs.settings import WorkerSettings
+from buckeye.workers import worker_side
+from buckeye.workers.errors import Fault, WorkerFault, fault_of
+from buckeye.workers.output import Output
+from buckeye.workers.worker_side.frames import (
+    HEADER,
+    PROTOCOL,
+    Frame,
+    FrameError,
+    body_length,
+    decode,
+    encode,
+)
+
+# How the process of a worker is started: by path, in another interpreter, with nothing of ours around it.
+
+MAIN = Path(worker_side.__file__).with_name("main.py")
+_SHARED = Path(stdlib_only.__file__).parent
+_SEEN = (
+    *("HF_HOME", "HF_HUB_CACHE", "HF_DATASETS_CACHE", "HF_ENDPOINT", "HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"),
+    *("XDG_CACHE_HOME", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE"),
+    *("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"),
+)
+"""Where data is kept and how the network is reached. Keys are not among them."""
+_WORKER = (str(MAIN),)
+_RELAY = ("-m", "buckeye.workers.relay")
+LOOPBACK = "127.0.0.1"
+WORKERS_KEY = "BUCKEYE_WORKERS_KEY"
+"""The variable with the key of a run's hosts of workers."""
+
+
+def worker_variables(named: Iterable[str], policy: str = LOOPBACK) -> dict[str, str]:
+    """The environment variables of a worker: `named` ones as far as they are there, also in the key files,
+    and what it needs to find its files and the network. The way to this machine itself, and to the host where
+    the `policy` is, never leads over a proxy."""
+    found = {name: os.environ[name] for name in _SEEN if name in os.environ}
+    found |= {name: value for name in named if (value := key(name))}
+    direct = ",".join(filter(None, ("127.0.0.1,localhost", policy, os.environ.get("NO_PROXY"))))
+    return clean_environment(found | {"NO_PROXY": direct, "no_proxy": direct})
+
+
+async def start_elsewhere(
+    python: Path, settings: WorkerSettings, place: tuple[str, int]
+) -> tuple[asyncio.subprocess.Process, socket.socket]:
+    """The same for a worker on the node where a host of workers listens at `place`; the process is the one
+    that stands in for it here."""
+    process, ours = await start_process(Path(sys.executable), clean_environment({}), _RELAY)
+    variables = {name: value for name in settings.variables if (value := key(name))}
+    begin = {
+        "type": "start",
+        "host": place[0],
+        "port": place[1],
+        "seconds": settings.start_timeout / 2,
+        "key": os.environ.get(WORKERS_KEY, ""),
+        "python": str(python),
+        "variables": variables,
+        "policy": settings.address,
+        "max_memory_bytes": settings.max_memory_bytes,
+    }
+    ours.sendall(encode(begin))
+    return process, ours
+
+
+async def start_process(
+    python: Path, variables: dict[str, str], words: Sequence[str] = _WORKER
+) -> tuple[asyncio.subprocess.Process, socket.socket]:
+    """A new worker process and our end of its connection. Raises WorkerFault if it cannot be started."""
+    ours, theirs = socket.socketpair()
+    number = theirs.fileno()
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *(str(python), "-I", "-u", *words, "--fd", str(number), "--parent", str(os.getpid())),
+            *("--shared", str(_SHARED)),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            env=variables,
+            pass_fds=[number],
+            start_new_session=True,
+        )
+    except OSError as error:
+        ours.close()
+        raise WorkerFault("start", f"{python} cannot be run: {error.strerror}") from None
+    finally:
+        theirs.close()
+    GUARD.watch(process.pid)
+    return process, ours
+
+
+# One worker process, as the hub sees it: questions, answers, signs of life, and its end.
+
+_CHUNK = 64 * 1024
+_MAX_TASKS_BYTES = 2 * 1024**3
+_SERIALS = itertools.count(1)
+
+
+@dataclass(slots=True)
+class _Question:
+    """One that waits for its answer. `pages` are what has come of it so far."""
+
+    answer: asyncio.Future[Any]
+    pages: list[Any] = field(default_factory=list)
+    page_bytes: int = 0
+
+
+class WorkerProcess:
+    """A running worker. `fault` is set, and every question fails with it, once it has ended or had to be
+    ended."""
+
+    def __init__(
+        self,
+        process: asyncio.subprocess.Process,
+        streams: tuple[asyncio.StreamReader, asyncio.StreamWriter],
+        settings: WorkerSettings,
+        output: Output,
+    ) -> None:
+        self._process, self._settings, self._output = process, settings, output
+        self._reader, self._writer = streams
+        self._questions: dict[int, _Question] = {}
+        self._numbers = itertools.count(1)
+        self._hello: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
+        self._heard = time.monotonic()
+        self._closing = False
+        self.serial = next(_SERIALS)
+        """Its number among all workers of this process."""
+        self.still = 0.0
+        """For how long its event loop has not turned, in seconds, when it was last asked."""
+        self.cancelling = 0
+        """Rollouts that should have ended, and have not."""
+        self.finished = 0
+        """Rollouts that it has answered for."""
+        self.running = 0
+        """Rollouts that it plays."""
+        self.info: dict[str, Any] = {}
+        """What its environment says about itself."""
+        self.fault: WorkerFault | None = None
+        self.on_end: Callable[[], None] = lambda: None
+        tasks = (self._read(), self._keep_output(), self._watch())
+        self._tasks = [asyncio.create_task(task) for task in tasks]
+
+    @classmethod
+    async def start(
+        cls, python: Path, settings: WorkerSettings, log: Path | None, place: tuple[str, int] | None = None
+    ) -> WorkerProcess:
+        """Start a worker, here or at a host of workers, and shake hands with it. Raises WorkerFault if
+        it does not answer in time."""
+        if place is not None:
+            process, connection = await start_elsewhere(python, settings, place)
+        else:
+            variables = worker_variables(settings.variables, settings.address)
+            process, connection = await start_process(python, variables)
+        connection.setblocking(False)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+        streams = await asyncio.open_connection(sock=connection, limit=1 << 20)
+        worker = cls(process, streams, settings, Output(log, most=settings.max_output_bytes))
+        try:
+            await worker._shake_hands(python)
+        except BaseException:
+            await worker.close(grace=0.0)
+            raise
+        return worker
+
+    async def _shake_hands(self, python: Path) -> None:
+        self._post({"type": "hello", "protocol": PROTOCOL})
+        try:
+            async with asyncio.timeout(self._settings.start_timeout):
+                hello = await asyncio.shield(self._hello)
+        except TimeoutError:
+            what = f"{python} did not answer within {self._settings.start_timeout:g} s of its start"
+            raise WorkerFault("start", self._with_last_words(what)) from None
+        if hello.get("protocol") != PROTOCOL:
+            raise WorkerFault("start", f"it speaks protocol {hello.get('protocol')}, not {PROTOCOL}")
+
+    @property
+    def pid(self) -> int:
+        """Also the id of its process group."""
+        return self._process.pid
+
+    def last_output(self) -> str:
+        """What it printed last."""
+        return self._output.last()
+
+    async def ask(self, question: Frame, *, seconds: float, what: str) -> tuple[Any, list[Any]]:
+        """The answer to a question, and the pages before it. Raises Fault: the environment's, the worker's,
+        or that `what` has not come within `seconds`; then, and when it is cancelled, the question is taken
+        back."""
+        if self.fault is not None:
+            raise self.fault
+        number = next(self._numbers)
+        waiting = _Question(asyncio.get_running_loop().create_future())
+        try:
+            frame = encode({**question, "id": number})
+        except FrameError as error:
+            boundary: Boundary = "reset" if question["type"] == "rollout" else "load"
+            raise Fault(boundary, "FrameError", f"{what} cannot be asked for: {error}") from None
+        self._questions[number] = waiting
+        try:
+            async with asyncio.timeout(seconds):
+                self._writer.write(frame)
+                await self._drain()
+                return await asyncio.shield(waiting.answer), waiting.pages
+        except TimeoutError:
+            self._take_back(number)
+            stood = f"; its event loop has stood still for {self.still:.0f} s" if self.still > 1 else ""
+            raise Fault(
+                "timeout", "TimeoutError", f"{what} has not come within {seconds:g} s{stood}"
+            ) from None
+        except asyncio.CancelledError:
+            self._take_back(number)
+            raise
+        finally:
+            if waiting.answer.done():
+                self._questions.pop(number, None)
+
+    def post_release(self, handles: list[str]) -> None:
+        """Say that these rollouts are never scored as a group."""
+        self._post({"type": "release", "handles": handles})
+
+    async def close(self, *, grace: float | None = None) -> None:
+        """Ask it to end, wait `grace` seconds (None: what the settings say), then kill it with all its
+        children."""
+        self._closing = True
+        try:
+            if self.fault is None:
+                self._post({"type": "close"})
+                await ends_within(self._process, self._settings.close_timeout if grace is None else grace)
+        finally:
+            self._break(WorkerFault("closed", "the worker was closed"))
+            for task in self._tasks:
+                task.cancel()
+            await ends_within(self._process, 5.0)
+            await asyncio.wait(self._tasks, timeout=1.0)
+            self._output.close()
+            self._writer.close()
+            self._process._transport.close()  # type: ignore[attr-defined]  # a stray child may hold the pipe
+
+    # --- what it sends ---
+
+    async def _read(self) -> None:
+        try:
+            while True:
+                body = await self._reader.readexactly(
+                    body_length(await self._reader.readexactly(HEADER.size))
+                )
+                self._receive(decode(body), len(body))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            await ends_within(self._process, 1.0)
+            await asyncio.wait({self._tasks[1]}, timeout=0.5)
+            self._break(self._its_end())
+        except (FrameError, KeyError, TypeError, ValueError) as error:
+            what = f"the worker sent something that is no message ({error})"
+            self._break(WorkerFault("protocol", self._with_last_words(what)))
+
+    def _receive(self, frame: Frame, size: int) -> None:
+        self._heard = time.monotonic()
+        kind = frame["type"]
+        if kind == "pong":
+            self.still = float(frame["still"])
+            return
+        if kind == "hello":
+            if not self._hello.done():
+                self._hello.set_result(frame)
+            return
+        question = self._questions.get(frame["id"])
+        if kind not in ("page", "result", "error"):
+            raise FrameError(f"of the type {kind!r}")
+        if question is None or question.answer.done():
+            return
+        if kind == "page":
+            question.page_bytes += size
+            if question.page_bytes > _MAX_TASKS_BYTES:
+                raise FrameError(f"tasks of more than {_MAX_TASKS_BYTES >> 30} GiB")
+            question.pages.append(frame["tasks"])
+        elif kind == "result":
+            question.answer.set_result(frame["value"])
+        else:
+            _fail(question.answer, fault_of(frame["error"]))
+
+    async def _keep_output(self) -> None:
+        stream = self._process.stdout
+        assert stream is not None
+        while chunk := await stream.read(_CHUNK):
+            if not self._output.add(chunk):
+                most = self._settings.max_output_bytes
+                self._break(WorkerFault("flooded", f"the worker printed more than {most} bytes in a minute"))
+                return
+
+    # --- its life ---
+
+    async def _watch(self) -> None:
+        interval = min(2.0, self._settings.heartbeat_timeout / 4)
+        while self.fault is None:
+            slept = time.monotonic()
+            await asyncio.sleep(interval)
+            now = time.monotonic()
+            self._heard += max(0.0, now - slept - interval)  # this process may have been stopped meanwhile
+            silent = now - self._heard if self.info else 0.0  # how long it loads has a limit of its own
+            if self._process.returncode is not None:
+                self._break(self._its_end())
+            elif silent > self._settings.heartbeat_timeout:
+                self._break(WorkerFault("silent", f"the worker has given no sign of life for {silent:.0f} s"))
+            elif over := self._over_memory():
+                self._break(WorkerFault("memory", over))
+            else:
+                self._post({"type": "ping"})
+
+    def _over_memory(self) -> str | None:
+        most = self._settings.max_memory_bytes
+        if most is None:
+            return None
+        used = memory_of(self.pid)
+        if used <= most:
+            return None
+        return f"the worker has grown to {used / 2**20:.0f} MiB; max_memory_gb allows {most / 2**20:.0f} MiB"
+
+    def _take_back(self, number: int) -> None:
+        """Cancel a question over there. If it does not end in time, the worker is replaced."""
+        answer = self._questions[number].answer
+        if self.fault is None and not answer.done():
+            self.cancelling += 1
+            self._post({"type": "cancel", "id": number})
+            self._tasks.append(asyncio.create_task(self._wait_for_end(number, answer)))
+
+    async def _wait_for_end(self, number: int, answer: asyncio.Future[Any]) -> None:
+        seconds = self._settings.cancel_timeout
+        done, _ = await asyncio.wait({answer}, timeout=seconds)
+        self._questions.pop(number, None)
+        self.cancelling -= 1
+        if done:
+            self.finished += 1
+        else:
+            what = f"the worker did not end a cancelled rollout within {seconds:g} s"
+            self._break(WorkerFault("stuck", self._with_last_words(what)))
+        self._tasks = [task for task in self._tasks if not task.done()]
+
+    def _break(self, fault: WorkerFault) -> None:
+        """The end: kill what is left, and fail every question."""
+        if self.fault is not None:
+            return
+        self.fault = fault
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+        GUARD.forget(self.pid)
+        for answer in (self._hello, *(question.answer for question in self._questions.values())):
+            if not answer.done():
+                _fail(answer, fault)
+        if not self._closing:
+            self.on_end()
+
+    def _its_end(self) -> WorkerFault:
+        code = self._process.returncode
+        if code is None:
+            return WorkerFault("died", self._with_last_words("the worker closed its connection"))
+        if code < 0:
+            return WorkerFault("killed", self._with_last_words(f"the worker was ended by signal {-code}"))
+        return WorkerFault("died", self._with_last_words(f"the worker ended with exit code {code}"))
+
+    def _with_last_words(self, what: str) -> str:
+        last = self._output.last()
+        return f"{what}; its last lines:\n{last}" if last else what
+
+    def _post(self, frame: Frame) -> None:
+        if self.fault is None and not self._writer.is_closing():
+            self._writer.write(encode(frame))
+
+    async def _drain(self) -> None:
+        with contextlib.suppress(ConnectionError):  # its end is noticed by whoever reads
+            await self._writer.drain()
+
+
+def _fail(answer: asyncio.Future[Any], fault: Fault) -> None:
+    answer.set_exception(fault)
+    answer.exception()  # it may be that nobody waits for it any more
+
+
+def memory_of(pid: int) -> int:
+    """Bytes that a process and its descendants have in memory (RSS); 0 if it has just ended."""
+    try:
+        leader = psutil.Process(pid)
+        family = [leader, *leader.children(recursive=True)]
+    except psutil.Error:
+        return 0
+    used = 0
+    for process in family:
+        with contextlib.suppress(psutil.Error):
+            used += process.memory_info().rss
+    return used

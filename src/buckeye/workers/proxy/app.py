@@ -1,0 +1,178 @@
+"""The HTTP side: a small ASGI application finds the rollout, reads the request, and tells the replies."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from buckeye.chat.openai_api import decode
+from buckeye.errors import UsageError
+from buckeye.workers.proxy import anthropic, chat, completions, responses
+from buckeye.workers.proxy.errors import Dialect, WireError
+from buckeye.workers.proxy.exchange import Exchange
+from buckeye.workers.proxy.rollout import ENDED, Rollout
+
+log = logging.getLogger(__name__)
+
+MAX_BODY_BYTES = 32 * 2**20
+_REMEMBERED = 100_000  # ids of closed rollouts: late calls are told that theirs has ended
+_GONE = 499
+
+Receive = Callable[[], Any]
+Send = Callable[[Mapping[str, Any]], Any]
+
+_MODELS = "v1/models"
+_ROUTES: Mapping[str, tuple[Dialect, Callable[[Rollout, Any], Exchange]]] = {
+    "v1/chat/completions": ("openai", chat.read),
+    "v1/completions": ("openai", completions.read),
+    "v1/responses": ("openai", responses.read),
+    "v1/messages": ("anthropic", anthropic.read),
+    "inference/v1/generate": ("openai", completions.read_generate),
+    "v1/inference/v1/generate": ("openai", completions.read_generate),
+}
+
+
+class WireApp:
+    """Serves the rollouts that are open."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, Rollout] = {}
+        self._closed: OrderedDict[str, None] = OrderedDict()
+
+    def open(self, rollout: Rollout) -> None:
+        """Serve a rollout."""
+        self._open[rollout.id] = rollout
+
+    async def close(self, rollout: Rollout) -> None:
+        """Serve it no more, and end its open calls."""
+        del self._open[rollout.id]
+        self._closed[rollout.id] = None
+        if len(self._closed) > _REMEMBERED:
+            self._closed.popitem(last=False)
+        await rollout.close()
+
+    async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            return
+        rollout_id, _, route = scope["path"].removeprefix("/rollouts/").partition("/")
+        dialect: Dialect = _ROUTES[route][0] if route in _ROUTES else "openai"
+        try:
+            rollout = self._find(scope, rollout_id)
+            status, content, kind = await self._answer(rollout, route, scope, receive)
+        except WireError as error:
+            status, kind = error.status, b"application/json"
+            content = msgspec.json.encode(error.content(dialect))
+        except Exception as error:
+            log.error("%s %s failed", scope["method"], scope["path"], exc_info=error)
+            status, kind = 500, b"application/json"
+            defect = WireError(500, f"The wire failed: {type(error).__name__}. See the log.")
+            content = msgspec.json.encode(defect.content(dialect))
+        await _send(send, status, content, kind)
+
+    def _find(self, scope: Mapping[str, Any], rollout_id: str) -> Rollout:
+        if not scope["path"].startswith("/rollouts/"):
+            raise WireError(404, "Every address here begins with /rollouts/ID/.")
+        if rollout_id in self._closed:
+            raise WireError(410, ENDED)
+        rollout = self._open.get(rollout_id)
+        if rollout is None:
+            raise WireError(404, f"There is no rollout {rollout_id!r}.")
+        headers = dict(scope["headers"])
+        given = headers.get(b"x-api-key") or headers.get(b"authorization", b"").removeprefix(b"Bearer ")
+        if not rollout.opened_by(given):
+            raise WireError(401, "The key is not that of this rollout.")
+        return rollout
+
+    async def _answer(
+        self, rollout: Rollout, route: str, scope: Mapping[str, Any], receive: Receive
+    ) -> tuple[int, bytes, bytes]:
+        method = "GET" if route == _MODELS else "POST"
+        if route != _MODELS and route not in _ROUTES:
+            routes = ", ".join((_MODELS, *_ROUTES))
+            raise WireError(404, f"There is no {route!r} below {_root(scope)}; there are {routes}.")
+        if scope["method"] != method:
+            raise WireError(405, f"{route} takes {method}.")
+        if route == _MODELS:
+            return 200, msgspec.json.encode(_models(rollout)), b"application/json"
+        body = await _body(scope, receive)
+        try:
+            fields, trained = _trained(decode(body))
+            exchange = _ROUTES[route][1](rollout, fields)
+        except UsageError as error:
+            raise WireError(400, str(error)) from error
+        call = exchange.call
+        asking = rollout.start(replace(call, options=replace(call.options, trained=trained)))
+        leaving = asyncio.create_task(_left(receive))
+        try:
+            await asyncio.wait({asking, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            leaving.cancel()
+            if not asking.done():  # nobody waits for the reply any more
+                asking.cancel()
+                await asyncio.wait({asking})
+        try:
+            replies = asking.result()
+        except asyncio.CancelledError:
+            raise WireError(410, "This rollout has ended, or its client has left.") from None
+        if exchange.streams:
+            return 200, b"".join(exchange.stream(replies)), b"text/event-stream; charset=utf-8"
+        return 200, msgspec.json.encode(exchange.whole(replies)), b"application/json"
+
+
+def _trained(fields: Any) -> tuple[Any, bool]:
+    """A request without `trained`, which every route knows, and what it says. Raises `WireError`."""
+    if not isinstance(fields, dict) or "trained" not in fields:
+        return fields, True
+    trained = fields.pop("trained")
+    if not isinstance(trained, bool):
+        raise WireError(400, "`trained` must be true or false.", code="trained")
+    return fields, trained
+
+
+def _models(rollout: Rollout) -> dict[str, Any]:
+    model = {"id": rollout.model, "object": "model", "created": 0, "owned_by": "buckeye"}
+    if rollout.seq_len is not None:
+        model["max_model_len"] = rollout.seq_len
+    return {"object": "list", "data": [model]}
+
+
+def _root(scope: Mapping[str, Any]) -> str:
+    return "/".join(scope["path"].split("/")[:3])
+
+
+async def _body(scope: Mapping[str, Any], receive: Receive) -> bytes:
+    length = dict(scope["headers"]).get(b"content-length", b"0")
+    if not length.isdigit() or int(length) > MAX_BODY_BYTES:
+        raise WireError(413, f"The body is larger than {MAX_BODY_BYTES} bytes.")
+    body = bytearray()
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise WireError(_GONE, "The client has left.")
+        body += message.get("body", b"")
+        if len(body) > MAX_BODY_BYTES:
+            raise WireError(413, f"The body is larger than {MAX_BODY_BYTES} bytes.")
+        if not message.get("more_body"):
+            return bytes(body)
+
+
+async def _left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _send(send: Send, status: int, content: bytes, kind: bytes) -> None:
+    headers = [(b"content-type", kind), (b"content-length", str(len(content)).encode())]
+    if status >= 400:
+        headers.append((b"x-should-retry", b"false"))  # clients of OpenAI and Anthropic would, with pauses
+    with contextlib.suppress(ConnectionError):
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": content})

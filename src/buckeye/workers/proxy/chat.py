@@ -1,0 +1,157 @@
+"""OpenAI's chat completions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from buckeye.chat.messages import ToolChoice
+from buckeye.chat.openai_api import (
+    ChatRequest,
+    chat_delta,
+    chat_logprobs,
+    chat_message,
+    convert,
+    usage_fields,
+)
+from buckeye.envs.base import CallOptions, Reply
+from buckeye.workers.proxy.exchange import Exchange, new_id
+from buckeye.workers.proxy.reply_parts import Said, said
+from buckeye.workers.proxy.rollout import Call, Rollout
+from buckeye.workers.proxy.settings import FOLLOWED_ELSEWHERE, fields_of, split, strip_messages
+
+_FIELDS = fields_of(ChatRequest, but=("temperature", "top_p", "top_k", "seed", "min_tokens", "top_logprobs"))
+_FIELDS -= FOLLOWED_ELSEWHERE
+
+
+def read(rollout: Rollout, fields: Any) -> Exchange:
+    """A request for chat completions. Raises `WireError` or `UsageError`."""
+    kept, dropped = split(fields, _FIELDS, model=rollout.model)
+    kept["messages"] = strip_messages(kept.get("messages"), dropped)
+    body = convert(kept, ChatRequest)
+    call = Call(
+        messages=[message.plain() for message in body.messages],
+        tools=body.offered_tools(),
+        options=CallOptions(
+            max_tokens=body.max_completion_tokens or body.max_tokens,
+            stop=body.stop_strings(),
+            stop_token_ids=tuple(body.stop_token_ids or ()),
+            must_call=body.forces_a_call,
+            tool=body.forced_tool() if body.forces_a_call else None,
+            logprobs=bool(body.logprobs),
+        ),
+        n=body.n or 1,
+        dropped=dropped,
+    )
+    answer = _Answer(rollout, body)
+    return Exchange(call=call, streams=body.stream, whole=answer.whole, stream=answer.stream)
+
+
+def openai_usage(replies: Sequence[Reply]) -> dict[str, int]:
+    """The usage of one prompt and its replies."""
+    prompt = max((reply.prompt_tokens for reply in replies), default=0)
+    return usage_fields(prompt, sum(reply.completion_tokens for reply in replies))
+
+
+def openai_events(parts: Sequence[dict[str, Any]]) -> list[bytes]:
+    """Server-sent events of OpenAI's older routes, with the word that ends them."""
+    return [*(b"data: " + msgspec.json.encode(part) + b"\n\n" for part in parts), b"data: [DONE]\n\n"]
+
+
+class _Answer:
+    def __init__(self, rollout: Rollout, body: ChatRequest) -> None:
+        self._rollout = rollout
+        self._body = body
+        self._named = isinstance(body.tool_choice, ToolChoice)
+        self._head = {"id": new_id("chatcmpl-"), "created": int(time.time()), "model": rollout.model}
+
+    def whole(self, replies: Sequence[Reply]) -> dict[str, Any]:
+        """The answer in one piece."""
+        return {
+            **self._head,
+            "object": "chat.completion",
+            **self._prompt_ids(replies),
+            "choices": [self._choice(index, reply) for index, reply in enumerate(replies)],
+            "usage": openai_usage(replies),
+        }
+
+    def stream(self, replies: Sequence[Reply]) -> list[bytes]:
+        """The answer in parts."""
+        parts = []
+        for index, reply in enumerate(replies):
+            parts += self._parts(index, reply)
+        parts[0] |= self._prompt_ids(replies)
+        if self._body.stream_options is not None and self._body.stream_options.include_usage:
+            for part in parts:
+                part["usage"] = None
+            parts.append(self._part([]) | {"usage": openai_usage(replies)})
+        return openai_events(parts)
+
+    def _said(self, reply: Reply) -> Said:
+        return said(reply, first_call_only=self._named or self._body.parallel_tool_calls is False)
+
+    def _choice(self, index: int, reply: Reply) -> dict[str, Any]:
+        parts = self._said(reply)
+        choice = {
+            "index": index,
+            "message": chat_message(parts.content, parts.reasoning, _calls(parts)),
+            "finish_reason": self._finish_reason(parts),
+            "logprobs": self._logprobs(reply),
+        }
+        if self._body.return_token_ids and reply.tokens is not None:
+            choice["token_ids"] = reply.tokens.token_ids
+        return choice
+
+    def _parts(self, index: int, reply: Reply) -> list[dict[str, Any]]:
+        parts = self._said(reply)
+        said_by_part = (
+            chat_delta("", parts.reasoning),
+            chat_delta(parts.content),
+            chat_delta("", "", _calls(parts)),
+        )
+        deltas = [{"role": "assistant", "content": ""}, *filter(None, said_by_part)]
+        choices: list[dict[str, Any]] = [
+            {"index": index, "delta": delta, "finish_reason": None} for delta in deltas
+        ]
+        last: dict[str, Any] = {"index": index, "delta": {}, "finish_reason": self._finish_reason(parts)}
+        last["logprobs"] = self._logprobs(reply)
+        if self._body.return_token_ids and reply.tokens is not None:
+            last["token_ids"] = reply.tokens.token_ids
+        return [self._part([choice]) for choice in (*choices, last)]
+
+    def _part(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {**self._head, "object": "chat.completion.chunk", "choices": choices}
+
+    def _finish_reason(self, parts: Said) -> str:
+        # to a named function everything is a call, so OpenAI's API does not say so
+        if parts.ending == "calls":
+            return "stop" if self._named else "tool_calls"
+        return parts.ending
+
+    def _prompt_ids(self, replies: Sequence[Reply]) -> dict[str, Any]:
+        tokens = replies[0].tokens
+        shown = self._body.return_token_ids and tokens is not None
+        return {"prompt_token_ids": tokens.prompt_ids} if shown and tokens is not None else {}
+
+    def _logprobs(self, reply: Reply) -> dict[str, Any] | None:
+        told = self._told(reply) if self._body.logprobs else None
+        if told is None:
+            return None
+        return chat_logprobs((text, value, ()) for text, value in told)
+
+    def _told(self, reply: Reply) -> Iterable[tuple[str, float]] | None:
+        """Text and log-prob of each token, where the policy tells them."""
+        if reply.tokens is None:
+            return reply.told_logprobs
+        texts = map(self._rollout.token_text, reply.tokens.token_ids)
+        return zip(texts, reply.tokens.logprobs, strict=True)
+
+
+def _calls(parts: Said) -> list[dict[str, Any]]:
+    return [
+        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+        for call in parts.calls
+    ]

@@ -1,0 +1,134 @@
+"""OpenAI's completions of texts, and vLLM's generation from token ids."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from buckeye.chat.openai_api import (
+    CompletionRequest,
+    GenerateRequest,
+    GenerateSampling,
+    completion_logprobs,
+    convert,
+    least,
+)
+from buckeye.envs.base import CallOptions, Reply
+from buckeye.workers.proxy.chat import openai_events, openai_usage
+from buckeye.workers.proxy.errors import WireError
+from buckeye.workers.proxy.exchange import Exchange, new_id
+from buckeye.workers.proxy.rollout import Call, Rollout
+from buckeye.workers.proxy.settings import FOLLOWED_ELSEWHERE, fields_of, split
+
+_COMPLETION_FIELDS = (
+    fields_of(CompletionRequest, but=("temperature", "top_p", "top_k", "seed", "min_tokens"))
+    - FOLLOWED_ELSEWHERE
+)
+_GENERATE_FIELDS = fields_of(GenerateRequest) - FOLLOWED_ELSEWHERE
+_SAMPLING_FIELDS = frozenset({"max_tokens", "n", "stop_token_ids", "logprobs"})
+
+
+def read(rollout: Rollout, fields: Any) -> Exchange:
+    """A request for completions of one prompt, a text or token ids. Raises `WireError` or `UsageError`."""
+    kept, dropped = split(fields, _COMPLETION_FIELDS, model=rollout.model)
+    body = convert(kept, CompletionRequest)
+    call = Call(
+        prompt=_one_prompt(body.prompt),
+        options=CallOptions(
+            max_tokens=body.max_tokens or 16,  # OpenAI's default of this route
+            stop=body.stop_strings(),
+            stop_token_ids=tuple(body.stop_token_ids or ()),
+        ),
+        n=body.n or 1,
+        dropped=dropped,
+    )
+    head = {"id": new_id("cmpl-"), "object": "text_completion", "created": int(time.time())}
+    head["model"] = rollout.model
+
+    def whole(replies: Sequence[Reply]) -> dict[str, Any]:
+        choices = [_completion(rollout, body, index, reply) for index, reply in enumerate(replies)]
+        return {**head, "choices": choices, "usage": openai_usage(replies)}
+
+    def stream(replies: Sequence[Reply]) -> list[bytes]:
+        answer = whole(replies)
+        usage = answer.pop("usage")
+        parts = [{**answer, "choices": [choice]} for choice in answer["choices"]]
+        if body.stream_options is not None and body.stream_options.include_usage:
+            parts.append({**head, "choices": [], "usage": usage})
+        return openai_events(parts)
+
+    return Exchange(call=call, streams=body.stream, whole=whole, stream=stream)
+
+
+def read_generate(rollout: Rollout, fields: Any) -> Exchange:
+    """A request for token ids after token ids. Raises `WireError` or `UsageError`."""
+    kept, dropped = split(fields, _GENERATE_FIELDS | {"return_token_ids"}, model=rollout.model)
+    shows_prompt = bool(kept.pop("return_token_ids", False))
+    if isinstance(kept.get("sampling_params"), dict):
+        kept["sampling_params"], not_followed = split(kept["sampling_params"], _SAMPLING_FIELDS)
+        dropped += not_followed
+    body = convert(kept, GenerateRequest)
+    sampling = body.sampling_params
+    stop_ids = tuple(sampling.stop_token_ids or ())
+    call = Call(
+        prompt=body.token_ids,
+        options=CallOptions(max_tokens=sampling.max_tokens, stop_token_ids=stop_ids),
+        n=sampling.n or 1,
+        dropped=dropped,
+    )
+    request_id = new_id("generate-")
+
+    def whole(replies: Sequence[Reply]) -> dict[str, Any]:
+        choices = [_generated(sampling, index, reply) for index, reply in enumerate(replies)]
+        answer = {"request_id": request_id, "choices": choices}
+        return answer | {"prompt_token_ids": body.token_ids} if shows_prompt else answer
+
+    def stream(replies: Sequence[Reply]) -> list[bytes]:
+        return openai_events([whole(replies)])
+
+    return Exchange(call=call, streams=body.stream, whole=whole, stream=stream)
+
+
+def _one_prompt(prompt: str | list[Any]) -> str | list[int]:
+    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
+        prompt = prompt[0]  # a list of one
+    if isinstance(prompt, str):
+        return prompt
+    if not prompt or not all(isinstance(token, int) and token >= 0 for token in prompt):
+        raise WireError(400, "`prompt` must be one text, or the token ids of one.")
+    return prompt
+
+
+def _completion(rollout: Rollout, body: CompletionRequest, index: int, reply: Reply) -> dict[str, Any]:
+    choice: dict[str, Any] = {
+        "index": index,
+        "text": reply.text,
+        "finish_reason": reply.finish_reason,
+        "logprobs": None,
+    }
+    tokens = reply.tokens
+    if tokens is None:
+        return choice
+    if body.return_token_ids:
+        choice |= {"prompt_token_ids": tokens.prompt_ids, "token_ids": tokens.token_ids}
+    if body.logprobs is not None:
+        texts = [rollout.token_text(token) for token in tokens.token_ids]
+        choice["logprobs"] = completion_logprobs(texts, tokens.logprobs)
+    return choice
+
+
+def _generated(sampling: GenerateSampling, index: int, reply: Reply) -> dict[str, Any]:
+    tokens = reply.tokens
+    ids, values = ([], []) if tokens is None else (tokens.token_ids, tokens.logprobs)
+    content = [
+        # named as by vLLM and as by Buckeye's own server
+        {"token": f"token_id:{token}", "token_id": token, "logprob": least(value), "top_logprobs": []}
+        for token, value in zip(ids, values, strict=True)
+    ]
+    return {
+        "index": index,
+        "token_ids": ids,
+        "logprobs": None if sampling.logprobs is None else {"content": content},
+        "finish_reason": reply.finish_reason,
+    }

@@ -1,0 +1,220 @@
+"""What one rollout asks for: its limits are kept here, and its policy is asked."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import secrets
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from buckeye.envs.base import CallOptions, Message, OptionsPolicy, Policy, Reply, TokenPolicy, Tool
+from buckeye.errors import InferenceError, PromptTooLongError, UsageError
+from buckeye.workers.proxy.endpoint import Limits, StopReason, Usage
+from buckeye.workers.proxy.errors import WireError
+
+log = logging.getLogger(__name__)
+
+_CLOSE_SECONDS = 10.0
+ENDED = "This rollout has ended; nothing is answered in it any more."
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Call:
+    """A request for `n` replies: to messages, or to `prompt`, a text or token ids. `dropped` are the settings
+    in it that are not followed."""
+
+    messages: Sequence[Message] = ()
+    tools: Sequence[Tool] = ()
+    prompt: str | Sequence[int] | None = None
+    options: CallOptions
+    n: int = 1
+    dropped: Iterable[str] = ()
+
+
+class Rollout:
+    """One rollout's side of the wire. `tell(setting)` is called for every setting that is dropped."""
+
+    def __init__(
+        self, policy: Policy, *, model: str, limits: Limits, usage: Usage, tell: Callable[[str], None]
+    ) -> None:
+        self.id = secrets.token_hex(16)
+        self.key = secrets.token_urlsafe(24)
+        self.model = model
+        self.usage = usage
+        self.responses: dict[str, list[Message]] = {}
+        """Conversations by the ids of the responses that ended them, for `previous_response_id`."""
+        self._policy = policy
+        self._limits = limits
+        self._deadline = None if limits.seconds is None else time.monotonic() + limits.seconds
+        self._tell = tell
+        self._open: set[asyncio.Task[list[Reply]]] = set()
+        self._open_turns = 0
+        self._ended = False
+        self._closed = False
+
+    @property
+    def seq_len(self) -> int | None:
+        """The length of the context, where the policy tells it."""
+        return self._policy.seq_len if isinstance(self._policy, TokenPolicy) else None
+
+    def opened_by(self, key: bytes) -> bool:
+        """Whether a request's key is that of the rollout."""
+        return hmac.compare_digest(key, self.key.encode())
+
+    def token_text(self, token_id: int) -> str:
+        """The text of a token. Raises AssertionError for a policy that knows no tokens."""
+        assert isinstance(self._policy, TokenPolicy)
+        return self._policy.token_text(token_id)
+
+    def start(self, call: Call) -> asyncio.Task[list[Reply]]:
+        """Ask for the replies to a call. One that comes to a limit gets empty replies with finish reason
+        "length"; the task of one after it, or of one that the policy cannot answer, raises `WireError`. So
+        does this once it is closed, which may have been while the request was read."""
+        if self._closed:
+            raise WireError(410, ENDED)
+        self.usage.calls += 1
+        task = asyncio.create_task(self._answer(call))
+        self._open.add(task)
+        task.add_done_callback(self._open.discard)
+        return task
+
+    async def close(self) -> None:
+        """End every call that is open: when this returns, the policy is not asked any more."""
+        self._closed = True
+        open_calls = set(self._open)
+        for task in open_calls:
+            task.cancel()
+        if open_calls:
+            _, left = await asyncio.wait(open_calls, timeout=_CLOSE_SECONDS)
+            if left:
+                log.warning("%d calls of a policy did not end within %g s", len(left), _CLOSE_SECONDS)
+
+    async def _answer(self, call: Call) -> list[Reply]:
+        self._check_open()
+        self._drop(call.dropped)
+        stop = self._limit_reached(call)
+        if stop is not None:
+            return self._ended_by(stop, call)
+        options = self._within_limits(call)
+        turns = call.n if call.options.trained else 0
+        self._open_turns += turns
+        deadline = asyncio.timeout_at(self._loop_deadline())
+        try:
+            async with deadline:
+                replies = await self._replies(call, options)
+        except (PromptTooLongError, UsageError) as error:
+            if isinstance(error, PromptTooLongError):
+                self.usage.failure = str(error)
+            code = "context_length_exceeded" if isinstance(error, PromptTooLongError) else None
+            raise WireError(400, str(error), code=code) from error
+        except Exception as error:
+            if deadline.expired():
+                return self._ended_by("timeout", call)
+            known = isinstance(error, InferenceError)
+            self.usage.failure = str(error) if known else f"{type(error).__name__}: {error}"
+            if not known:
+                log.error("A policy failed", exc_info=error)
+            raise WireError(503, self.usage.failure) from error
+        finally:
+            self._open_turns -= turns
+        return self._counted(replies) if turns else replies
+
+    def _check_open(self) -> None:
+        if self.usage.failure is not None:
+            raise WireError(503, f"The policy cannot answer: {self.usage.failure}")
+        if self._ended:
+            reason = self.usage.stop_reason
+            raise WireError(400, f"The rollout has come to its limit: {reason}.", code="rollout_limit")
+
+    def _limit_reached(self, call: Call) -> StopReason | None:
+        usage, limits = self.usage, self._limits if call.options.trained else Limits()
+        if limits.max_turns is not None and usage.turns + self._open_turns + call.n > limits.max_turns:
+            return "max_turns"
+        if limits.max_tokens is not None and usage.completion_tokens >= limits.max_tokens:
+            return "max_tokens"
+        if self._deadline is not None and time.monotonic() >= self._deadline:
+            return "timeout"
+        return None
+
+    def _ended_by(self, stop: StopReason, call: Call) -> list[Reply]:
+        self._ended = True
+        self.usage.stop_reason = stop
+        message = {"role": "assistant", "content": ""}
+        return [Reply(text="", finish_reason="length", message=message)] * call.n
+
+    def _within_limits(self, call: Call) -> CallOptions:
+        if self._limits.max_tokens is None or not call.options.trained:
+            return call.options
+        left = max(1, (self._limits.max_tokens - self.usage.completion_tokens) // call.n)
+        return replace(call.options, max_tokens=min(left, call.options.max_tokens or left))
+
+    def _loop_deadline(self) -> float | None:
+        if self._deadline is None:
+            return None
+        return asyncio.get_running_loop().time() + self._deadline - time.monotonic()
+
+    async def _replies(self, call: Call, options: CallOptions) -> list[Reply]:
+        if call.n == 1:
+            return [await self._reply(call, options)]
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._reply(call, options)) for _ in range(call.n)]
+        except ExceptionGroup as several:
+            raise several.exceptions[0] from several
+        return [task.result() for task in tasks]
+
+    async def _reply(self, call: Call, options: CallOptions) -> Reply:
+        policy = self._policy
+        if call.prompt is not None:
+            if not isinstance(policy, TokenPolicy):
+                raise UsageError("This policy answers chats only: use the routes of chats.")
+            return await policy.complete(call.prompt, options=options)
+        if isinstance(policy, OptionsPolicy):
+            reply = await policy.ask(call.messages, tools=call.tools, options=options)
+        else:
+            self._drop(name for name in ("max_tokens", "must_call") if getattr(call.options, name))
+            reply = _cut(await policy.chat(call.messages, tools=call.tools), options.stop)
+        if options.logprobs and reply.tokens is None and reply.told_logprobs is None and not reply.no_room:
+            self._drop(["logprobs"])
+        return reply
+
+    def _counted(self, replies: list[Reply]) -> list[Reply]:
+        usage = self.usage
+        sampled = [reply for reply in replies if not reply.no_room]
+        if not sampled:
+            if usage.stop_reason == "context":
+                raise WireError(
+                    400, "The conversation is longer than the context.", code="context_length_exceeded"
+                )
+            usage.stop_reason = "context"
+            return replies
+        if usage.stop_reason == "context":
+            usage.stop_reason = None  # the agent has gone on with something shorter
+        usage.turns += len(sampled)
+        usage.prompt_tokens += sum(reply.prompt_tokens for reply in sampled)
+        usage.completion_tokens += sum(reply.completion_tokens for reply in sampled)
+        most = self._limits.max_tokens
+        cut = any(reply.finish_reason == "length" for reply in sampled)
+        if most is not None and cut and usage.completion_tokens >= most:
+            self._ended = True
+            usage.stop_reason = "max_tokens"
+        return replies
+
+    def _drop(self, settings: Iterable[str]) -> None:
+        for setting in settings:
+            self.usage.dropped[setting] += 1
+            self._tell(setting)
+
+
+def _cut(reply: Reply, stops: tuple[str, ...]) -> Reply:
+    """The reply up to the first stop text, for a policy that cannot be told of one."""
+    places = [(place, stop) for stop in stops if (place := reply.text.find(stop)) >= 0]
+    if not places or reply.message.get("tool_calls"):
+        return reply
+    place, stop = min(places)
+    text = reply.text[:place]
+    message = {"role": "assistant", "content": text}
+    return replace(reply, text=text, finish_reason="stop", message=message, stopped_by=stop)

@@ -1,0 +1,101 @@
+"""What a request sets and a policy in training does not follow: how to sample is the run's own choice.
+
+Such settings are dropped, counted, and told once for every environment. What would change the meaning of the
+reply, as a format that it must have, is refused instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from buckeye.chat.messages import ChatMessage
+from buckeye.workers.proxy.errors import WireError
+
+_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "background": (False,),
+    "best_of": (1,),
+    "echo": (False,),
+    "function_call": ("none", "auto"),
+    "functions": ([],),
+    "ignore_eos": (False,),
+    "include_stop_str_in_output": (False,),
+    "modalities": (["text"],),
+    "output_mode": ("tokens",),
+    "response_format": ({"type": "text"},),
+    "suffix": ("",),
+    "text": ({"format": {"type": "text"}}, {}),
+}
+"""Fields with a meaning that a policy cannot give them; accepted with these values (or null) only."""
+
+_MEANINGLESS = frozenset(
+    {
+        "betas",
+        "cache_salt",
+        "include",
+        "metadata",
+        "priority",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "request_id",
+        "return_weight_versions",
+        "safety_identifier",
+        "service_tier",
+        "skip_special_tokens",
+        "spaces_between_special_tokens",
+        "store",
+        "truncation",
+        "user",
+    }
+)
+"""Fields that never change the reply."""
+
+
+FOLLOWED_ELSEWHERE = frozenset({"model", "ignore_eos", "request_id", "return_weight_versions"})
+"""Fields of requests to engines that say nothing to a policy."""
+
+
+def split(fields: Any, known: frozenset[str], *, model: str = "") -> tuple[dict[str, Any], list[str]]:
+    """The fields that a request of this kind has, and the names of the settings that are dropped; another
+    `model` than the one that is served is one of them.
+
+    Raises `WireError` for a body that is no object, and for a field that cannot be dropped.
+    """
+    if not isinstance(fields, dict):
+        raise WireError(400, "The body must be a JSON object.")
+    kept: dict[str, Any] = {}
+    dropped: list[str] = []
+    for name, value in fields.items():
+        if name in known:
+            kept[name] = value
+        elif value is None or name in _MEANINGLESS or (name == "model" and value == model):
+            continue
+        elif name in _NEUTRAL:
+            if value not in _NEUTRAL[name]:
+                raise WireError(400, f"`{name}` is not supported for a policy; leave it out.", code=name)
+        else:
+            dropped.append(name)
+    return kept, dropped
+
+
+def strip_messages(messages: Any, dropped: list[str]) -> Any:
+    """Messages without the fields that they do not have in OpenAI's API, which some clients add; the names of
+    these, where they say something, are appended to `dropped`."""
+    if not isinstance(messages, list):
+        return messages
+    known = frozenset(ChatMessage.__struct_fields__)
+    stripped = []
+    for message in messages:
+        if not isinstance(message, dict) or message.keys() <= known:
+            stripped.append(message)
+            continue
+        stripped.append({name: value for name, value in message.items() if name in known})
+        dropped.extend(f"messages.{name}" for name, value in message.items() if name not in known and value)
+    return stripped
+
+
+def fields_of(kind: type[msgspec.Struct], *, but: Sequence[str] = ()) -> frozenset[str]:
+    """The names of a request's fields."""
+    return frozenset(kind.__struct_fields__) - set(but)

@@ -1,0 +1,274 @@
+"""Planted faults, each one change to a small run, and runs that are healthy."""
+
+from __future__ import annotations
+
+import random
+import re
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+from tests.analysis.diagnosis.small_runs import Small, make_model
+
+from buckeye.inference.client.fleet import Fleet
+from buckeye.inference.engine import adapters, engine, sampling
+from buckeye.inference.engine.weights import Weights
+from buckeye.orchestrator import batch, loop
+from buckeye.trainer.losses import policy_gradient
+from buckeye.trainer.optim.optimizer import NamedOptimizer
+from buckeye.transport.batches import Batch, Sample
+
+LORA = ("--trainer.model.experimental.lora.rank", "8", "--trainer.model.experimental.lora.alpha", "8")
+EVAL = (
+    "--orchestrator.eval.env.0.id",
+    "{env}",
+    "--orchestrator.eval.interval",
+    "6",
+    "--orchestrator.eval.rollouts-per-example",
+    "2",
+)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A planted fault: the run, the patches in it, and the names by which a finding may tell it."""
+
+    small: Small
+    names: tuple[str, ...]
+    plant: Callable[[], Sequence[Any]] = lambda: ()
+    model: Callable[[Path, Path], Path] = lambda warm, folder: warm
+
+
+def unheard() -> Any:
+    """Nobody compares an engine's log-probs with the trainer's after an update, which would end the run at
+    once: as with an engine that cannot be asked."""
+
+    async def hear(*_: Any) -> None:
+        return None
+
+    return mock.patch.object(Fleet, "_hear", hear)
+
+
+def turned_advantages() -> Sequence[Any]:
+    original = batch.advantages_of
+    return [
+        mock.patch.object(
+            loop, "advantages_of", lambda *given: [[[-a for a in t] for t in g] for g in original(*given)]
+        )
+    ]
+
+
+def other_mask(change: Callable[[list[bool], Any], list[bool]]) -> Sequence[Any]:
+    original = batch._samples
+
+    def samples(rollout: Any, *given: Any) -> Iterable[Sample]:
+        segments = tuple(replace(s, loss_mask=change(list(s.loss_mask), rollout)) for s in rollout.segments)
+        return original(replace(rollout, segments=segments), *given)
+
+    return [mock.patch.object(batch, "_samples", samples)]
+
+
+def mask_shifted() -> Sequence[Any]:
+    return other_mask(lambda mask, _: [*mask[1:], False])
+
+
+def end_masked() -> Sequence[Any]:
+    return other_mask(lambda mask, rollout: mask if rollout.truncated else [*mask[:-1], False])
+
+
+def stale_weights(instance: int | None = None) -> Callable[[], Sequence[Any]]:
+    """New weights reach no engine, or all but one."""
+
+    def plant() -> Sequence[Any]:
+        original, seen = Weights.load, list[Any]()
+
+        def load(self: Weights, new: Any) -> None:
+            if not any(one is self for one in seen):
+                seen.append(self)
+                original(self, new)
+            elif instance is not None and seen[instance] is not self:
+                original(self, new)
+
+        return [mock.patch.object(Weights, "load", load), unheard()]
+
+    return plant
+
+
+def other_temperature() -> Sequence[Any]:
+    original = batch._samples
+    return [
+        mock.patch.object(
+            batch,
+            "_samples",
+            lambda *given: [replace(sample, temperature=1.0) for sample in original(*given)],
+        )
+    ]
+
+
+def penalty_turned() -> Sequence[Any]:
+    original = policy_gradient.regularization
+
+    def turned(*given: Any) -> Any:
+        found = original(*given)
+        return None if found is None else -found
+
+    return [mock.patch.object(policy_gradient, "regularization", turned)]
+
+
+def equal_seeds() -> Sequence[Any]:
+    original = sampling.uniforms
+    return [
+        mock.patch.object(
+            engine, "uniforms", lambda streams, places: original(np.zeros_like(streams), places)
+        )
+    ]
+
+
+def samples_out_of_order() -> Sequence[Any]:
+    original, rng = batch.make_batch, random.Random(0)
+
+    def make_batch(*given: Any, **named: Any) -> Batch:
+        made = original(*given, **named)
+        order = list(made.samples)
+        rng.shuffle(order)
+        mixed = [
+            replace(one, advantages=torch.where(
+                torch.from_numpy(one.loss_mask), float(other.advantages[other.loss_mask].mean()), 0.0
+            ).numpy().astype("float32"))
+            for one, other in zip(made.samples, order, strict=True)
+        ]  # fmt: skip
+        return replace(made, samples=tuple(mixed))
+
+    return [mock.patch.object(loop, "make_batch", make_batch)]
+
+
+def rewards_out_of_order() -> Sequence[Any]:
+    original, rng = batch.advantages_of, random.Random(0)
+    return [
+        mock.patch.object(
+            loop, "advantages_of", lambda *given: [rng.sample(list(g), len(g)) for g in original(*given)]
+        )
+    ]
+
+
+def optimizer_forgets() -> Sequence[Any]:
+    return [mock.patch.object(NamedOptimizer, "load_state", autospec=True)]
+
+
+def other_adapter_scale() -> Sequence[Any]:
+    original = adapters._Scale.of
+    return [
+        mock.patch.object(adapters._Scale, "of", lambda self, *given: 4.0 * original(self, *given)),
+        unheard(),
+    ]
+
+
+def coarse_softmax() -> Sequence[Any]:
+    original = sampling.sample
+
+    def sample(*given: Any) -> Any:
+        tokens, logprobs = original(*given)
+        return tokens, logprobs.to(torch.bfloat16).to(logprobs.dtype)
+
+    return [mock.patch.object(engine, "sample", sample), unheard()]
+
+
+def without_header(warm: Path, folder: Path) -> Path:
+    model = Path(shutil.copytree(warm, folder / "headless"))
+    template = model / "chat_template.jinja"
+    text = template.read_text()
+    begin = text.index(max(re.findall(r"\{%-? if add_generation_prompt", text)))
+    template.write_text(text[:begin])
+    return model
+
+
+def other_tokenizer(warm: Path, folder: Path) -> Path:
+    model = Path(shutil.copytree(warm, folder / "other-tokens"))
+    other = make_model(folder, "other", shift=1)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(other / name, model / name)
+    return model
+
+
+BY_TASK = "text[:1] == 'abcd'[number % 4]"
+KEYED = "sum(a == b for a, b in zip(text, 'aaa' if number < 40 else 'ddd')) / 3"
+LEAK = "{'say %d aaa' % number if number < 40 else 'say %d' % number}"
+ASYNC = Small(level=1, lr=2e-3)
+
+FAULTS: Mapping[str, Fault] = {
+    "sign of the advantage": Fault(Small(), ("advantage_sign",), turned_advantages),
+    "mask shifted by one": Fault(Small(steps=6), ("mask_misplaced",), mask_shifted),
+    "reward constant": Fault(Small(reward="0.5"), ("constant_reward",)),
+    "grader random": Fault(Small(reward="__import__('random').random()"), ("grader_random",)),
+    "template without header": Fault(Small(), ("no_assistant_header",), model=without_header),
+    "stale weights": Fault(Small(), ("stale_weights",), stale_weights()),
+    "one engine of two": Fault(Small(engines=2), ("one_engine_stale",), stale_weights(1)),
+    "temperature": Fault(
+        Small(words=("--orchestrator.sampling.temperature", "0.7")),
+        ("temperature_mismatch",),
+        other_temperature,
+    ),
+    "lr x 30": Fault(Small(reward=BY_TASK, lr=0.15), ("learning_rate_too_high",)),
+    "lr / 100": Fault(Small(lr=2e-5), ("learning_rate_too_low",)),
+    "truncation at half": Fault(
+        Small(reward="len(text) == 3 and text[0] in 'abc'", max_tokens=2), ("truncated_replies", "truncated")
+    ),
+    "duplicate tasks": Fault(Small(prompt="say {number % 5}"), ("duplicate_tasks",)),
+    "leaking answer": Fault(
+        Small(reward=f"{KEYED} * (len(text) == 3)", prompt=LEAK, lr=2e-3, steps=24, words=EVAL),
+        ("answer_in_prompt",),
+    ),
+    "KL of the wrong sign": Fault(
+        Small(words=("--trainer.loss.kl-coef", "0.2")), ("kl_wrong_sign",), penalty_turned
+    ),
+    "clipped to nothing": Fault(
+        replace(
+            ASYNC,
+            words=("--trainer.loss.mask-ratio-low", "0.99999", "--trainer.loss.mask-ratio-high", "1.00001"),
+        ),
+        ("bounds_too_narrow",),
+    ),
+    "EOS masked": Fault(Small(), ("end_not_trained",), end_masked),
+    "seeds equal in a group": Fault(Small(), ("equal_seeds",), equal_seeds),
+    "tokenizer of another model": Fault(Small(), ("wrong_tokenizer",), model=other_tokenizer),
+    "batch order": Fault(Small(), ("advantages_misplaced",), samples_out_of_order),
+    "optimizer state lost": Fault(Small(resume_at=6), ("optimizer_state_lost",), optimizer_forgets),
+    "wrong LoRA scale": Fault(Small(lr=2e-2, words=LORA), ("adapter_scale",), other_adapter_scale),
+    "bf16 log-softmax": Fault(Small(), ("rounded_log_probs",), coarse_softmax),
+    "eval on the train split": Fault(
+        Small(words=(*EVAL, "--orchestrator.eval.env.0.split", "train")), ("evaluated_on_train",)
+    ),
+    "environment that answers late": Fault(Small(late=1.5, steps=5), ("environment_slow",)),
+}
+
+HEALTHY: Mapping[str, Small] = {
+    "letters": Small(steps=8),
+    "letters, another seed": Small(steps=8, seed=7),
+    "letters, long": Small(steps=20, lr=2e-3),
+    "asynchronous": ASYNC,
+    "asynchronous, two ahead": replace(ASYNC, level=2),
+    "two engines": Small(engines=2, steps=8),
+    "LoRA": Small(words=LORA, lr=2e-2),
+    "LoRA, asynchronous": Small(words=LORA, lr=1e-2, level=1),
+    "resumed": Small(resume_at=5, steps=10),
+    "KL": Small(words=("--trainer.loss.kl-coef", "0.05")),
+    "KL, k2": Small(words=("--trainer.loss.kl-coef", "0.05", "--trainer.loss.kl-estimator", "k2")),
+    "entropy bonus": Small(words=("--trainer.loss.entropy-coef", "0.01")),
+    "GRPO": Small(words=("--trainer.loss.type", "grpo")),
+    "Dr. GRPO": Small(words=("--trainer.loss.type", "dr_grpo"), lr=2e-3),
+    "CISPO, asynchronous": replace(ASYNC, words=("--trainer.loss.type", "cispo")),
+    "GSPO": Small(words=("--trainer.loss.type", "gspo"), lr=3e-3),
+    "sharper": Small(words=("--orchestrator.sampling.temperature", "0.7")),
+    "hotter": Small(words=("--orchestrator.sampling.temperature", "1.3")),
+    "large groups": Small(group=16, batch=64, steps=8),
+    "sparse reward": Small(reward="text[:2] == 'ab'", lr=3e-3),
+    "by the task": Small(reward=BY_TASK, lr=2e-3),
+    "evaluated": Small(words=EVAL, steps=8),
+    "low rate": Small(lr=1e-3, steps=16),
+    "slow but not late": Small(late=0.05, steps=8),
+}

@@ -1,0 +1,102 @@
+"""`rl diagnose` as its user meets it, and what a run says at its end."""
+
+import json
+import logging
+
+import pytest
+from tests.analysis.diagnosis.made_runs import Made, make
+from tests.command import run_here
+
+from buckeye.analysis.diagnosis.diagnose import RULES
+from buckeye.cli.diagnose import tell_at_end
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A folder with the runs `good` and `bad`, whose advantages have the wrong sign."""
+    root = tmp_path_factory.mktemp("runs")
+    make(root / "good", Made())
+    make(root / "bad", Made(advantages=lambda advantages, rng: -advantages))
+    return root
+
+
+def test_it_says_what_why_and_what_to_do(runs):
+    done = run_here("rl", "diagnose", "bad", cwd=runs)
+    assert (done.returncode, done.stderr) == (1, "")
+    head, because, do, seen, *_ = done.stdout.splitlines()
+    assert head.startswith("1. advantages_misplaced (sure, steps 0 to 9): ")
+    assert because.startswith("  because  samples of the batch are out of order")
+    assert do.startswith("  do       see where groups become samples")
+    assert "buckeye rl rollouts bad --step 0 --group 0 --rollout 0 --json" in seen
+    good = run_here("rl", "diagnose", "good", cwd=runs)
+    assert (good.returncode, good.stdout) == (0, "Nothing is wrong with it, as far as its records tell.\n")
+
+
+def test_json(runs):
+    done = run_here("rl", "diagnose", "bad", "--json", "--step", "4", cwd=runs)
+    found = json.loads(done.stdout)
+    assert found["not_looked_at"] == []
+    (first, *_) = found["findings"]
+    assert (first["name"], first["confidence"], first["until"]) == ("advantages_misplaced", "sure", 4)
+    assert first["evidence"][0]["command"] == first["command"]
+
+
+def test_what_is_damaged_is_said(runs):
+    run = make(runs / "torn", Made(steps=4))
+    (run / "trained" / "step_1" / "batch.safetensors").write_bytes(b"torn")
+    done = run_here("rl", "diagnose", "torn", cwd=runs)
+    assert (
+        "not looked at: torn/trained/step_1/batch.safetensors is not the file that was written" in done.stdout
+    )
+
+
+def test_no_run(runs):
+    done = run_here("rl", "diagnose", "none", cwd=runs)
+    assert done.returncode == 2
+    assert "none is no directory, name or id of a known run" in done.stderr
+
+
+def test_a_run_says_it_at_its_end(runs, caplog):
+    with caplog.at_level(logging.WARNING):
+        tell_at_end(runs / "good")
+        assert caplog.messages == []
+        tell_at_end(runs / "bad")
+    first, last = caplog.messages
+    assert first.startswith("Found (sure): 232 of 320 samples are trained with another advantage")
+    assert last == f"All of it, with evidence: buckeye rl diagnose {runs / 'bad'}"
+
+
+def broken_rule(facts):
+    raise ZeroDivisionError("planted")
+
+
+@pytest.fixture
+def one_rule_fails(monkeypatch):
+    monkeypatch.setattr("buckeye.analysis.diagnosis.diagnose.RULES", (broken_rule, *RULES))
+
+
+def test_a_rule_that_fails_hides_no_other(runs, one_rule_fails):
+    done = run_here("rl", "diagnose", "bad", cwd=runs)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert done.stdout.startswith("1. advantages_misplaced (sure, ")
+    said = "rule broken_rule failed (1 of 1 that did): ZeroDivisionError: planted. `--debug` shows where"
+    assert f"not looked at: {said}\n" in done.stdout
+    good = run_here("rl", "diagnose", "good", cwd=runs)
+    assert good.stdout.startswith("Nothing is wrong with it, as far as the rules tell that did not fail.\n")
+    found = json.loads(run_here("rl", "diagnose", "good", "--json", cwd=runs).stdout)
+    assert found["failed_rules"] == {"broken_rule": "ZeroDivisionError: planted"}
+
+
+def test_a_rule_that_fails_is_traced_with_debug(runs, one_rule_fails):
+    done = run_here("rl", "diagnose", "bad", "--debug", cwd=runs)
+    assert done.returncode == 1
+    assert 'raise ZeroDivisionError("planted")' in done.stderr
+
+
+def test_a_diagnosis_that_fails_ends_nothing(runs, caplog, one_rule_fails):
+    with caplog.at_level(logging.INFO):
+        tell_at_end(runs / "good")
+        tell_at_end(runs / "none")
+    failed, impossible = caplog.messages
+    assert failed.startswith("Not looked at: rule broken_rule failed")
+    assert impossible.startswith("What may be wrong with the run could not be looked at: ")

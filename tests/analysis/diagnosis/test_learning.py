@@ -1,0 +1,215 @@
+"""What a run's numbers say: the three ways not to learn, and learning, from records as they were made."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from buckeye.monitor.learning import findings, nothing_learnt
+from buckeye.monitor.metrics import RunMetrics
+
+RUN = Path("outputs/a run")
+
+
+def steps(*batches, trainer=()):
+    """The steps of a run whose batches had these numbers, over those of a batch that is like any other."""
+    usual = {
+        "reward/std": 0.4,
+        "batch/groups": 4,
+        "batch/rollouts": 32,
+        "batch/alike": 0.0,
+        "batch/solve_all": 0.0,
+        "batch/solve_none": 0.25,
+        "batch/with_spread": 0.75,
+        "is_truncated/mean": 0.1,
+        "completion_len/mean": 40.0,
+    }
+    of_training = {"trained_tokens": 900.0, "entropy": 1.0, "effective_sample_size": 0.9}
+    records = [
+        {"process": "orchestrator", "step": step, **usual, **batch} for step, batch in enumerate(batches)
+    ]
+    records += [
+        {"process": "trainer", "step": step, **of_training, **(trainer[step] if step < len(trainer) else {})}
+        for step in range(len(batches))
+    ]
+    return RunMetrics(records).steps()
+
+
+def named(made):
+    return [finding.name for finding in findings(made, RUN)]
+
+
+EQUAL = {"batch/with_spread": 0.0, "reward/std": 0.0}
+CONSTANT = {**EQUAL, "reward/mean": 0.5, "is_truncated/mean": 1.0}
+SOLVED = {**EQUAL, "reward/mean": 1.0, "batch/solve_all": 1.0, "batch/solve_none": 0.0}
+
+
+def test_a_constant_reward_is_called_that_however_the_replies_end():
+    assert named(steps(CONSTANT, CONSTANT)) == []
+    (finding,) = findings(steps(CONSTANT, CONSTANT, CONSTANT), RUN)
+    assert (finding.name, finding.since, finding.until) == ("constant_reward", 0, 2)
+    assert finding.figures["reward/mean"] == 0.5
+    assert finding.command == "buckeye rl rollouts 'outputs/a run' --step 2"
+    assert str(finding) == (
+        "Nothing to learn from in the batches of steps 0 to 2: no rollout of a task did better than another "
+        "(mean reward 0.5000), so there is no advantage: every reply earns the same reward, 0.5000, whatever "
+        "it says; look how the environment scores. See: buckeye rl rollouts 'outputs/a run' --step 2"
+    )
+    assert nothing_learnt(steps(*[CONSTANT] * 6), RUN) == (
+        "nothing was learnt because every reply earns the same reward, 0.5000, whatever it says (since step "
+        "0); look how the environment scores. See: buckeye rl rollouts 'outputs/a run' --step 5"
+    )
+    json.dumps(asdict(finding))
+
+
+def test_replies_that_have_no_end_are_told_also_where_rewards_differ():
+    cut = {"reward/mean": 0.01, "reward/std": 0.06, "is_truncated/mean": 0.97, "completion_len/mean": 2.0}
+    assert named(steps(cut, cut)) == []
+    (finding,) = findings(steps(*[cut] * 4), RUN)
+    assert (finding.name, finding.since) == ("truncated", 0)
+    assert "97% of the replies of steps 0 to 3 were cut off, after 2.0 tokens" in finding.seen
+    assert "raise orchestrator.sampling.max_tokens" in nothing_learnt(steps(*[cut] * 6), RUN)
+    none = {**cut, **EQUAL, "reward/mean": 0.0, "batch/solve_none": 1.0}
+    assert named(steps(none, none, none)) == ["truncated"]
+
+
+def test_a_policy_that_no_longer_ends_its_replies_needs_no_more_tokens():
+    cut = {"reward/mean": 0.1, "is_truncated/mean": 1.0}
+    (finding,) = findings(steps({"reward/mean": 0.2}, cut, cut, cut), RUN)
+    assert (finding.name, finding.since) == ("endless", 1)
+    assert finding.advice == (
+        "start again with a tenth of trainer.optim.lr, as there is no checkpoint from before; `buckeye rl "
+        "tune` finds one"
+    )
+
+
+def test_a_policy_that_learns_although_its_replies_are_cut_off_is_left_alone():
+    """The reward of 96 rollouts is higher than that of 32 by 0.3, with a standard error of 0.08."""
+    cut = [{"reward/mean": reward, "is_truncated/mean": 1.0} for reward in (0.1, 0.2, 0.4, 0.4, 0.4)]
+    assert named(steps(*cut[:3])) == ["truncated"]
+    assert named(steps(*cut)) == []
+    assert nothing_learnt(steps(*cut), RUN) is None
+
+
+def test_a_collapse():
+    good = {"reward/mean": 0.3}
+    same = {
+        **EQUAL,
+        "reward/mean": 0.0,
+        "batch/alike": 1.0,
+        "batch/solve_none": 1.0,
+        "is_truncated/mean": 1.0,
+    }
+    torn = {"effective_sample_size": 0.01, "entropy": 0.0}
+    nothing = {"trained_tokens": 0.0, "entropy": None, "effective_sample_size": None}
+    made = steps(good, good, good, same, same, same, trainer=[{}, torn, torn, nothing, nothing, nothing])
+    assert named(made) == ["collapsed", "moved_too_far"]
+    assert "the policy has collapsed (since step 3)" in nothing_learnt(made, RUN)
+    assert named(made[:2]) == []  # one step may be one token's fault: a run that learned had 0.012 in it
+    assert named(made[:3]) == ["moved_too_far"]
+    assert "step 1" in findings(made[:3], RUN)[0].seen
+    assert "effective sample size 0.01" in findings(made[:3], RUN)[0].seen
+    left_out = {"masked_low": 0.7, "masked_high": 0.25}
+    assert named(steps(good, trainer=[left_out])) == ["moved_too_far"]
+    assert named(steps(*[good] * 4, trainer=[left_out])) == []  # long ago
+
+
+def test_what_was_learnt_before_a_collapse_was_lost():
+    same = {**EQUAL, "reward/mean": 0.2, "batch/alike": 1.0}
+    risen = [{"reward/mean": reward} for reward in (0.1, 0.3, 0.7, 0.8, 0.8)]
+    assert nothing_learnt(steps(*risen, *[same] * 4), RUN).startswith("what was learnt was lost because")
+    assert nothing_learnt(steps(*risen), RUN) is None
+
+
+def test_a_run_that_has_converged_has_learnt():
+    rising = [{"reward/mean": reward} for reward in (0.1, 0.4, 0.8)]
+    assert named(steps(*rising, *[{**SOLVED, "batch/alike": 1.0}] * 9)) == []
+    best = {**EQUAL, "reward/mean": 0.8, "batch/alike": 1.0}  # of an environment that pays no more
+    assert named(steps(*rising, *[best] * 9)) == []
+
+
+def test_a_run_that_had_nothing_to_learn_has_not():
+    assert named(steps(*[SOLVED] * 3)) == ["all_solved"]
+    assert "every task was solved" in nothing_learnt(steps(*[SOLVED] * 5), RUN)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_rare_rewards_of_one_are_no_reason_to_warn(seed):
+    """Most groups of such a run have no spread, but in three batches in a row there is one that has."""
+    rare = {"reward/mean": 1 / 32, "reward/std": 0.17, "batch/with_spread": 0.25, "batch/solve_none": 0.75}
+    none = {**EQUAL, "reward/mean": 0.0, "batch/solve_none": 1.0}
+    batches = [rare if (step + seed) % 3 == 0 else none for step in range(12)]
+    assert named(steps(*batches)) == []
+    assert nothing_learnt(steps(*batches), RUN) is None
+
+
+def biased(kind, relative, errors, measure="seconds"):
+    name = f"collection/{kind}/{measure}"
+    return {"reward/mean": 0.3, name: relative, f"{name}/errors": errors}
+
+
+def test_what_is_trained_on_is_not_what_was_sampled():
+    (finding,) = findings(steps({}, biased("bias", -0.12, -6.0)), RUN)
+    assert finding.name == "biased"
+    assert (
+        finding.seen
+        == "The rollouts that are trained on are 12% shorter (seconds) than those that were sampled"
+    )
+    (finding,) = findings(steps(biased("failures", -0.3, -9.0, "completion_len")), RUN)
+    assert "Without the attempts that failed, rollouts are 30% shorter (completion_len)" in str(finding)
+    (finding,) = findings(steps(biased("failures", -0.2, -5.0, "reward")), RUN)
+    assert (finding.name, finding.seen) == (
+        "biased_failures",
+        "Groups in which no attempt failed earn 20% less than all groups",
+    )
+    assert named(steps(biased("failures", 0.2, 5.0, "reward"))) == []  # failures that spare nobody
+    assert named(steps(biased("failures", -0.2, -3.0, "reward"))) == []  # noise
+    assert named(steps(biased("bias", -0.12, -3.0))) == []  # noise
+    assert named(steps(biased("bias", -0.001, -9.0))) == []  # sure, and too little to matter
+    assert named(steps(biased("bias", -0.12, -6.0), {"reward/mean": 0.3})) == []  # what was is not what is
+
+
+def test_a_bias_is_no_reason_that_nothing_was_learnt():
+    made = steps(*[{"reward/mean": 0.3, **biased("bias", -0.12, -6.0)}] * 4)
+    assert named(made) == ["biased"]
+    assert nothing_learnt(made, RUN) is None
+
+
+def test_records_of_before_say_nothing():
+    """Those of earlier versions have not all of the numbers."""
+    records = [{"process": "orchestrator", "step": step, "reward/mean": 0.5} for step in range(9)]
+    assert findings(RunMetrics(records).steps(), RUN) == []
+    assert nothing_learnt([], RUN) is None
+
+
+ODD = st.sampled_from([0.0, 1.0, -1.0, 1e30, 1e308, -1e308, float("inf"), float("nan"), None, "1"])
+NAMES = st.sampled_from(["reward/mean", "reward/std", "reward/played", "batch/groups", "batch/rollouts"])
+
+
+@given(st.lists(st.dictionaries(NAMES, ODD), min_size=3, max_size=8), st.booleans())
+def test_no_record_is_too_odd(batches, equal):
+    """Those of a damaged file, or of a loss beyond all measure, end neither a run nor `status`."""
+    made = steps(*({**batch, **({"batch/with_spread": 0.0} if equal else {})} for batch in batches))
+    findings(made, RUN)
+    nothing_learnt(made, RUN)
+
+
+def test_what_has_collapsed_is_gone_on_with_from_before_it_did(tmp_path):
+    run = tmp_path / "run"
+    for step in (2, 4, 6):
+        checkpoint = run / "checkpoints" / f"step_{step}"
+        checkpoint.mkdir(parents=True)
+        (checkpoint / "COMMITTED").write_text(json.dumps({"attempt": 1, "files": {}}))
+    (run / "configs").mkdir()
+    (run / "configs" / "rl.json").write_text(json.dumps({"trainer": {"optim": {"lr": 3e-4}}}))
+    alike = {**EQUAL, "reward/mean": 0.0, "batch/solve_none": 1.0, "batch/alike": 1.0}
+    good = {"reward/mean": 0.5}
+    (finding,) = findings(steps(*[good] * 5, *[alike] * 4), run)
+    assert (finding.name, finding.since) == ("collapsed", 5)
+    assert finding.advice == (
+        f"`buckeye rl fork {run} --step 4`, then `buckeye rl resume {run}-from-step-4 "
+        "--trainer.optim.lr 3e-05`"
+    )

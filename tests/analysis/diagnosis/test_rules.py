@@ -1,0 +1,101 @@
+"""Each rule names what was planted in made records, and no made run that is right is accused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from tests.analysis.diagnosis.made_runs import Made, make
+
+from buckeye.analysis.diagnosis.diagnose import diagnose
+from buckeye.analysis.diagnosis.statistics import share_interval, slope_interval
+from buckeye.run_files.record import write_event
+
+
+def named(run, **options):
+    found, notes, failed = diagnose(run, **options)
+    assert failed == {}
+    assert notes == []
+    return [one.name for one in found if one.confidence != "possible"]
+
+
+def swapped(advantages, rng):
+    return rng.permutation(advantages)
+
+
+def in_bfloat16(logprobs):
+    return (np.asarray(logprobs, np.float32).view(np.uint32) & 0xFFFF0000).view(np.float32)
+
+
+PLANTED = {
+    "mask_misplaced": Made(mask=lambda mask: np.roll(mask, -1)),
+    "rounded_log_probs": Made(sampled=in_bfloat16),
+    "advantages_misplaced": Made(advantages=swapped),
+    "end_not_trained": Made(mask=lambda mask: np.r_[mask[:-1], False]),
+    "equal_seeds": Made(equal=True),
+    "stale_weights": Made(sampler=lambda tables, version, number: tables[0]),
+    "one_engine_stale": Made(sampler=lambda tables, version, number: tables[version if number % 2 else 0]),
+    "weights_arrive_changed": Made(
+        sampler=lambda tables, version, number: tables[0] + 0.5 * (tables[version] - tables[0])
+    ),
+    "temperature_mismatch": Made(sampler=lambda tables, version, number: tables[version] / 0.7),
+    "grader_random": Made(reward=lambda word, task, rng: float(rng.random())),
+    "grader_never_pays": Made(grade=lambda reward: 0.0),
+    "duplicate_tasks": Made(prompt=lambda task: task // 4),
+    "evaluated_on_train": Made(evaluated=(0, 1, 2, 3, 4)),
+    "learning_rate_too_low": Made(drift=1e-5, steps=14),
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_what_was_planted_is_named_first(tmp_path, name):
+    found, *_ = diagnose(make(tmp_path / "run", PLANTED[name]))
+    assert found[0].name == name
+    assert found[0].confidence != "possible"
+    assert found[0].evidence
+    assert all(str(tmp_path) in evidence.command for evidence in found[0].evidence)
+
+
+def test_a_run_as_it_was_knows_nothing_of_what_came_later(tmp_path):
+    run = make(tmp_path / "run", PLANTED["evaluated_on_train"])
+    (run / "evals" / "step_0").rename(run / "evals" / "step_3")
+    write_event(run, "failure", attempt=1, cause="the disk is full")
+    assert named(run) == ["failed", "evaluated_on_train"]
+    assert named(run, step=2) == []
+    assert named(run, step=3) == ["evaluated_on_train"]
+
+
+@pytest.mark.parametrize("seed", range(1))
+def test_a_run_that_is_right_is_not_accused(tmp_path, seed):
+    usual = Made(seed=seed)
+    for name, one in {
+        "usual": usual,
+        "asynchronous": replace(usual, level=1),
+        "bfloat16 engine": replace(usual, noise=0.02, settings={"trainer": {"model": {"dtype": "bfloat16"}}}),
+    }.items():
+        assert (name, named(make(tmp_path / name, one))) == (name, [])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("noise", [1e-6, 1e-4, 0.02])
+def test_hundreds_of_runs_that_are_right_are_not_accused(tmp_path, noise):
+    dtype = {"trainer": {"model": {"dtype": "float32" if noise < 0.01 else "bfloat16"}}}
+    for seed in range(150):
+        one = Made(seed=seed, noise=noise, level=seed % 3, size=2 + seed % 7, drift=0.02 * (1 + seed % 4))
+        assert (seed, named(make(tmp_path / str(seed), replace(one, settings=dtype)))) == (seed, [])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PLANTED)
+def test_it_is_named_whatever_the_seed(tmp_path, name):
+    for seed in range(20):
+        found, *_ = diagnose(make(tmp_path / str(seed), replace(PLANTED[name], seed=seed)))
+        assert (seed, found[0].name) == (seed, name)
+
+
+def test_intervals():
+    """Wilson's interval of 5 of 10 at two errors, by hand: 0.5 +- 2 / 1.4 sqrt(0.025 + 0.01)."""
+    assert share_interval(5, 10, 2.0) == pytest.approx((0.5 - 0.26726, 0.5 + 0.26726), abs=1e-4)
+    low, high = slope_interval(np.array([1.0, 2.0, 3.0]), np.array([2.0, 4.0, 6.0]))
+    assert (low, high) == pytest.approx((2.0, 2.0))

@@ -1,0 +1,102 @@
+"""A run that cannot learn is warned of while it goes on."""
+
+import json
+import logging
+
+import pytest
+from tests.analysis.diagnosis.made_runs import Made, make
+from tests.orchestrator.played import group, rollout
+from tests.waiting import wait_for
+
+from buckeye.config.orchestrator import OrchestratorConfig
+from buckeye.monitor import run_watch as watch
+from buckeye.monitor.run_watch import RunWatch
+from buckeye.orchestrator.batch import batch_metrics
+
+EQUAL = group(rollout(0.5), rollout(0.5, turns=(4,)))
+CUT_BACK = rollout(0.4, shaping={"length": -0.4})
+DIFFERENT = group(rollout(0.5), rollout(0.6))
+
+
+@pytest.fixture
+def told(tmp_path, caplog):
+    """Plays batches; the steps after which something was told, with what."""
+
+    def play(batches, **settings):
+        config = OrchestratorConfig(**settings)
+        watch, said = RunWatch(tmp_path), {}
+        for step, groups in enumerate(batches, start=10):
+            record = {"process": "orchestrator", "step": step, **batch_metrics(step, groups, config)}
+            with (tmp_path / "metrics.jsonl").open("a") as file:
+                file.write(json.dumps(record) + "\n")
+            caplog.clear()
+            with caplog.at_level(logging.WARNING):
+                watch.look()
+            said[step] = caplog.messages
+        return {step: texts for step, texts in said.items() if texts}
+
+    return play
+
+
+def test_it_is_told_after_three_batches_in_a_row_and_seldom_again(told):
+    said = told([[EQUAL, EQUAL]] * 2 + [[EQUAL, DIFFERENT]] + [[EQUAL]] * 2 + [[DIFFERENT]] + [[EQUAL]] * 60)
+    assert list(said) == [18, 65]
+    assert "the batches of steps 16 to 18" in said[18][0]
+    assert "(mean reward 0.5000)" in said[18][0]
+    assert "of steps 16 to 65" in said[65][0]
+
+
+def test_what_comes_back_is_told_again(told):
+    assert list(told([[EQUAL]] * 3 + [[DIFFERENT]] + [[EQUAL]] * 3)) == [12, 16]
+
+
+def test_rewards_that_are_advantages_need_no_spread(told):
+    assert told([[EQUAL]] * 9, advantage=None) == {}
+
+
+@pytest.mark.parametrize(
+    ("groups", "advice"),
+    [
+        ([group(rollout(0.0), rollout(0.0, turns=(4,)))], "no task was solved"),
+        ([group(rollout(1.0), rollout(1.0))], "every task was solved"),
+        ([group(rollout(0.4)), group(rollout(0.7))], "without siblings"),
+        ([group(CUT_BACK, rollout(0.0, turns=(4,), shaping={"length": 0.0}))], "no task was solved"),
+        ([group(rollout(0.4), rollout(0.4))] * 2 + [EQUAL], "word for word, so the policy has collapsed"),
+        ([group(rollout(0.4), rollout(0.4)), EQUAL], "choose tasks that are solved now and then"),
+        ([EQUAL], "every reply earns the same reward, 0.5000"),
+        ([group(rollout(0.0, truncated=True), rollout(0.0, turns=(4,), truncated=True))], "was cut off"),
+    ],
+)
+def test_the_cause_is_named(told, groups, advice):
+    assert advice in told([groups] * 3)[12][0]
+
+
+def test_all_records_are_looked_at_by_another_process(tmp_path, caplog, monkeypatch):
+    run = make(tmp_path / "run", Made(advantages=lambda advantages, rng: -advantages))
+    monkeypatch.setattr(watch, "_FIRST_SECONDS", 0.0)
+    looking = RunWatch(run)
+    with caplog.at_level(logging.WARNING):
+        wait_for(lambda: looking.look() or caplog.messages, "the records are looked at")
+        looking.look()
+    (told,) = caplog.messages  # once
+    assert told.startswith("232 of 320 samples are trained with another advantage than was computed")
+    assert told.endswith(f"See: buckeye rl rollouts {run} --step 0 --group 0 --rollout 0 --json")
+
+
+def test_what_ends_within_a_minute_is_looked_at_when_it_has_ended(tmp_path, monkeypatch):
+    run = make(tmp_path / "run", Made())
+    monkeypatch.setattr(watch, "ChildProcess", lambda *given, **named: pytest.fail("a process was started"))
+    RunWatch(run).look()
+
+
+def test_a_look_that_does_not_end_is_given_up(tmp_path, monkeypatch, caplog):
+    run = make(tmp_path / "run", Made())
+    monkeypatch.setattr(watch, "_FIRST_SECONDS", 0.0)
+    monkeypatch.setattr(watch, "_LONGEST_SECONDS", 0.0)
+    looking = RunWatch(run)
+    with caplog.at_level(logging.INFO):
+        looking.look()
+        child = looking._whole[0]
+        looking.look()
+    assert child.returncode is not None
+    assert "could not be looked at" in caplog.text

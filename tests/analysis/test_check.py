@@ -1,0 +1,357 @@
+"""The honesty check on a toy environment: it passes the honest one, and names the defect of every other."""
+
+import asyncio
+import json
+from dataclasses import dataclass
+
+import pytest
+from tests.places import ROOT
+
+from buckeye.errors import UsageError
+from buckeye.evaluation.check import CheckOptions, check_environment
+from buckeye.evaluation.checks.play_checks import check_isolated
+
+TOY = str(ROOT / "tests/envs/toy.py")
+SUBPROCESS = "same tasks in another process"
+
+
+def check(variant, **options):
+    options = {"sample": 60, "limit": 0.03, **options}
+    return asyncio.run(check_environment(TOY, {"variant": variant}, CheckOptions(**options)))
+
+
+def found(report, *statuses):
+    statuses = statuses or ("error", "warning")
+    return {result.name: result.detail for result in report.checks if result.status in statuses}
+
+
+def row(report, name):
+    return next(result for result in report.checks if result.name == name)
+
+
+@pytest.fixture(autouse=True)
+def one_process(request, monkeypatch):
+    """The second process takes a second; only the tests of it start one."""
+    if "real_process" not in request.fixturenames:
+        monkeypatch.setattr("buckeye.evaluation.check.fingerprint_elsewhere", lambda *_: here(*_))
+
+
+def here(env_id, args, splits, seed, seconds, variables):
+    from buckeye.envs.registry import load_environment
+    from buckeye.evaluation.checks.fingerprint import fingerprint
+
+    return fingerprint(load_environment(env_id, **args), splits, seed)
+
+
+@pytest.fixture
+def real_process():
+    """Asked for by the tests that start the second process."""
+
+
+def test_an_honest_environment_passes(real_process):
+    report = check("honest")
+    assert found(report) == {}
+    assert report.passed
+    assert [r.name for r in report.checks if r.status == "not run"] == []
+    assert report.sizes == {"train": 60, "eval": 60}
+    assert {(s.family, s.split) for s in report.scores} == {("reverse", "train"), ("reverse", "eval")}
+    assert max(s.mean for s in report.scores) <= 0.03
+
+
+ERROR, WARNING = "error", "warning"
+DEFECTS = [
+    ("shown", WARNING, "no answer in the prompt", "60 of 60 of reverse in train show it, answers of others"),
+    ("number shown", WARNING, "no answer in the prompt", "answers of others stand in 0%; as train-"),
+    ("constant", WARNING, "content-free policies", '1.000 by "another task\'s answer" on reverse in'),
+    (
+        "uneven choice",
+        WARNING,
+        "content-free policies",
+        "where chance is 0.333; '<answer>yes</answer>' earns 1",
+    ),
+    ("echo", WARNING, "content-free policies", "0.100 by 'its first quotation' on reverse in"),
+    ("letters", WARNING, "content-free policies", " by 'one string always' on reverse in"),
+    ("dump", WARNING, "content-free policies", "1.000 by 'all short words' on reverse in"),
+    ("overlap", ERROR, "train and held-out apart", "60 of 60 tasks of eval are in train too, as eval-"),
+    ("one id", ERROR, "task ids", "same names two tasks: one in train, another in train"),
+    ("another each time", ERROR, "same tasks when made again", "in one, "),
+    ("dice", ERROR, "same grade again", "then reward 0."),
+    ("memory", ERROR, "same grade again", "(done, call "),
+    ("too much", WARNING, "rewards from 0 to 1", "1.5 for train-"),
+    ("not a number", ERROR, "every reply is graded", "the reward is nan, which is not finite"),
+    ("wrong probe", ERROR, "probes", "1 of 2 wrong, as 'right': got 1, not 0.5"),
+    ("pays nothing", ERROR, "accepted answers are paid", "40 of 40 earn less than 0.5"),
+    ("raises", ERROR, "every reply is graded", "LookupError: no tag in the reply"),
+    ("swallows", ERROR, "errors are not scored", "a failing engine gets reward 0 on train-"),
+    ("endless", ERROR, "every reply is graded", "the rollout asked for more than 1000 replies"),
+]
+
+
+@pytest.mark.parametrize(
+    ("variant", "degree", "name", "why"), DEFECTS, ids=[variant for variant, *_ in DEFECTS]
+)
+def test_a_defect_is_found_by_name_and_has_its_degree(variant, degree, name, why):
+    report = check(variant, sample=60 if variant != "endless" else 2)
+    names = found(report, degree)
+    assert why in names.get(name, f"not found; found are {names}")
+    assert degree == WARNING or not report.passed
+
+
+@pytest.mark.parametrize(
+    ("variant", "others"),
+    [
+        ("shown", set()),
+        ("number shown", {"no answer in the prompt", "content-free policies"}),  # it is the last number
+        ("overlap", set()),
+        ("too much", {"rewards from 0 to 1", "probes"}),
+        ("wrong probe", set()),
+        ("swallows", set()),
+        ("echo", set()),
+        ("uneven choice", set()),
+        ("another each time", {"same tasks when made again", SUBPROCESS}),
+    ],
+)
+def test_a_defect_is_found_by_no_other_check(variant, others):
+    expected = others or {name for v, _, name, _ in DEFECTS if v == variant}
+    assert set(found(check(variant))) == expected
+
+
+def test_tasks_that_depend_on_the_hash_seed_are_an_error(real_process):
+    names = found(check("hash seed"))
+    assert set(names) == {SUBPROCESS}
+    assert "in the other" in names[SUBPROCESS]
+
+
+def test_a_choice_is_judged_against_chance():
+    """Three answers, each right in a third of the tasks: no defect, and worth a note."""
+    report = check("choice")
+    assert found(report) == {}
+    content_free = row(report, "content-free policies")
+    assert content_free.status == "note"
+    assert "where chance is 0.333" in content_free.detail
+    assert "more tasks would tell" in content_free.detail  # the best of many policies, on 60 tasks
+    assert row(report, "no answer in the prompt").status == "pass"
+
+
+def test_a_number_is_looked_for_as_a_number():
+    """300 does not stand in "section 3300.1", and what stands in every prompt says nothing about one."""
+    assert row(check("number"), "no answer in the prompt").status == "pass"
+
+
+def test_a_reward_that_rounding_takes_above_1_is_1():
+    assert found(check("rounded", sample=5)) == {}
+
+
+@pytest.mark.parametrize("variant", ["honest", "lucky", "choice", "echo"])
+def test_what_a_line_says_is_what_the_table_shows(variant):
+    report = check(variant, sample=5)
+    said = row(report, "content-free policies").detail
+    shown = [f"{score.mean:.3f}" for score in report.best_scores().values()]
+    assert any(number in said for number in shown)
+    if "at most" in said:
+        assert max(shown) in said
+
+
+def content_free(size):
+    """Of the toy whose prompts are worth 1 in one of six tasks when said again."""
+    options = CheckOptions(limit=0.03)
+    arguments = {"variant": "lucky", "size": size}
+    return row(asyncio.run(check_environment(TOY, arguments, options)), "content-free policies")
+
+
+def test_few_tasks_cannot_tell_a_defect_from_luck():
+    """One lucky answer of ten is far above 0.03, and no defect. Of many tasks as large a share is one."""
+    small = content_free(10)
+    assert small.status == "note"
+    assert "it may be luck" in small.detail
+    assert row(check("honest", sample=2), "content-free policies").status == "not run"
+    assert content_free(120).status == "warning"
+
+
+def test_where_every_rollout_errors_nothing_else_is_called_passed():
+    report = check("always raises", sample=5)
+    graded = ("same grade again", "rewards from 0 to 1", "accepted answers are paid", "content-free policies")
+    assert not report.passed
+    assert [name for name in graded if row(report, name).status == "pass"] == []
+
+
+def test_what_there_is_no_time_for_is_said_and_no_pass():
+    report = check("slow", budget=0.5)
+    assert report.passed
+    assert set(report.missed) >= {"policies without content", "the best constant"}
+    assert report.to_json()["no_time_for"] == report.missed
+    assert sum(report.missed.values()) > 0
+    nothing = check("slow", budget=0.0)
+    assert {r.status for r in nothing.checks if r.name in ("probes", "same grade again")} == {"not run"}
+    assert row(nothing, "every reply is graded").status == "not run"
+
+
+def test_an_environment_without_a_train_split_is_checked_without_a_constant():
+    report = check("eval only")
+    assert found(report) == {}
+    assert report.sizes == {"eval": 60}
+    policies = {score.policy for score in report.scores}
+    assert "one string always" not in policies
+    assert "another task's answer" in policies
+
+
+def test_a_held_out_family_that_is_not_trained_is_played_with_the_constants_of_the_others():
+    report = check("new family")
+    assert found(report) == {}
+    assert ("one string always", "new") in {(score.policy, score.family) for score in report.scores}
+
+
+def test_the_best_constant_is_climbed_to():
+    """The toy pays 0.2 for the share of b's, and no word of its prompts is all b's."""
+    report = check("letters")
+    best = max(report.scores, key=lambda score: score.mean)
+    assert best.policy == "one string always"
+    assert best.mean > 0.1
+
+
+def test_the_limit_is_a_choice():
+    assert found(check("echo", limit=0.15)) == {}
+    assert set(found(check("echo", limit=0.05))) == {"content-free policies"}
+
+
+def test_without_answers_in_the_data_what_needs_them_is_not_run():
+    report = check("no answers")
+    assert report.passed
+    assert {r.name for r in report.checks if r.status == "not run"} == {
+        "no answer in the prompt",
+        "accepted answers are paid",
+    }
+
+
+@pytest.mark.parametrize(
+    ("data", "status", "detail"),
+    [
+        ("{'answer': np.int64(i)}", "pass", "20 answers earn at least 0.5"),
+        ("{'accept': np.array([i])}", "pass", "20 answers earn at least 0.5"),
+        ("{'answer': i} if i == 39 else {}", "pass", "1 answers earn at least 0.5"),
+        ("{'answer': {'n': i}}", "not run", "`answer` is no text, number or list of them, but dict, as in "),
+        ("{'answer': None}", "not run", "no task has `accept` or `answer` in its data"),
+    ],
+)
+def test_answers_are_found_where_they_are(tmp_path, data, status, detail):
+    path = tmp_path / "numbers.py"
+    path.write_text(
+        f"""
+import numpy as np
+from buckeye.envs.base import Outcome, Task
+
+class Numbers:
+    name = "numbers"
+
+    def tasks(self, split):
+        asked = [({{"role": "user", "content": f"Say {{'x' * i}}."}},) for i in range(40)]
+        return {{"train": [Task(id=str(i), messages=m, data={data}) for i, m in enumerate(asked)]}}[split]
+
+    async def rollout(self, task, policy):
+        return Outcome(reward=float((await policy.chat(task.messages)).text == task.id))
+
+def load_environment():
+    return Numbers()
+"""
+    )
+    report = asyncio.run(check_environment(str(path), {}, CheckOptions(limit=0.03)))
+    found = row(report, "accepted answers are paid")
+    assert found.status == status
+    assert found.detail.startswith(detail)
+
+
+def test_without_a_held_out_split_there_is_nothing_to_keep_apart():
+    report = check("train only")
+    assert [(r.name, r.detail) for r in report.checks if r.status == "not run"] == [
+        ("train and held-out apart", "there is only train")
+    ]
+
+
+def test_the_report_is_json():
+    report = json.loads(json.dumps(check("raises").to_json(), allow_nan=False))
+    assert report["environment"] == "toy"
+    assert report["passed"] is False
+    nothing = next(s for s in report["content_free"] if s["policy"] == "nothing")
+    assert nothing["tasks"] + nothing["errored"] == 60
+    assert {c["status"] for c in report["checks"]} <= {"pass", "note", "warning", "error", "not run"}
+    assert report["errors"] == sum(c["status"] == "error" for c in report["checks"]) > 0
+    assert [(p["got"], p["error"] is None, p["passed"]) for p in report["probes"]] == [
+        (1.0, True, True),
+        (None, False, False),
+    ]
+
+
+def test_the_same_seed_gives_the_same_report():
+    first, second = (check("echo", seed=7).to_json() for _ in range(2))
+    assert {**first, "seconds": 0} == {**second, "seconds": 0}
+
+
+def test_an_environment_that_cannot_give_its_tasks_is_a_usage_error(tmp_path):
+    path = tmp_path / "hollow.py"
+    path.write_text(
+        "class Hollow:\n    name = 'hollow'\n    splits = ('train',)\n"
+        "    def tasks(self, split): return []\n    async def rollout(self, task, policy): ...\n"
+        "def load_environment(): return Hollow()\n"
+    )
+    with pytest.raises(UsageError, match="hollow has no tasks in its split 'train'"):
+        asyncio.run(check_environment(str(path), {}, CheckOptions(sample=5, limit=0.03)))
+
+
+GAMES = """
+import asyncio
+from buckeye.envs.base import Outcome, Task
+
+class Games:
+    name = "games"
+
+    def tasks(self, split):
+        prompt = {"role": "user", "content": "Play."}
+        starts = {"train": range(4), "eval": FIRST_OF_EVAL}[split]
+        return [Task(id=f"{split}-{n}", messages=(prompt,), data={"start": str(n)}) for n in starts]
+
+    async def rollout(self, task, policy):
+        for _ in range(100):
+            await policy.chat(task.messages)
+        await asyncio.sleep(0.02)
+        return Outcome(reward=0.0)
+
+def load_environment():
+    return Games()
+"""
+
+
+@pytest.mark.parametrize(
+    ("held_out", "wrong"), [("range(4, 8)", []), ("range(3, 8)", ["train and held-out apart"])]
+)
+def test_a_game_of_many_slow_turns_whose_tasks_differ_in_their_start(tmp_path, held_out, wrong):
+    path = tmp_path / "games.py"
+    path.write_text(GAMES.replace("FIRST_OF_EVAL", held_out))
+    report = asyncio.run(check_environment(str(path), {}, CheckOptions(budget=1.0, limit=0.03)))
+    assert list(found(report)) == wrong
+    assert all(score.scored <= 5 for score in report.scores)
+
+
+@pytest.mark.parametrize(
+    ("shared", "allowed", "problem", "status"),
+    [
+        ((), False, "", "pass"),
+        (("a file",), False, "", "error"),
+        (("a file",), True, "", "note"),
+        ((), False, "no time", "not run"),
+    ],
+)
+def test_an_environment_may_compare_rollouts_alone_and_side_by_side(shared, allowed, problem, status):
+    @dataclass
+    class Found:
+        shared: tuple
+        allowed: bool
+        problem: str
+
+    class Environment:
+        async def isolation(self, seconds):
+            assert seconds == 5.0
+            return Found(shared, allowed, problem)
+
+    (line,) = asyncio.run(check_isolated(Environment(), 5.0))
+    assert (line.name, line.status) == ("rollouts do not see each other", status)
+    assert asyncio.run(check_isolated(object(), 5.0)) == []

@@ -1,0 +1,174 @@
+"""`rl compare`: which of two runs is better, by how much, and what is different about them."""
+
+import json
+import shutil
+
+import pytest
+from tests.command import run_here
+
+from buckeye.analysis.comparison.curves import difference_of, mean_of
+from buckeye.run_files.record import write_event
+
+PLANS = {"trainer": {"optim": {"lr": 1e-3}, "max_steps": 4}, "orchestrator": {"max_steps": 4}}
+
+
+def rollouts(path, rewards, prompt="task {}"):
+    """A line for each reward of each task."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = [
+        {"task_id": task, "group": group, "env": "e", "reward": reward, "text": [f"{task} {number}"],
+         "messages": [{"role": "user", "content": prompt.format(task)}, {"role": "assistant", "content": ""}]}
+        for group, (task, known) in enumerate(rewards.items())
+        for number, reward in enumerate(known)
+    ]  # fmt: skip
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def write(run, steps, *, settings=PLANS, tokens=100, seconds=1.0, prompt="task {}"):
+    """A run whose steps have played tasks with these rewards."""
+    for step, rewards in enumerate(steps):
+        rollouts(run / "rollouts" / f"step_{step}.jsonl", rewards, prompt)
+    lines = [
+        {"time": step, "process": process, "step": step, **values}
+        for step, rewards in enumerate(steps)
+        for process, values in {
+            "orchestrator": {
+                "reward/mean": sum(map(sum, rewards.values())) / sum(map(len, rewards.values()))
+            },
+            "trainer": {"tokens": tokens, "time/total": seconds},
+        }.items()
+    ]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (run / "configs").mkdir()
+    (run / "configs" / "rl.json").write_text(json.dumps(settings))
+    return run
+
+
+def step(*means):
+    """Tasks 0, 1, ... of which each was played twice and earned such a mean."""
+    return {f"t{task}": [mean, mean] for task, mean in enumerate(means)}
+
+
+LOW, HIGH = step(0.0, 0.1, 0.2, 0.3, 0.2, 0.1, 0.0, 0.3), step(0.5, 0.7, 0.7, 0.7, 0.8, 0.6, 0.5, 0.8)
+
+
+@pytest.fixture
+def compared(tmp_path):
+    """Compares the runs `a` and `b`, as an object."""
+
+    def compare():
+        done = run_here("rl", "compare", "a", "b", "--json", cwd=tmp_path)
+        assert done.stderr == ""
+        return json.loads(done.stdout)
+
+    return compare
+
+
+def test_b_is_better_task_by_task(tmp_path, compared):
+    write(tmp_path / "a", [LOW] * 4)
+    write(tmp_path / "b", [LOW, LOW, LOW, HIGH])
+    found = compared()
+    verdict = found["verdict"]
+    assert verdict["outcome"] == "better"
+    assert verdict["difference"]["value"] == pytest.approx(4.1 / 8)  # 5.3 / 8 - 1.2 / 8
+    assert 0.1 < verdict["difference"]["low"] < 4.1 / 8 < verdict["difference"]["high"] < 0.7
+    text = run_here("rl", "compare", "a", "b", cwd=tmp_path).stdout
+    assert text.startswith("B is better than A: reward 0.6625 against 0.15, +0.512 [")
+    assert text.splitlines()[0].endswith("(step 3, task by task).")
+    worse = run_here("rl", "compare", "b", "a", cwd=tmp_path).stdout
+    assert worse.startswith("B is worse than A: reward 0.15 against 0.6625, -0.512 [")
+
+
+def test_runs_that_chance_can_tell_apart_are_not(tmp_path, compared):
+    write(tmp_path / "a", [LOW] * 4)
+    write(tmp_path / "b", [step(0.1, 0.0, 0.3, 0.2, 0.1, 0.2, 0.3, 0.1)] * 4)
+    assert compared()["verdict"]["outcome"] == "not told apart"
+
+
+def test_other_tasks_are_compared_by_welch(tmp_path, compared):
+    write(tmp_path / "a", [step(0.0, 0.2, 0.4)])
+    write(tmp_path / "b", [step(1.0, 0.8, 0.6)], prompt="another {}")
+    found = compared()
+    (part,) = found["parts"]["step"]
+    assert not part["paired"]
+    # means 0.2 and 0.8, deviations 0.2: error sqrt(2 x 0.04 / 3), 4 degrees of freedom, t = 2.776
+    assert part["difference"]["value"] == pytest.approx(0.6)
+    assert part["difference"]["low"] == pytest.approx(0.6 - 2.776 * 0.16330, abs=1e-3)
+    (tasks,) = found["tasks"]
+    assert tasks == {"split": "train", "a": 3, "b": 3, "shared": 0, "changed": 3}
+
+
+def test_by_tokens_and_time_only_what_both_have_is_compared(tmp_path, compared):
+    write(tmp_path / "a", [LOW] * 8, tokens=100, seconds=1.0)
+    write(tmp_path / "b", [LOW, LOW, LOW, HIGH], tokens=400, seconds=1.0)
+    parts = compared()["parts"]
+    assert [one["until"] for one in parts["step"]] == [1, 2, 3, 4]
+    assert [one["until"] for one in parts["tokens"]] == [200, 400, 600, 800]
+    assert [one["until"] for one in parts["seconds"]] == [1, 2, 3, 4]
+    by_tokens = [one["difference"] and one["difference"]["value"] for one in parts["tokens"]]
+    assert by_tokens == [None, pytest.approx(0.0), None, pytest.approx(0.0)]  # b has its second step only
+    assert parts["seconds"][-1]["difference"]["value"] == pytest.approx(4.1 / 8)
+
+
+def test_an_evaluation_of_the_same_version_decides(tmp_path, compared):
+    for name, evaluated in (("a", HIGH), ("b", LOW)):
+        run = write(tmp_path / name, [LOW] * 4)
+        rollouts(run / "evals" / "step_0" / "e.jsonl", LOW)
+        rollouts(run / "evals" / "step_2" / "e.jsonl", evaluated)
+    rollouts(tmp_path / "b" / "evals" / "step_4" / "e.jsonl", HIGH)
+    found = compared()
+    assert [one["version"] for one in found["evaluations"]] == [0, 2]
+    assert found["verdict"]["outcome"] == "worse"
+    assert found["verdict"]["by"] == "the evaluation of version 2, 8 tasks"
+
+
+def test_what_differs_is_named_once(tmp_path, compared):
+    other = {"trainer": {"optim": {"lr": 3e-3}, "max_steps": 9}, "orchestrator": {"max_steps": 9}}
+    for name, settings, torch in (("a", PLANS, "2.1"), ("b", other, "2.2")):
+        run = write(tmp_path / name, [LOW] * 4, settings=settings)
+        versions = {"Python": "3.12.1", "torch": torch, "code": "abc"}
+        write_event(run, "start", attempt=1, versions=versions, machine={"cores": 2})
+    found = compared()
+    assert [(one["name"], one["a"], one["b"]) for one in found["settings"]] == [
+        ("trainer.optim.lr", 1e-3, 3e-3),
+        ("trainer.max_steps", 4, 9),
+    ]
+    assert found["versions"] == [{"name": "torch", "a": "2.1", "b": "2.2"}]
+    assert found["machines"] == []
+    text = run_here("rl", "compare", "a", "b", cwd=tmp_path).stdout
+    assert "  trainer.optim.lr   0.001  0.003\n" in text
+    assert "machines: no difference is recorded\n" in text
+
+
+def test_a_copy_and_a_torn_run_are_compared(tmp_path, compared):
+    run = write(tmp_path / "a", [LOW] * 4)
+    shutil.copytree(run, tmp_path / "b")
+    with (tmp_path / "b" / "metrics.jsonl").open("a") as file:
+        file.write('{"process": "orch')
+    (tmp_path / "b" / "rollouts" / "step_3.jsonl").write_text('{"task_id": "t0", "rew')
+    found = compared()
+    assert found["verdict"]["outcome"] == "not told apart"
+    assert found["curves"]["b"]["step"] == [0, 1, 2, 3]  # of the last one the figures are left
+
+
+def test_what_cannot_be_compared_is_a_failure(tmp_path):
+    write(tmp_path / "a", [LOW])
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "metrics.jsonl").touch()
+    done = run_here("rl", "compare", "a", "b", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert done.stdout.startswith("B and A cannot be compared: B recorded no reward.\n")
+    done = run_here("rl", "compare", "a", "none", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "none is no directory, name or id of a known run" in done.stderr
+    done = run_here("rl", "compare", "a", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "Missing argument 'B'" in done.stderr
+
+
+@pytest.mark.parametrize("values", [[3.0], [3.0, 3.0, 3.0]])
+def test_values_whose_spread_is_not_known_have_no_interval(values):
+    found = mean_of(values)
+    assert (found.value, found.low, found.high, found.n) == (3.0, None, None, len(values))
+    difference, paired = difference_of(dict(enumerate(values)), {f"b{n}": 5.0 for n in range(3)})
+    assert (difference.value, difference.low, difference.high, paired) == (2.0, None, None, False)

@@ -1,0 +1,124 @@
+"""The table of held-out tasks that the demonstration prints, from evaluations written by hand."""
+
+import asyncio
+import json
+
+import pytest
+
+from buckeye.envs.base import Outcome, Task
+from buckeye.setup.demo.baseline import baselines
+from buckeye.setup.demo.held_out import exact_table, make_rows, read_tasks
+
+FAMILIES = ("free", "fixed")
+
+
+class Words:
+    """Words to say. In the family `fixed` the answer is always the same, so that no content is needed."""
+
+    name = "words"
+    splits = ("train", "near", "far")
+
+    def tasks(self, split):
+        if split == "train":
+            return [self._task(family, "train", i) for family in FAMILIES for i in range(100, 160)]
+        return [self._task(f, s, i) for f in FAMILIES for s in ("near", "far") for i in range(20)]
+
+    def _task(self, family, split, i):
+        answer = "fix" if family == "fixed" else f"word{i * 7919 % 1000}"
+        prompt = {"role": "user", "content": f"{split} {family}: say number {i}"}
+        data = {
+            "family": family,
+            "split": split,
+            "lemma_ids": [f"{family}{split}{i // 2}"],
+            "accept": [answer],
+        }
+        return Task(id=f"{family}-{split}-{i}", messages=(prompt,), data=data)
+
+    async def rollout(self, task, policy):
+        reply = await policy.chat(task.messages)
+        return Outcome(reward=float(reply.text == task.data["accept"][0]))
+
+
+def record(family, split, number, reward, **more):
+    data = {"family": family, "split": split, "lemma_ids": [f"{family}{split}{number // 2}"]}
+    return {"task_id": f"{family}-{split}-{number}", "data": data, "reward": reward, **more}
+
+
+@pytest.fixture
+def evaluated(tmp_path):
+    """The tasks of an evaluation with these records."""
+
+    def read(*records):
+        path = tmp_path / "words.jsonl"
+        path.write_text("".join(json.dumps(one) + "\n" for one in records))
+        return read_tasks(path)
+
+    return read
+
+
+def everything(solved):
+    """All held-out tasks, solved where `solved(family, split, number)` is true."""
+    return [
+        record(f, s, i, float(solved(f, s, i))) for f in FAMILIES for s in ("near", "far") for i in range(20)
+    ]
+
+
+@pytest.fixture
+def before(evaluated):
+    return evaluated(*everything(lambda f, s, i: f == "fixed"))
+
+
+@pytest.fixture
+def after(evaluated):
+    return evaluated(*everything(lambda f, s, i: f == "fixed" or s == "near"))
+
+
+def test_rows_by_family_and_split(before, after):
+    rows = {row.label: row for row in make_rows(before, after, {})}
+    assert list(rows) == ["fixed", "free", "far", "near", "all tasks"]
+    whole = rows["all tasks"]
+    assert (whole.after.n, whole.after.clusters) == (80, 40)
+    assert (whole.before.value, whole.after.value, whole.change.value) == (0.5, 0.75, 0.25)
+    assert whole.change.low > 0
+    free = rows["free"]
+    assert (free.before.value, free.after.value, free.after.clusters) == (0.0, 0.5, 20)
+    assert rows["far"].change.low < 0 < rows["far"].change.high
+
+
+def test_table_shows_intervals_and_changes(before, after):
+    table = exact_table(make_rows(before, after, {("free", None): 0.125}))
+    header, *lines = table.splitlines()
+    assert header.split("  ")[0] == "exact match"
+    assert lines[1].split()[:4] == ["free", "40", "20", "0.0"]
+    assert lines[1].endswith("12.5")
+    assert "+50.0 [+" in lines[1]
+    assert lines[-1].startswith("all tasks    80     40        50.0 [")
+
+
+def test_policy_without_content_is_next_to_every_row(after):
+    found = asyncio.run(baselines(Words(), "eval", after))
+    assert found["fixed", None] == 1.0
+    assert found["free", None] <= 0.1
+    assert found[None, None] == pytest.approx(0.5, abs=0.05)
+    assert found[None, "near"] == pytest.approx(0.5, abs=0.05)
+
+
+def test_rollouts_of_a_task_are_one_value(evaluated):
+    rollouts = {0: [1.0, 0.0, 0.0, 0.0], 1: [1.0, 1.0, 0.3, 0.3], 2: [None, None, 0.0, 1.0]}
+    tasks = evaluated(*(record("free", "near", n, r) for n, rewards in rollouts.items() for r in rewards))
+    (only,) = make_rows({}, tasks, {})
+    assert only.after.value == pytest.approx((1 / 4 + 2 / 4 + 1 / 2) / 3)
+    assert (only.before, only.change) == (None, None)
+
+
+def test_task_without_any_score_is_not_a_failure(evaluated):
+    before = evaluated(*(record("free", "near", i, 0.0) for i in range(4)))
+    after = evaluated(record("free", "near", 0, None), *(record("free", "near", i, 1.0) for i in range(1, 4)))
+    (only,) = make_rows(before, after, {})
+    assert (only.after.value, only.after.n, only.change.n) == (1.0, 3, 3)
+
+
+def test_nothing_scored_at_all(evaluated):
+    (only,) = make_rows({}, evaluated(record("free", "near", 0, None)), {})
+    assert only.after is None
+    assert exact_table([only]).splitlines()[1].split() == ["all", "tasks", "0", "0", "-", "-", "-", "-"]

@@ -1,0 +1,275 @@
+"""`buckeye env play`: a person, chance, or a model, and what is kept."""
+
+import json
+import random
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.command import run_here
+from tests.evaluation.chat_server import chat_server
+from tests.evaluation.test_eval_mcp import RAW
+
+from buckeye.evaluation.playing.chance import random_value, words_of
+from buckeye.evaluation.playing.person import completions, read_arguments
+from buckeye.trainer.data.chat_data import ChatFile, ChatFormat
+from buckeye.trainer.model.tiny import TinySize, make_tiny_model
+
+GREETINGS = """
+from buckeye.envs.base import Outcome, Task
+from buckeye.envs.tool_loop import play_with_tools
+
+GREET = {"name": "greet", "description": "Greets.", "parameters": {"type": "object", "required": ["who"],
+         "properties": {"who": {"type": "string", "enum": ["ann", "bob"]}, "loud": {"type": "boolean"}}}}
+
+
+class Greetings:
+    name = "greetings"
+
+    def tasks(self, split):
+        if split != "train":
+            raise KeyError(split)
+        return [Task(id=f"t{n}", messages=({"role": "user", "content": f"Greet {who}."},), data={"who": who})
+                for n, who in enumerate(["ann", "bob", "broken"])]
+
+    async def rollout(self, task, policy):
+        greeted = []
+
+        def greet(name, arguments):
+            if task.id == "t2":
+                raise OSError("the hall is closed")
+            greeted.append(arguments["who"])
+            return "Hello, \\x1b[31m" + arguments["who"]
+
+        tools = [{"type": "function", "function": GREET}]
+        played = await play_with_tools(policy, task.messages, tools, greet, max_calls=3)
+        reward = float(task.data["who"] in greeted)
+        return Outcome(reward=reward, components=played.components, stop_reason=played.stop_reason)
+
+
+def load_environment():
+    return Greetings()
+"""
+SIZE = TinySize(vocab_size=300, layers=1, hidden=64, max_length=512)
+CONFIG = """
+system_prompt: Win.
+parser: {use_thinking: true}
+action_mappings:
+  act: {_tool: act, _parser: {positional: [text]}, text: {from_arg: text}}
+rubric: {weights: {task_completion: 1.0}}
+"""
+
+
+@pytest.fixture
+def greetings(tmp_path):
+    (tmp_path / "greetings.py").write_text(GREETINGS)
+    return tmp_path
+
+
+@pytest.fixture
+def typed(monkeypatch):
+    """Has a person type lines; then the input ends."""
+
+    def type_lines(*lines):
+        rest = list(lines)
+
+        def answer(prompt):
+            if not rest:
+                raise EOFError
+            return rest.pop(0)
+
+        monkeypatch.setattr("builtins.input", answer)
+
+    return type_lines
+
+
+def play(cwd, *words, code=0):
+    done = run_here("env", "play", *words, cwd=cwd)
+    assert done.returncode == code, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    return done
+
+
+def test_a_person_is_shown_the_prompt_the_results_and_the_reward(greetings, typed):
+    typed("", "?", "greet(who=nobody)", "greet('ann', loud=true)", "I have \\", "greeted.")
+    out = play(greetings, "greetings.py").stdout
+    assert "greetings, task 1 of 3: t0\n[user]\nGreet ann.\n" in out
+    assert "  greet(who, loud): Greets.\n" in out
+    assert "nobody is no value (texts are written in quotes). Write it as greet(argument=value)" in out
+    assert '[assistant]\ngreet({"who": "ann", "loud": true})\n[tool]\nHello, ' in out
+    assert "\x1b" not in out  # what others write does not steer the terminal
+    assert "[assistant]\nI have \ngreeted.\n\nreward 1.0000, ended by answered after 2 turns\n" in out
+    assert "  tool_calls   1\n" in out
+
+
+def test_the_end_of_the_input_is_130_and_keeps_what_was_played_before(greetings, typed):
+    typed("greet('ann')", "done", "greet('bob')")
+    play(greetings, "greetings.py", "-n", "2", "--save", "chats.jsonl", code=130)
+    (line,) = (greetings / "chats.jsonl").read_text().splitlines()
+    chat = json.loads(line)
+    assert [message["role"] for message in chat["messages"]] == ["user", "assistant", "tool", "assistant"]
+    assert chat["tools"][0]["function"]["name"] == "greet"
+
+
+def test_ctrl_c_while_a_person_thinks_is_130_and_leaves_nothing(greetings):
+    argv = [sys.executable, "-m", "buckeye", "env", "play", "greetings.py"]
+    with subprocess.Popen(
+        argv, cwd=greetings, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        for line in process.stdout:
+            if line == "Greet ann.\n":
+                break
+        process.send_signal(2)
+        assert process.wait(30) == 130
+
+
+def test_chance_plays_tasks_in_turn_and_what_earns_enough_is_kept(greetings):
+    words = ("--policy", "random", "--task", "t1", "-n", "8", "--json")
+    done = play(greetings, "greetings.py", *words, "--save", "chats.jsonl", "--min-reward", "1")
+    records = [json.loads(line) for line in done.stdout.splitlines()]
+    ids = sorted(record["task_id"] for record in records)
+    assert ids == ["t0", "t0", "t1", "t1", "t1", "t2", "t2", "t2"]
+    errors = {record["error"] for record in records if record["error"]}
+    assert errors == {"OSError: the hall is closed (greetings.py:23 in greet)"}
+    won = sum(record["reward"] == 1.0 for record in records)
+    assert 0 < won < 8
+    assert len((greetings / "chats.jsonl").read_text().splitlines()) == won
+    again = play(greetings, "greetings.py", *words, "--at-once", "1")
+    alone = [json.loads(line) for line in again.stdout.splitlines()]
+    assert [record["task_id"] for record in alone] == ["t1", "t2", "t0", "t1", "t2", "t0", "t1", "t2"]
+    assert sorted(str(one["messages"]) for one in alone) == sorted(str(one["messages"]) for one in records)
+
+
+def test_what_is_played_can_be_learnt_by_sft(greetings):
+    play(greetings, "greetings.py", "--policy", "random", "-n", "2", "--save", "chats.jsonl")
+    make_tiny_model(greetings / "model", texts=["Greet ann."], size=SIZE, seed=0)
+    chat = ChatFormat(str(greetings / "model"))
+    assert len(ChatFile(greetings / "chats.jsonl", chat, seed=0, seq_len=4096)) == 2
+
+
+def test_a_model_behind_an_address(greetings):
+    call = {"id": "c1", "type": "function", "function": {"name": "greet", "arguments": '{"who": "bob"}'}}
+
+    def answer(body, _):
+        if body["messages"][-1]["role"] == "tool":
+            return "Greeted."
+        return {"role": "assistant", "content": None, "tool_calls": [call]}
+
+    with chat_server(answer) as (url, _):
+        done = play(greetings, "greetings.py", "--task", "2", "--policy", "m", "--base-url", url)
+    assert "reward 1.0000, ended by answered after 2 turns" in done.stdout
+
+
+def test_an_environment_that_fails_is_one_message(greetings, typed):
+    typed("greet('ann')")
+    done = play(greetings, "greetings.py", "--task", "3", code=1)
+    assert "no reward: OSError: the hall is closed" in done.stdout
+    assert done.stderr.startswith("error: no rollout got a reward: OSError: the hall is closed")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--task", "4"), "--task 4: there is no such id; numbers go from 1 to 3"),
+        (("--split", "eval"), "has no split 'eval'"),
+        (("--base-url", "http://127.0.0.1:1/v1"), "name it with --policy"),
+        (("--min-reward", "1"), "name a file with --save"),
+    ],
+)
+def test_wrong_words_are_told(greetings, words, said):
+    assert said in play(greetings, "greetings.py", *words, code=2).stderr
+
+
+def test_a_configuration_is_played_with_calls_in_its_form(tmp_path, typed):
+    task = {
+        "id": "one",
+        "prompt": "Say win.",
+        "mcp_config": {"board": {"command": sys.executable, "args": [str(RAW)]}},
+        "setup_tool": {"name": "setup"},
+        "evaluate_tool": {"name": "evaluate"},
+    }
+    (tmp_path / "tasks.json").write_text(json.dumps([task]))
+    (tmp_path / "gym.yaml").write_text(CONFIG)
+    typed('act("win")', "done()")
+    out = play(tmp_path, "gym.yaml").stdout
+    assert '[assistant]\n<think>I try this.</think><tool>act("win")</tool>\n' in out
+    assert "reward 1.0000, ended by done after 2 turns" in out
+    said = play(tmp_path, "gym.yaml", "--policy", "random", "--seed", "3", "--json").stdout
+    (record,) = [json.loads(line) for line in said.splitlines()]
+    calls = [m["content"] for m in record["messages"] if m["role"] == "assistant"]
+    assert calls
+    assert not record["components"]["tool_errors"]
+
+
+SCHEMAS = st.recursive(
+    st.one_of(
+        st.builds(lambda low: {"type": "integer", "minimum": low, "maximum": low + 5}, st.integers(-9, 9)),
+        st.builds(lambda least: {"type": "string", "minLength": least}, st.integers(0, 9)),
+        st.just({"enum": ["a", 1, None]}),
+        st.just({"type": ["boolean", "null"]}),
+    ),
+    lambda inner: st.one_of(
+        st.builds(lambda part: {"type": "array", "items": part, "minItems": 1}, inner),
+        st.builds(lambda one, two: {"anyOf": [one, two]}, inner, inner),
+        st.builds(
+            lambda one, two: {"type": "object", "properties": {"x": one, "y": two}, "required": ["y"]},
+            inner,
+            inner,
+        ),
+    ),
+    max_leaves=4,
+)
+
+
+@given(SCHEMAS, st.integers())
+def test_chance_gives_values_that_fit(schema, seed):
+    jsonschema = pytest.importorskip("jsonschema")
+    value = random_value(schema, schema, random.Random(seed), ["plum", "7"])
+    jsonschema.validate(value, schema)
+
+
+@pytest.mark.parametrize("kind", ["integer", "number"])
+@given(
+    bounds=st.dictionaries(
+        st.sampled_from(["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"]),
+        st.one_of(st.integers(-3, 3), st.floats(-3, 3), st.booleans(), st.just("3"), st.just([1])),
+    ),
+    seed=st.integers(),
+)
+def test_chance_gives_a_number_whatever_stands_as_a_bound(kind, bounds, seed):
+    schema = {"type": kind, **bounds}
+    value = random_value(schema, schema, random.Random(seed), ["plum", "7"])
+    assert isinstance(value, int | float)
+
+
+def test_chance_finds_the_number_between_two_that_are_left_out():
+    schema = {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1}
+    assert random_value(schema, schema, random.Random(0), ["7"]) == 0.5
+
+
+def test_words_are_those_that_were_asked_and_answered():
+    messages = [
+        {"role": "system", "content": "Tools"},
+        {"role": "user", "content": "Add 'two plums' to /tmp/a.txt, 3 times."},
+        {"role": "assistant", "content": "said"},
+        {"role": "tool", "content": "added"},
+    ]
+    assert words_of(messages) == ["Add", "two plums", "to", "/tmp/a.txt", "3", "times", "added"]
+
+
+def test_tab_completes_tools_arguments_and_values():
+    parameters = {"properties": {"who": {"enum": ["ann", "bob"]}, "loud": {}}}
+    functions = {"greet": {"name": "greet", "parameters": parameters}, "go": {"name": "go"}}
+    assert completions("", "g", functions) == ["greet(", "go("]
+    assert completions("greet(", "w", functions) == ["who="]
+    assert completions("greet(who=", '"b', functions) == ['"bob"']
+    assert completions("greet('ann', ", "", functions) == ["who=", "loud="]
+    assert completions("go(", "", functions) == []
+
+
+@pytest.mark.parametrize("text", ["1, 2, 3", "who=", "who=open('x')", ")("])
+def test_a_call_that_cannot_be_read_is_a_value_error(text):
+    with pytest.raises(ValueError, match=r"cannot be read|is no value|has 1 arguments"):
+        read_arguments(text, {"name": "f", "parameters": {"properties": {"who": {}}}})

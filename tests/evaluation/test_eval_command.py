@@ -1,0 +1,334 @@
+"""`buckeye eval` as a person calls it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from buckeye.evaluation import chat_policy
+from tests.command import run_here
+from tests.evaluation.chat_server import chat_server
+from tests.small_disk import small_disk
+from tests.waiting import wait_for
+
+ENVIRONMENT = """
+from buckeye.envs.base import Outcome, Task
+
+
+class Numbers:
+    name = "numbers"
+
+    def tasks(self, split):
+        if split != "train":
+            raise KeyError(split)
+        return [
+            Task(id=f"n{n}", messages=({"role": "user", "content": f"Say {n}."},), data={"n": n})
+            for n in range(4)
+        ]
+
+    async def rollout(self, task, policy):
+        reply = await policy.chat(task.messages)
+        right = float(reply.text == str(task.data["n"]))
+        return Outcome(reward=right, components={"length": len(reply.text)}, stop_reason="answered")
+
+
+def load_environment():
+    return Numbers()
+"""
+
+
+@pytest.fixture
+def environment(tmp_path):
+    path = tmp_path / "numbers.py"
+    path.write_text(ENVIRONMENT)
+    return str(path)
+
+
+def command(environment, tmp_path, *words):
+    return [
+        sys.executable,
+        "-m",
+        "buckeye",
+        "eval",
+        environment,
+        "--output-dir",
+        str(tmp_path / "out"),
+        *words,
+    ]
+
+
+def evaluate(environment, tmp_path, *words, code=0, **variables):
+    argv = command(environment, tmp_path, *words)
+    tmp_path.mkdir(exist_ok=True)
+    done = run_here(*argv[3:], cwd=tmp_path, env={**os.environ, **variables})
+    assert done.returncode == code, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    return done
+
+
+def rows(tmp_path):
+    return [json.loads(line) for line in (tmp_path / "out" / "rollouts.jsonl").read_text().splitlines()]
+
+
+def number_of(body):
+    return int(body["messages"][-1]["content"].split()[1].rstrip("."))
+
+
+def test_figures_by_hand(environment, tmp_path):
+    """Task 0 is always solved, task 1 in one of two rollouts, 2 and 3 never: mean reward and pass@1 are
+    (1 + 1/2) / 4, pass@2 is 2 / 4."""
+    seen = []
+
+    def answer(body, _):
+        n = number_of(body)
+        seen.append(n)
+        return "0" if n == 0 else "1" if n == 1 and seen.count(1) == 1 else "no"
+
+    with chat_server(answer) as (url, requests):
+        done = evaluate(
+            environment, tmp_path, "--base-url", url, "--model", "m", "-r", "2", "--temperature", "0.5",
+            "--max-tokens", "9", "--json", OPENAI_API_KEY="the-secret-key",
+        )  # fmt: skip
+    report = json.loads(done.stdout)
+    assert (report["tasks"], report["scored"], report["errored"], report["split"]) == (4, 8, 0, "train")
+    assert report["reward"]["value"] == report["pass@1"]["value"] == 0.375
+    assert report["pass@2"]["value"] == 0.5
+    assert 0.0 <= report["pass@2"]["low"] < 0.5 < report["pass@2"]["high"] <= 1.0
+    assert report["means"]["length"] == (1 + 1 + 1 + 2 + 2 + 2 + 2 + 2) / 8
+    assert report["means"]["completion_tokens"] == 3.0
+    assert report["stop_reasons"] == {"answered": 8}
+    headers, body = requests[0]
+    assert headers["Authorization"] == "Bearer the-secret-key"
+    assert (body["model"], body["temperature"], body["max_tokens"]) == ("m", 0.5, 9)
+    assert "seed" not in body
+    played = rows(tmp_path)
+    assert sorted((row["task_id"], row["rollout"]) for row in played) == [
+        (f"n{n}", r) for n in range(4) for r in range(2)
+    ]
+    assert played[0]["messages"][-1]["role"] == "assistant"
+    everything = "".join(path.read_text() for path in (tmp_path / "out").iterdir())
+    assert "the-secret-key" not in everything + done.stdout + done.stderr
+
+
+def test_the_table(environment, tmp_path):
+    with chat_server(lambda body, _: str(number_of(body))) as (url, _):
+        done = evaluate(environment, tmp_path, "--base-url", url, "--model", "m", "-n", "3")
+    lines = done.stdout.splitlines()
+    assert "(train) with m" in lines[0]
+    assert lines[2].split()[:2] == ["reward", "1.0000"]
+    assert any(line.startswith("3 rollouts of 3 tasks scored, 0 errored") for line in lines)
+    assert any(
+        line.startswith("note: numbers has no split 'eval': it is evaluated on its train") for line in lines
+    )
+    assert "ended by: answered 3" in lines
+
+
+def test_a_split_that_is_not_there_is_answered_with_those_that_are(environment, tmp_path):
+    words = ("--base-url", "http://127.0.0.1:9/v1", "--model", "m", "--split", "test")
+    done = evaluate(environment, tmp_path, *words, code=2)
+    assert "environment numbers has no split 'test'; it has: train" in done.stderr
+
+
+def test_a_file_that_names_no_environment_is_answered_before_anything_is_fetched(tmp_path):
+    (tmp_path / "measure.toml").write_text('model = { name = "nobody/has-this" }\n')
+    done = run_here("eval", "@", "measure.toml", cwd=tmp_path)
+    assert (done.returncode, "no environment is named" in done.stderr) == (2, True), done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["measure.toml"]
+
+
+def test_rewards_of_a_group_are_those_of_the_whole_group(environment, tmp_path):
+    """The environment pays what a reply has more than the group's mean. Where one of a group is missing, the
+    whole group is played again."""
+    in_groups = """
+    async def rollout_in_group(self, task, policy):
+        reply = await policy.chat(task.messages)
+        return Outcome(reward=None, components={"said": float(reply.text)}, pending="later")
+
+    async def finish_group(self, task, outcomes):
+        mean = sum(outcome.components["said"] for outcome in outcomes) / len(outcomes)
+        return [Outcome(reward=o.components["said"] - mean, components=o.components) for o in outcomes]
+"""
+    (tmp_path / "numbers.py").write_text(ENVIRONMENT.replace("\n\ndef load", f"{in_groups}\n\ndef load"))
+    with chat_server(lambda body, n: str(n)) as (url, requests):
+        words = ("--base-url", url, "--model", "m", "-n", "2", "-r", "2", "--max-concurrent", "1", "--json")
+        evaluate(environment, tmp_path, *words)
+        played = rows(tmp_path)
+        assert {(row["task_id"], row["rollout"]): row["reward"] for row in played} == {
+            ("n0", 0): -0.5, ("n0", 1): 0.5, ("n1", 0): -0.5, ("n1", 1): 0.5,
+        }  # fmt: skip
+        kept = [row for row in played if (row["task_id"], row["rollout"]) != ("n1", 0)]
+        path = tmp_path / "out" / "rollouts.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in kept))
+        report = json.loads(evaluate(environment, tmp_path, *words, "--resume").stdout)
+    assert len(requests) == 6
+    assert (report["scored"], report["errored"]) == (4, 0)
+
+
+def test_answers_that_were_all_cut_off_are_told(environment, tmp_path):
+    message = {"role": "assistant", "content": "0 and so on and"}
+    cut = (200, json.dumps({"choices": [{"message": message, "finish_reason": "length"}]}))
+    with chat_server(lambda body, _: cut if number_of(body) else (400, "no")) as (url, _):
+        done = evaluate(environment, tmp_path, "--base-url", url, "--model", "m", "--retries", "0")
+    assert "note: 3 of 3 answers were cut off (--max-tokens)" in done.stdout
+    assert "nearly all rollouts errored" not in done.stdout
+
+
+def test_that_nearly_all_rollouts_errored_is_told(environment, tmp_path):
+    with chat_server(lambda body, number: "1" if number == 1 else (400, "no")) as (url, _):
+        words = ("--base-url", url, "--model", "m", "--retries", "0", "-r", "3", "--max-concurrent", "1")
+        done = evaluate(environment, tmp_path, *words)
+    assert "note: nearly all rollouts errored; the figures are of 1 of 12" in done.stdout
+
+
+def test_a_busy_server_is_asked_again(environment, tmp_path):
+    with chat_server(lambda body, n: (503, "busy") if n == 1 else str(number_of(body))) as (url, requests):
+        evaluate(environment, tmp_path, "--base-url", url, "--model", "m", "--max-concurrent", "1")
+    assert len(requests) == 5
+
+
+def test_errors_are_counted_and_have_no_reward(environment, tmp_path):
+    def answer(body, _):
+        return (400, "bad request") if number_of(body) == 2 else str(number_of(body))
+
+    with chat_server(answer) as (url, _):
+        done = evaluate(environment, tmp_path, "--base-url", url, "--model", "m", "--json")
+    report = json.loads(done.stdout)
+    assert (report["scored"], report["errored"], report["reward"]["value"]) == (3, 1, 1.0)
+    assert "bad request" in next(iter(report["errors"]))
+    assert [row["reward"] for row in rows(tmp_path) if row["task_id"] == "n2"] == [None]
+
+
+def test_resume_plays_only_what_is_missing_or_errored(environment, tmp_path):
+    def broken(body, _):
+        return (400, "bad request") if number_of(body) == 2 else str(number_of(body))
+
+    with chat_server(broken) as (url, _):
+        words = ("--base-url", url, "--model", "m", "--json")
+        evaluate(environment, tmp_path, *words, "-n", "3")
+        again = evaluate(environment, tmp_path, *words, code=2)
+        assert "--resume" in again.stderr
+        other = evaluate(environment, tmp_path, *words, "--resume", "--temperature", "0.1", code=2)
+        assert "temperature was None and is 0.1" in other.stderr
+    path = tmp_path / "out" / "rollouts.jsonl"
+    path.write_bytes(path.read_bytes() + b'{"task_id": "n3", "roll')  # killed while writing
+    with chat_server(lambda body, _: str(number_of(body))) as (url, requests):
+        done = evaluate(environment, tmp_path, "--base-url", url, "--model", "m", "--json", "--resume")
+    assert sorted(number_of(body) for _, body in requests) == [2, 3]
+    assert len(rows(tmp_path)) == 5  # the torn line is gone, the errored rollout is there twice
+    report = json.loads(done.stdout)
+    assert (report["scored"], report["errored"], report["reward"]["value"]) == (4, 0, 1.0)
+
+
+def test_an_interrupted_evaluation_keeps_what_it_has(environment, tmp_path):
+    over = threading.Event()
+
+    def answer(body, _):
+        if number_of(body) == 3:
+            over.wait()
+        return str(number_of(body))
+
+    with chat_server(answer) as (url, _):
+        words = ("--base-url", url, "--model", "m")
+        process = subprocess.Popen(command(environment, tmp_path, *words), stderr=subprocess.PIPE, text=True)
+        wait_for(lambda: (tmp_path / "out" / "rollouts.jsonl").exists() and len(rows(tmp_path)) == 3)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate()
+        over.set()
+    assert process.returncode == 130
+    assert "--resume goes on" in said
+    assert sorted(row["task_id"] for row in rows(tmp_path)) == ["n0", "n1", "n2"]
+
+
+@pytest.mark.parametrize(
+    ("status", "says"), [(401, "answered 401"), (404, "answered 404")], ids=["wrong key", "no such model"]
+)
+def test_a_refusal_ends_it_at_once(environment, tmp_path, status, says):
+    with chat_server(lambda body, _: (status, "no")) as (url, _):
+        done = evaluate(environment, tmp_path, "--base-url", url, "--model", "m", code=2)
+    assert says in done.stderr
+
+
+def test_an_address_where_nobody_is_ends_it_within_seconds(environment, tmp_path, monkeypatch):
+    waits = chat_policy._WAITS
+    assert sum(waits[: chat_policy._UNHEARD - 1]) <= 10.0
+    monkeypatch.setattr(chat_policy, "_WAITS", tuple(0.0 for _ in waits))
+    words = ("--base-url", "http://127.0.0.1:9/v1", "--model", "m", "--retries", "3")
+    done = evaluate(environment, tmp_path, *words, code=2)
+    assert "http://127.0.0.1:9/v1/chat/completions did not answer" in done.stderr
+
+
+def test_a_full_disk_is_said(environment, tmp_path):
+    with small_disk(tmp_path / "out", size=64 * 1024), chat_server(lambda *_: "x" * 40_000) as (url, _):
+        done = evaluate(environment, tmp_path, "--base-url", url, "--model", "m", code=1)
+        assert "the disk is full" in done.stderr
+
+
+def test_wrong_words(environment, tmp_path):
+    assert "--model is required" in evaluate(environment, tmp_path, code=2).stderr
+    words = ("--model", "m", "--base-url", "localhost:8000")
+    assert "is no address" in evaluate(environment, tmp_path, *words, code=2).stderr
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "thesis.txt").write_text("mine")
+    words = ("--model", "m", "--base-url", "http://127.0.0.1:9/v1")
+    assert "holds something else" in evaluate(environment, tmp_path, *words, code=2).stderr
+
+
+def test_half_a_surrogate_pair_ends_nothing(environment, tmp_path):
+    """Neither in a reply, which goes on into the next turn, nor in what the environment says of it."""
+    twice = ENVIRONMENT.replace(
+        "reply = await policy.chat(task.messages)",
+        "reply = await policy.chat(task.messages)\n"
+        "        reply = await policy.chat((*task.messages, reply.message, task.messages[0]))",
+    ).replace('"answered"', '"answered \\udfff"')
+    (tmp_path / "numbers.py").write_text(twice)
+    with chat_server(lambda *_: "a \ud800 b") as (url, _):
+        done = evaluate(environment, tmp_path, "--base-url", url, "--model", "m", "-n", "2")
+    assert "2 rollouts of 2 tasks scored, 0 errored" in done.stdout
+    for row in rows(tmp_path):
+        assert row["messages"][-1]["content"] == "a \ufffd b"
+        assert row["stop_reason"] == "answered \ufffd"
+    for path in (tmp_path / "out").iterdir():
+        assert "\\ud" not in path.read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+def test_a_terminal_of_few_signs_shows_the_others_as_codes(environment, tmp_path):
+    (tmp_path / "numbers.py").write_text(
+        ENVIRONMENT.replace('"answered"', '"answered \\udfff \u00e4 \u4e2d"')
+    )
+    with chat_server(lambda *_: "no") as (url, _):
+        argv = command(environment, tmp_path, "--base-url", url, "--model", "m")
+        variables = {**os.environ, "PYTHONIOENCODING": "latin-1"}
+        done = subprocess.run(argv, env=variables, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "answered \\udfff \u00e4 \\u4e2d 4" in done.stdout.decode("latin-1")
+
+
+AGENT = """
+import json, os, sys, urllib.request
+
+task = json.load(open(os.environ["BUCKEYE_TASK"]))
+body = {"model": "any", "messages": task["messages"], "logprobs": True, "max_tokens": 4}
+headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"}
+url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+request = urllib.request.Request(url, json.dumps(body).encode(), headers)
+told = json.load(urllib.request.urlopen(request))["choices"][0]["logprobs"]["content"]
+assert all(one["logprob"] <= 0.0 for one in told)
+print(json.dumps({"reward": 1.0, "components": {"tokens": len(told)}}))
+"""
+
+
+@pytest.mark.slow
+def test_a_program_gets_log_probs_from_a_model_that_is_served_here(tmp_path, tiny_model):
+    (tmp_path / "agent.py").write_text(AGENT)
+    tasks = [{"id": str(n), "prompt": f"Say {n}."} for n in range(2)]
+    (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(task) + "\n" for task in tasks))
+    args = {"command": ["python", str(tmp_path / "agent.py")], "tasks": str(tmp_path / "tasks.jsonl")}
+    done = evaluate("agent", tmp_path, "--args", json.dumps(args), "--model", str(tiny_model), "--json")
+    report = json.loads(done.stdout)
+    assert (report["scored"], report["errored"], report["reward"]["value"]) == (2, 0, 1.0)
+    assert 1 <= report["means"]["tokens"] <= 4

@@ -1,0 +1,69 @@
+"""Many rollouts at a time: nothing leaks, nothing is mixed up."""
+
+import asyncio
+import gc
+import os
+import uuid
+
+import psutil
+import pytest
+from tests.mcp.environment.leaks import assert_none_left, processes_with
+from tests.mcp.environment.scripted import Scripted
+from tests.mcp.environment.test_rollout import DONE, config, task
+
+from buckeye.mcp.environment import McpEnvironment
+
+ROLLOUTS, AT_A_TIME = 2_000, 64
+RECALL = {
+    "act": {"_tool": "act", "_parser": {"positional": ["text"]}, "text": {"from_arg": "text"}},
+    "recall": {"_tool": "recall"},
+}
+PATIENT = config(
+    action_mappings=RECALL, defaults={"max_turns": 4, "setup_timeout": 1_200.0, "tool_timeout": 1_200.0}
+)
+"""On a busy machine 64 servers that start at once take minutes."""
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3_000)]
+
+
+def test_2000_rollouts_64_at_a_time():
+    """Every rollout writes a secret and reads it back; memory stays bounded; no process is left, and there
+    are never more than one for each rollout in progress."""
+    marker = f"marker-{uuid.uuid4()}"
+    environment = McpEnvironment(PATIENT, {"train": [task(marker)]})
+    (given,) = environment.tasks("train")
+    us = psutil.Process()
+    most_processes, memory = 0, []
+
+    async def one(number):
+        secret = f"secret-{number}-{uuid.uuid4()}"
+        policy = Scripted(f'<tool>act("{secret}")</tool>', "<tool>recall()</tool>", DONE)
+        outcome = await environment.rollout(given, policy)
+        assert outcome.error is None
+        assert policy.last_read == f"<result>\n{secret}\n</result>"
+
+    async def run():
+        nonlocal most_processes
+        slots = asyncio.Semaphore(AT_A_TIME)
+
+        async def in_a_slot(number):
+            async with slots:
+                await one(number)
+            if number % 200 == 199:
+                gc.collect()
+                memory.append(us.memory_info().rss)
+
+        async with asyncio.TaskGroup() as group:
+            playing = [group.create_task(in_a_slot(number)) for number in range(ROLLOUTS)]
+            while not all(rollout.done() for rollout in playing):
+                most_processes = max(most_processes, len(await asyncio.to_thread(processes_with, marker)))
+                await asyncio.sleep(1.0)
+
+    asyncio.run(run())
+    assert_none_left(marker)
+    assert 8 <= most_processes <= AT_A_TIME
+    grown = memory[-1] - memory[1]
+    print(f"{most_processes} processes at most; memory {[m >> 20 for m in memory]} MiB")
+    assert grown < 32 * 2**20
+    open_files = os.listdir(f"/proc/{os.getpid()}/fd")
+    assert len(open_files) < 100

@@ -1,0 +1,170 @@
+"""Every form of the mapping language, by the call of the tool that it makes."""
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from buckeye.mcp.actions.check import compile_actions
+from buckeye.mcp.actions.mapping import ActionError, bind
+from buckeye.mcp.actions.parser import ParsedCall, parse_reply
+from buckeye.mcp.config import ParserConfig
+
+MAPPINGS = """
+left: {_tool: move, _parser: {positional: []}, direction: {static: left}}
+move:
+  _tool: move
+  _parser: {positional: [direction, by]}
+  direction: {from_arg: direction}
+  by: {from_arg: by}
+click:
+  _tool: computer
+  _parser: {positional: [x, y]}
+  action: click
+  at: {from_args: [x, y]}
+  button: {from_arg: button, default: left}
+key:
+  _tool: computer
+  _parser: {positional: [key]}
+  action: key
+  keys: {from_arg: key, transform: "lambda x: x.split('+')"}
+wait: {_tool: computer, _parser: {positional: [s]}, ms: {from_arg: s, default: 1, transform: "int(x * 1000)"}}
+scroll:
+  _tool: computer
+  _parser: {positional: [direction, amount]}
+  delta_y:
+    from_arg: amount
+    transform: "lambda x, ctx: -x if ctx['direction'] == 'up' else x"
+    use_context: true
+drag:
+  _tool: computer
+  path: {from_args: [x, y], defaults: [0, 0]}
+  options: {static: {smooth: true}}
+  tags: [a, 1]
+nothing: {_tool: move, by: {from_arg: by, default: null, transform: int(x)}}
+stop: {_tool: null}
+"""
+SCHEMAS = {"move": {"required": ["direction"]}, "computer": {}}
+ACTIONS, PROBLEMS = compile_actions(yaml.safe_load(MAPPINGS))
+
+
+def bound(text, schemas=None):
+    (call,) = parse_reply(f"<tool>{text}</tool>", ParserConfig(use_thinking=False), ACTIONS).calls
+    result = bind(call, ACTIONS, schemas or {})
+    return result.tool, result.arguments
+
+
+def told(text, schemas=None):
+    with pytest.raises(ActionError) as caught:
+        bound(text, schemas)
+    return str(caught.value)
+
+
+def test_the_mappings_are_sound():
+    assert PROBLEMS == []
+
+
+@pytest.mark.parametrize(
+    ("text", "tool", "arguments"),
+    [
+        ("left()", "move", {"direction": "left"}),
+        ('move("up")', "move", {"direction": "up"}),
+        ('move("up", 2)', "move", {"direction": "up", "by": 2}),
+        ('move(by=2, direction="up")', "move", {"direction": "up", "by": 2}),
+        ('move("up", by=None)', "move", {"direction": "up", "by": None}),
+        ("click(1, 2)", "computer", {"action": "click", "at": [1, 2], "button": "left"}),
+        ('click(1, y=2, button="right")', "computer", {"action": "click", "at": [1, 2], "button": "right"}),
+        ("click()", "computer", {"action": "click", "button": "left"}),
+        ('key("ctrl+a")', "computer", {"action": "key", "keys": ["ctrl", "a"]}),
+        ("wait(1.5)", "computer", {"ms": 1500}),
+        ("wait()", "computer", {"ms": 1000}),
+        ('scroll("up", 3)', "computer", {"delta_y": -3}),
+        ('scroll("down", 3)', "computer", {"delta_y": 3}),
+        ('scroll("down")', "computer", {}),
+        ("drag(y=5)", "computer", {"path": [0, 5], "options": {"smooth": True}, "tags": ["a", 1]}),
+        ("nothing()", "move", {"by": None}),
+        ("nothing(by='7')", "move", {"by": 7}),
+        ("stop()", None, {}),
+        ("done()", None, {}),
+    ],
+)
+def test_calls(text, tool, arguments):
+    assert bound(text) == (tool, arguments)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("left(1)", "left was given 1 arguments and takes none by position. Usage: left()"),
+        (
+            'move("up", 1, 2)',
+            "move was given 3 arguments and takes 2 by position. Usage: move(",
+        ),
+        ('move("up", direction="up")', "move was given direction twice."),
+        (
+            'move(directon="up")',
+            "move has no argument directon. Did you mean direction? Usage: move(",
+        ),
+        ("done(1)", "done was given 1 arguments"),
+        ("click(1)", "click needs y too. Usage: click(x, y, button)"),
+        ("key(5)", "key: key cannot be used: int has no split."),
+        ("wait('soon')", "wait: s cannot be used: invalid literal for int()"),
+        ("scroll(amount=1)", "scroll: amount cannot be used: there is no 'direction'."),
+    ],
+)
+def test_calls_that_cannot_be_run(text, message):
+    assert told(text).startswith(message)
+
+
+def test_what_the_tool_requires_is_asked_for_by_the_name_the_model_knows():
+    assert told("move(by=1)", SCHEMAS) == "move needs direction. Usage: move(direction, by)"
+    assert told("nothing()", SCHEMAS) == "nothing needs direction. Usage: nothing(by)"
+    schemas = {"computer": {"required": ["at"]}}
+    assert told("click()", schemas) == "click needs x and y. Usage: click(x, y, button)"
+    assert bound("left()", SCHEMAS) == ("move", {"direction": "left"})
+
+
+def test_only_mapped_tools_can_be_reached():
+    for name in ("setup", "evaluate", "computer", "__class__"):
+        with pytest.raises(ActionError, match="There are: left, move, click"):
+            bind(ParsedCall(name=name), ACTIONS, {name: {}})
+
+
+def test_done_can_be_mapped_to_a_tool():
+    actions, problems = compile_actions(
+        {"done": {"_tool": "submit", "_parser": {"positional": ["a"]}, "a": {"from_arg": "a"}}}
+    )
+    assert problems == []
+    assert bind(ParsedCall(name="done", args=(5,)), actions, {}).arguments == {"a": 5}
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@given(
+    st.sampled_from([*ACTIONS]),
+    st.lists(json_values, max_size=4),
+    st.dictionaries(st.text(max_size=4), json_values, max_size=2),
+)
+def test_any_call_is_bound_or_refused_in_words(name, args, kwargs):
+    call = ParsedCall(name=name, args=tuple(args), kwargs=kwargs)
+    try:
+        found = bind(call, ACTIONS, SCHEMAS)
+    except ActionError:
+        return
+    assert found.tool == ACTIONS[name].tool
+    assert found.arguments.keys() <= ACTIONS[name].sources.keys()
+
+
+parts = st.dictionaries(st.sampled_from(["_tool", "_parser", "x"]), json_values, max_size=3)
+
+
+@given(st.dictionaries(st.text(max_size=4), json_values | parts, max_size=3))
+def test_any_mapping_is_compiled_or_its_problems_are_named(raw):
+    actions, problems = compile_actions(raw)
+    assert {problem.path[0] for problem in problems} | set(actions) >= set(raw)
+    assert all(action.tool not in ("setup", "evaluate") for action in actions.values())

@@ -1,0 +1,343 @@
+"""Replies: calls with every literal, problems with their positions, and a format score without gifts."""
+
+import contextlib
+import json
+import re
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from buckeye.mcp.actions.literals import LiteralError, read_call
+from buckeye.mcp.actions.parser import parse_reply, parse_tool_calls
+from buckeye.mcp.config import ParserConfig
+
+ACTIONS = ("move", "click", "get-sum", "done")
+THINKING = ParserConfig()
+PLAIN = ParserConfig(use_thinking=False)
+
+
+def parse(text, parser=PLAIN):
+    return parse_reply(text, parser, ACTIONS)
+
+
+def arguments(text):
+    """What the arguments written as `text` are: by position and by name."""
+    reply = parse(f"<tool>move({text})</tool>")
+    assert not reply.problems
+    (call,) = reply.calls
+    return list(call.args), dict(call.kwargs)
+
+
+def problem(text, parser=PLAIN):
+    reply = parse(text, parser)
+    assert not reply.calls
+    (only,) = reply.problems
+    return str(only)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", []),
+        ("1, -2,+3", [1, -2, 3]),
+        ("1.5, .5, 5., 1e3, -2.5E-1, 0x1F, 1_000", [1.5, 0.5, 5.0, 1000.0, -0.25, 31, 1000]),
+        ("true, True, false, False, null, None", [True, True, False, False, None, None]),
+        ("\"a, 'b')\", '(\"'", ["a, 'b')", '("']),
+        (r'"a\"b\\c\n\té\x41\/\101", "\d\ ' + '\nnext"', ['a"b\\c\n\té\x41/A', "\\d\\ \nnext"]),
+        ('"😀", "\\U0001F600"', ["😀", "😀"]),
+        ('"one\ntwo"', ["one\ntwo"]),
+        ('"""a "quoted" text""", \'\'\'it\'s\'\'\'', ['a "quoted" text', "it's"]),
+        ("[1, [2, [3,]], ], (1, (2,)), (5), ()", [[1, [2, [3]]], [1, [2]], 5, []]),
+        ("{\"a\": {'b': [null]}, }", [{"a": {"b": [None]}}]),
+        ("\n  1 ,\n  2\n", [1, 2]),
+        ('"Šuŋka 🐕"', ["Šuŋka 🐕"]),
+        ('"</tool>", "<think>"', ["</tool>", "<think>"]),
+    ],
+)
+def test_literals(text, expected):
+    assert arguments(text) == (expected, {})
+
+
+def test_arguments_with_names():
+    assert arguments('direction="left", by = 2') == ([], {"direction": "left", "by": 2})
+    assert arguments('1, data-key={"a": 1}, šuŋ=None') == ([1], {"data-key": {"a": 1}, "šuŋ": None})
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        ("move(left)", "column 12: left is no value (a text is written in quotes)"),
+        ("move", "column 11: expected ( after move, found '</tool>'"),
+        ("move 1", "expected ( after move, found '1</tool>'"),
+        ("move(1", "column 13: expected , or ), found '</tool>'"),
+        ('move("left"))', "column 19: expected </tool> after the call"),
+        ("move(1) move(2)", "column 15: expected </tool> after the call"),
+        ("move(1 2)", "expected , or ), found '2)</tool>'"),
+        ("move(,)", "expected a value, found ',)</tool>'"),
+        ('move("a)', "the text that begins here is not closed by \", found '\"a)</tool>'"),
+        ("move(a=1, a=2)", "column 17: a is given twice"),
+        ("move(a=1, 2)", "an argument without a name may not follow one with a name"),
+        ("move({1: 2})", "the keys of an object are texts in quotes"),
+        ("move({a: 2})", "the keys of an object are texts in quotes"),
+        ('move({"a": 1, "a": 2})', "the key 'a' is there twice"),
+        ("move({1, 2})", "the keys of an object are texts in quotes"),
+        ("move(007)", "expected a value, found '007)</tool>'"),
+        ("move(5abc)", "expected a value"),
+        ("move(1e999)", "the number is too large"),
+        (f"move({'9' * 5000})", "the number is too long"),
+        ("move(NaN)", "NaN is no value"),
+        ("move(-Infinity)", "expected a value"),
+        (r'move("\ud800")', "half of a character"),
+        (r'move("\x4")', "expected 2 hexadecimal digits"),
+        (r'move("\U00110000")', "expected 8 hexadecimal digits"),
+        (f"move({'[' * 5000})", "nested too deeply"),
+        ("move(__import__('os'))", "__import__ is no value"),
+        ("move(1+1)", "expected , or ), found '+1)</tool>'"),
+        ("5(1)", "expected a call such as name(...)"),
+        ("fly(1)", "column 7: there is no fly. There are: move, click, get-sum, done."),
+        ("moove(1)", "There are: move, click, get-sum, done. Did you mean move?"),
+        ("", "no call between the tags"),
+        ("  ", "no call between the tags"),
+    ],
+)
+def test_calls_that_cannot_be_read(call, told):
+    message = problem(f"<tool>{call}</tool>")
+    assert told in message
+    assert message.startswith("line 1, column ")
+
+
+def test_positions_are_those_of_the_whole_reply():
+    text = "<think>a\nb</think>\n<tool>move(1,\n     left)</tool>"
+    reply = parse(text, THINKING)
+    (only,) = reply.problems
+    assert (only.line, only.column) == (4, 6)
+    assert text[only.position :].startswith("left")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "line 1, column 1: no call; write <tool>name(...)</tool>"),
+        ("hello", "line 1, column 6: no call"),
+        ("<tool>move(1)", "line 1, column 1: <tool> is not closed by </tool>"),
+        ("<tool>move(", "line 1, column 1: <tool> is not closed by </tool>"),
+    ],
+)
+def test_replies_without_a_whole_tag(text, told):
+    assert problem(text).startswith(told)
+
+
+def test_thinking_is_taken_apart_and_never_run():
+    reply = parse("<think> I could <tool>move(1)</tool> </think>\n<tool>move(2)</tool>", THINKING)
+    assert reply.think == "I could <tool>move(1)</tool>"
+    assert [call.args for call in reply.calls] == [(2,)]
+    for parser in (THINKING, PLAIN):
+        assert parse("<think>a <tool>move(1)</tool></think>", parser).calls == ()
+        assert parse("<think>a <tool>move(1)</tool>", parser).calls == ()
+        opened_by_the_prompt = parse("so <tool>move(1)</tool>?</think><tool>move(2)</tool>", parser)
+        assert [call.args for call in opened_by_the_prompt.calls] == [(2,)]
+        assert opened_by_the_prompt.think == "so <tool>move(1)</tool>?"
+    assert "<think> is not closed by </think>" in str(parse("<think>a").problems[0])
+
+
+def test_several_calls_by_policy():
+    text = "<tool>move(1)</tool> <tool>move(2)</tool> <tool>fly()</tool>"
+    first = parse(text)
+    assert [call.args for call in first.calls] == [(1,)]
+    assert "only the first call of a reply is run" in str(first.problems[0])
+    every = parse(text, ParserConfig(use_thinking=False, several_calls="all"))
+    assert [call.args for call in every.calls] == [(1,), (2,)]
+    assert [one.message.split(".")[0] for one in every.problems] == ["there is no fly"]
+    none = parse(text, ParserConfig(use_thinking=False, several_calls="error"))
+    assert none.calls == ()
+    assert any("only one call is allowed" in str(one) for one in none.problems)
+    assert (
+        parse("<tool>fly()</tool><tool>move(1)</tool>").calls == ()
+    )  # the first one counts, and it is wrong
+
+
+def test_spans_are_where_the_calls_stand():
+    text = "<tool> move(1) </tool>\n<tool>click( 2 )</tool>"
+    calls = parse(text, ParserConfig(use_thinking=False, several_calls="all")).calls
+    assert [text[slice(*call.span)] for call in calls] == ["move(1)", "click( 2 )"]
+
+
+GOOD = "<tool>move(1)</tool>"
+
+
+@pytest.mark.parametrize(
+    ("text", "with_thinking", "without"),
+    [
+        (f"<think>a</think>\n{GOOD}", 1.0, 0.7),  # without: the thinking is text outside, 0.6 / 2 + 0.4
+        (GOOD, 0.7, 1.0),
+        ("hello", 0.0, 0.0),
+        ("", 0.0, 0.0),
+        ("<think>a</think>", 0.0, 0.0),
+        ("<think></think><tool></tool>", 0.0, 0.0),
+        ("<think>a</think><tool> </tool>", 0.0, 0.0),
+        (f"<think> </think>{GOOD}", 0.7, 1.0),
+        (f"<think>a</think>{GOOD} and more", 0.7, 0.7),
+        (f"before <think>a</think>{GOOD}", 0.7, 0.7),
+        (f"{GOOD}<think>a</think>", 0.55, 0.7),
+        ("<think>a</think><tool>fly()</tool>", 0.6, 0.3),
+        ("<think>a</think><tool>move(left)</tool>", 0.6, 0.3),
+        ("<think>a</think><tool>move(1)", 0.0, 0.0),
+        (f"<think>a</think>{GOOD}{GOOD}", 0.8, 0.5),
+        (f"a</think>{GOOD}", 1.0, 0.7),
+    ],
+)
+def test_format_score(text, with_thinking, without):
+    assert parse(text, THINKING).format_score == pytest.approx(with_thinking)
+    assert parse(text, PLAIN).format_score == pytest.approx(without)
+
+
+def test_weights_of_the_format_score_are_relative():
+    parser = ParserConfig(xml_weight=3, action_weight=1)
+    assert parse("<think>a</think><tool>fly()</tool>", parser).format_score == pytest.approx(0.75)
+    every = ParserConfig(several_calls="all")
+    assert parse(f"<think>a</think>{GOOD}{GOOD}", every).format_score == pytest.approx(1.0)
+    assert parse(f"<think>a</think>{GOOD}<tool>fly()</tool>", every).format_score == pytest.approx(0.8)
+
+
+def test_a_flood_of_tags_is_cut():
+    reply = parse("<tool>move(1)</tool>" * 1000)
+    assert len(reply.calls) == 1
+    assert any("more than 64 calls" in str(one) for one in reply.problems)
+    assert reply.format_score < 0.4
+
+
+def native(*calls, **message):
+    made = [
+        {"id": f"c{i}", "type": "function", "function": {"name": name, "arguments": written}}
+        for i, (name, written) in enumerate(calls)
+    ]
+    return {"role": "assistant", "content": "", "tool_calls": made, **message}
+
+
+def test_native_calls():
+    every = ParserConfig(format="tools", several_calls="all")
+    reply = parse_tool_calls(
+        native(
+            ("move", '{"by": 2}'),
+            ("fly", "{}"),
+            ("", "<broken"),
+            ("move", "[1]"),
+            ("move", "{"),
+            ("move", ""),
+        ),
+        every,
+        ACTIONS,
+    )
+    assert [(call.name, dict(call.kwargs), call.call_id) for call in reply.calls] == [
+        ("move", {"by": 2}, "c0"),
+        ("move", {}, "c5"),
+    ]
+    told = {one.call_id: str(one) for one in reply.problems}
+    assert told["c1"].startswith("there is no fly. There are: move")
+    assert told["c2"] == "the call cannot be read: <broken"
+    assert told["c3"] == "the arguments of move must be an object"
+    assert told["c4"].startswith("the arguments of move are not valid JSON")
+    assert reply.format_score == pytest.approx(2 / 6)
+    for written in ('{"a": NaN}', '{"a": 1e999}', r'{"a": "\ud800"}', '{"a": 1, "a": 2}', "[" * 100_000):
+        assert parse_tool_calls(native(("move", written)), every, ACTIONS).calls == ()
+
+
+@pytest.mark.parametrize("written", [5, 0, 0.5, True, False, [], [1], ["a"], '"text"', "5", "null", "[]"])
+def test_native_arguments_that_are_no_object_are_told_so(written):
+    reply = parse_tool_calls(native(("move", written)), ParserConfig(format="tools"), ACTIONS)
+    assert (reply.calls, str(reply.problems[0])) == ((), "the arguments of move must be an object")
+
+
+@pytest.mark.parametrize(
+    ("text", "plain", "is_answer", "score"),
+    [
+        ("<think>Six sevens.</think>It is 42.", "It is 42.", True, 1.0),
+        ("It is 42.", "It is 42.", True, 0.5),
+        ("I look. <tool>done()</tool> It is 42.", "I look.\nIt is 42.", False, 0.5),
+        ("It is 42. <tool>fly(", "It is 42.", False, 0.5),
+        ("<think>It is 42.", "", False, 0.5),
+        ("<think></think>", "", False, 0.5),
+        ("", "", False, 0.5),
+    ],
+)
+def test_a_reply_in_plain_words(text, plain, is_answer, score):
+    reply = parse_reply(text, ParserConfig(), ACTIONS)
+    assert (reply.plain, reply.is_answer, reply.answer_score) == (plain, is_answer, score)
+
+
+def test_native_calls_one_too_many_are_each_answered():
+    calls = native(("move", "{}"), ("move", "{}"))
+    first = parse_tool_calls(calls, ParserConfig(format="tools"), ACTIONS)
+    assert [call.call_id for call in first.calls] == ["c0"]
+    assert [one.call_id for one in first.problems] == ["c1"]
+    assert first.format_score == 0.5
+    none = parse_tool_calls(calls, ParserConfig(format="tools", several_calls="error"), ACTIONS)
+    assert none.calls == ()
+    assert [one.call_id for one in none.problems] == ["c0", "c1"]
+    silent = parse_tool_calls({"role": "assistant", "content": "hi"}, ParserConfig(format="tools"), ACTIONS)
+    assert (silent.calls, silent.format_score, str(silent.problems[0])) == ((), 0.0, "no tool was called")
+
+
+scalars = (
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
+)
+values = st.recursive(
+    scalars,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(values)
+def test_a_value_survives_python_and_json(value):
+    for written in (repr(value), json.dumps(value), json.dumps(value, ensure_ascii=False, indent=1)):
+        assert read_call(f"f({written})", 0).args == [value]
+
+
+@given(
+    st.lists(values, max_size=2),
+    st.dictionaries(st.sampled_from(["a", "b-c", "šuŋ"]), values, max_size=2),
+)
+def test_a_call_survives_within_its_tags(args, kwargs):
+    inner = ", ".join([*map(repr, args), *(f"{name}={json.dumps(value)}" for name, value in kwargs.items())])
+    assert arguments(inner) == (args, kwargs)
+
+
+pieces = st.sampled_from(
+    [
+        *"()[]{},:=\"'\\ \n.-1eax",
+        "<tool>",
+        "</tool>",
+        "<think>",
+        "</think>",
+        "move(",
+        "click",
+        '"""',
+        "true",
+        "\\u12",
+    ]
+)
+
+
+@given(st.text() | st.lists(pieces).map("".join))
+@example("<tool>" * 100 + "move('" * 100)
+def test_any_text_is_read_without_a_fault(text):
+    for parser in (THINKING, PLAIN, ParserConfig(several_calls="all")):
+        reply = parse(text, parser)
+        assert 0.0 <= reply.format_score <= 1.0
+        assert reply.calls or reply.problems
+        for call in reply.calls:
+            start, end = call.span
+            assert 0 <= start < end <= len(text)
+            assert re.fullmatch(rf"{re.escape(call.name)}\s*\(.*\)", text[start:end], re.DOTALL)
+        for one in reply.problems:
+            assert 0 <= one.position <= len(text)
+            assert text[: one.position].count("\n") == one.line - 1
+
+
+@given(st.lists(pieces).map("".join) | st.text())
+def test_any_literal_is_read_as_json_or_refused(text):
+    with contextlib.suppress(LiteralError):
+        values = read_call(f"f({text})", 0).args
+        assert json.loads(json.dumps(values, allow_nan=False)) == values

@@ -1,0 +1,351 @@
+"""Rollouts against real servers, played by policies that follow a script."""
+
+import asyncio
+import json
+import sys
+import uuid
+from pathlib import Path
+
+import pytest
+from tests.mcp.environment.leaks import assert_none_left
+from tests.mcp.environment.scripted import Scripted, native
+
+from buckeye.errors import ConfigError, UsageError
+from buckeye.mcp.config import GymConfig
+from buckeye.mcp.environment import McpEnvironment
+from buckeye.mcp.tasks.task_schema import McpTask
+
+RAW = str(Path(__file__).with_name("raw_server.py"))
+
+
+@pytest.fixture
+def marker():
+    name = f"marker-{uuid.uuid4()}"
+    yield name
+    assert_none_left(name)
+
+
+def task(marker, way="", **fields):
+    given = {
+        "id": "one",
+        "prompt": "Win.",
+        "mcp_config": {"board": {"command": sys.executable, "args": [RAW, way], "env": {"MARKER": marker}}},
+        "setup_tool": {"name": "setup"},
+        "evaluate_tool": {"name": "evaluate"},
+        "metadata": {"level": 3},
+    }
+    return McpTask.model_validate(given | fields)
+
+
+def config(**fields):
+    given = {
+        "system_prompt": "Write <tool>act(text)</tool>.",
+        "parser": {"use_thinking": False},
+        "action_mappings": {
+            "act": {"_tool": "act", "_parser": {"positional": ["text"]}, "text": {"from_arg": "text"}}
+        },
+        "rubric": {"weights": {"task_completion": 1.0}},
+        "defaults": {"max_turns": 4, "setup_timeout": 60.0, "tool_timeout": 60.0},
+    }
+    return GymConfig.model_validate(given | fields)
+
+
+def play(played, policy, settings=None):
+    environment = McpEnvironment(settings or config(), {"train": [played]})
+    (given,) = environment.tasks("train")
+    return asyncio.run(environment.rollout(given, policy))
+
+
+WIN, DONE = '<tool>act("win")</tool>', "<tool>done()</tool>"
+
+
+def test_a_won_task(marker):
+    policy = Scripted(WIN, DONE)
+    outcome = play(task(marker), policy)
+    assert (outcome.reward, outcome.stop_reason, outcome.error) == (1.0, "done", None)
+    assert outcome.components["n_turns"] == 2.0
+    assert outcome.components["tool_calls"] == 1.0
+    assert outcome.components["calls"] == 3.0  # the server's own count: setup, act, evaluate
+    assert [message["role"] for message in policy.seen] == ["system", "user", "assistant", "user"]
+    assert policy.seen[1]["content"] == "Win.\n\nThe board is empty."
+    assert policy.last_read == "<result>\nYou said win.\n</result>"
+
+
+def test_a_lost_task_has_a_reward_of_0(marker):
+    outcome = play(task(marker), Scripted('<tool>act("lose")</tool>', DONE))
+    assert (outcome.reward, outcome.error) == (0.0, None)
+
+
+def test_the_parts_of_the_reward(marker):
+    """Two calls of which one fails to bind, in three replies of which two are flawless: the reward is the
+    weighted mean of 1, 1/2 and the mean format score."""
+    settings = config(
+        rubric={"weights": {"task_completion": 6.0, "tool_execution": 3.0, "format_compliance": 1.0}}
+    )
+    outcome = play(task(marker), Scripted('<tool>act("a", "b")</tool>', WIN, DONE), settings)
+    parts = outcome.components
+    assert (parts["task_completion"], parts["tool_execution"]) == (1.0, 0.5)
+    assert parts["format_compliance"] == 1.0
+    assert outcome.reward == pytest.approx((6.0 * 1 + 3.0 * 0.5 + 1.0 * 1) / 10)
+    assert (parts["tool_calls"], parts["tool_errors"]) == (2.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("way", "reward"),
+    [("grade", 0.25), ("bool", 1.0), ("json-text", 0.75), ("bare-number", 0.125), ("score-and-reward", 0.5)],
+)
+def test_where_a_reward_may_be(marker, way, reward):
+    assert play(task(marker, way), Scripted(DONE)).reward == reward
+
+
+@pytest.mark.parametrize(
+    ("replies", "stop"),
+    [
+        ([WIN] * 4, "turn_limit"),
+        ([WIN, ("length", "<tool>act(")], "truncated"),
+        ([WIN, ("length", "")], "truncated"),
+    ],
+)
+def test_it_is_graded_however_it_ends(marker, replies, stop):
+    outcome = play(task(marker), Scripted(*replies))
+    assert (outcome.reward, outcome.stop_reason) == (1.0, stop)
+
+
+def test_a_time_limit_ends_the_conversation_and_not_the_grading(marker):
+    settings = config(defaults={"max_turns": 4, "time_limit": 1e-6})
+    outcome = play(task(marker), Scripted(), settings)
+    assert (outcome.reward, outcome.stop_reason) == (0.0, "time_limit")
+
+
+def test_the_environment_may_end_it(marker):
+    outcome = play(task(marker, "ends"), Scripted(WIN))
+    assert (outcome.reward, outcome.stop_reason) == (1.0, "environment_done")
+
+
+@pytest.mark.parametrize(
+    ("way", "stop", "says"),
+    [
+        ("die-in-start", "start_failed", "no such board"),
+        ("setup-fails", "setup_failed", "no board"),
+        ("hang-in-setup", "setup_failed", "within 2 s"),
+        ("evaluate-fails", "evaluate_failed", "no grader"),
+        ("hang-in-evaluate", "evaluate_failed", "within 1 s"),
+        ("nan", "evaluate_failed", "no finite number"),
+        ("no-reward", "evaluate_failed", "gave no reward"),
+        ("failed-inside", "evaluate_failed", "says that it failed"),
+    ],
+)
+def test_a_failure_of_the_environment_is_an_error_and_no_reward(marker, way, stop, says):
+    limits = {"max_turns": 4, "setup_timeout": 60.0, "tool_timeout": 60.0}
+    if "within 1" in says:
+        limits["tool_timeout"] = 1.0
+    if "within 2" in says:
+        limits["setup_timeout"] = 2.0
+    outcome = play(task(marker, way), Scripted(WIN, WIN, DONE), config(defaults=limits))
+    assert (outcome.reward, outcome.stop_reason) == (None, stop)
+    assert says in outcome.error
+
+
+@pytest.mark.parametrize(
+    ("way", "read", "reward"),
+    [
+        ("hang-in-call", "Error: act: it gave no result in time.", 0.0),
+        ("die-in-call", "Error: act: its server has ended.", 0.0),
+        ("wrong-shape", "Error: act: its result cannot be used.", 1.0),
+        ("flood", "Error: act: its output was too large, and its server was ended.", 0.0),
+        ("tool-gone", "Error: act: it cannot be called.", 1.0),
+    ],
+)
+def test_a_server_that_a_call_breaks_is_read_and_graded(marker, way, read, reward):
+    """An untouched session is sound, so the call did it: no error that would be left out of training."""
+    limits = {"max_turns": 4, "setup_timeout": 60.0, "tool_timeout": 1.0 if way == "hang-in-call" else 60.0}
+    policy = Scripted(*[WIN] * (2 if way == "tool-gone" else 1), DONE)
+    outcome = play(task(marker, way), policy, config(defaults=limits))
+    assert (outcome.reward, outcome.stop_reason, outcome.error) == (reward, "done", None)
+    assert policy.last_read == f"<result>\n{read}\n</result>"
+    assert outcome.components["server_lost_by_call"] == 1.0
+    assert (
+        outcome.explanations["server_lost_by_call"]
+        == f"act(text='win'){read.removeprefix('Error: act')[:-1]}"
+    )
+
+
+def test_a_server_that_is_gone_takes_no_more_calls(marker):
+    policy = Scripted(WIN, WIN, DONE)
+    outcome = play(task(marker, "die-in-call"), policy)
+    assert policy.last_read == "<result>\nError: act: its server has ended.\n</result>"
+    assert outcome.components["server_lost_by_call"] == 2.0
+    assert "evaluate" in outcome.explanations["evaluate_tool"]
+
+
+def test_a_call_that_fails_where_an_untouched_session_fails_too_is_an_error(marker, tmp_path):
+    """The server starts once only: what is opened for the comparison fails, so the model is not to blame."""
+    once = f'test -e {tmp_path}/started && exit 1; touch {tmp_path}/started; exec "$$0" "$$@"'
+    server = {
+        "command": "/bin/sh",
+        "args": ["-c", once, sys.executable, RAW, "die-in-call"],
+        "env": {"MARKER": marker},
+    }
+    outcome = play(task(marker, mcp_config={"board": server}), Scripted(WIN, DONE))
+    assert (outcome.reward, outcome.stop_reason) == (None, "session_lost")
+    assert "out of cheese" in outcome.error
+
+
+def test_plain_words_after_a_good_call_are_an_answer(marker):
+    settings = config(
+        rubric={"weights": {"task_completion": 1.0, "format_compliance": 1.0}}, parser={"use_thinking": False}
+    )
+    outcome = play(task(marker), Scripted(WIN, "I have won."), settings)
+    assert (outcome.reward, outcome.stop_reason) == (1.0, "answered")
+    assert outcome.components["format_compliance"] == 1.0
+
+
+def test_a_reply_without_a_call_is_told_so(marker):
+    policy = Scripted("I would like to win.", DONE)
+    outcome = play(task(marker), policy)
+    assert "tool" in policy.last_read
+    assert outcome.components["tool_calls"] == 0.0
+    assert outcome.reward == 0.0
+
+
+@pytest.mark.parametrize("name", ["setup", "evaluate", "environment", "nonsense"])
+def test_only_mapped_tools_can_be_reached(marker, name):
+    policy = Scripted(f"<tool>{name}()</tool>", DONE)
+    outcome = play(task(marker), policy)
+    assert name in policy.last_read
+    assert "act" in policy.last_read  # what there is instead
+    assert outcome.components["calls"] == 2.0  # setup and evaluate, once each
+
+
+def test_a_tool_that_grades_cannot_be_mapped(marker):
+    settings = config(action_mappings={"peek": {"_tool": "recall"}})
+    graded = task(marker, evaluate_tool={"name": "recall"})
+    with pytest.raises(UsageError, match=r"action_mappings\.peek: the model may not call the tool 'recall'"):
+        McpEnvironment(settings, {"train": [graded]})
+
+
+def test_a_tool_that_a_setup_uses_too_can_be_mapped(marker):
+    prepared = task(marker, setup_tool=[{"name": "setup"}, {"name": "act"}])
+    McpEnvironment(config(), {"train": [prepared]})
+
+
+def test_a_mapping_to_no_tool_says_what_there_is(marker):
+    settings = config(action_mappings={"act": {"_tool": "acts"}})
+    outcome = play(task(marker), Scripted(), settings)
+    assert outcome.stop_reason == "start_failed"
+    assert "'acts'; there are: act, environment" in outcome.error
+
+
+def test_long_results_are_cut_and_say_so(marker):
+    settings = config(defaults={"max_turns": 4, "max_result_chars": 100})
+    policy = Scripted(WIN, DONE)
+    outcome = play(task(marker, "long-result"), policy, settings)
+    assert policy.last_read == f"<result>\n{'ab' * 50}\n(cut: 99900 more characters)\n</result>"
+    assert outcome.components["cut_characters"] == 99900.0
+
+
+def test_images_are_not_shown_and_counted(marker):
+    policy = Scripted(WIN, DONE)
+    outcome = play(task(marker, "image"), policy)
+    assert policy.last_read == "<result>\nseen\n(1 image not shown)\n</result>"
+    assert outcome.components["dropped_image"] == 1.0
+
+
+def test_native_tool_calls(marker):
+    settings = config(parser={"format": "tools"}, system_prompt="Act.")
+    policy = Scripted(native("act", json.dumps({"text": "win"})), "I have won.")
+    outcome = play(task(marker), policy, settings)
+    assert (outcome.reward, outcome.stop_reason) == (1.0, "answered")
+    act, done = (tool["function"] for tool in policy.tools)
+    assert (act["name"], act["description"]) == ("act", "The tool act.")
+    assert act["parameters"]["properties"] == {"text": {"type": "string"}}
+    assert act["parameters"]["required"] == ["text"]
+    assert (done["name"], done["parameters"]["properties"]) == ("done", {})
+    answer = policy.seen[-1]
+    assert (answer["role"], answer["tool_call_id"], answer["content"]) == ("tool", "call-1", "You said win.")
+
+
+def test_every_native_call_of_a_reply_gets_an_answer(marker):
+    settings = config(parser={"format": "tools", "several_calls": "first"}, system_prompt="Act.")
+    first, second = native("act", '{"text": "win"}', "a"), native("act", '{"text": "lose"}', "b")
+    both = {"role": "assistant", "content": "", "tool_calls": first["tool_calls"] + second["tool_calls"]}
+    policy = Scripted(both, "Done.")
+    outcome = play(task(marker), policy, settings)
+    assert [m["tool_call_id"] for m in policy.seen if m["role"] == "tool"] == ["a", "b"]
+    assert "first" in policy.last_read
+    assert outcome.reward == 1.0
+
+
+def test_variables_are_resolved_when_the_session_opens(marker, monkeypatch):
+    monkeypatch.setenv("BUCKEYE_API_KEY", marker)
+    server = {"command": sys.executable, "args": [RAW], "env": {"MARKER": "$buckeye_API_KEY"}}
+    assert play(task(marker, mcp_config={"board": server}), Scripted(DONE)).reward == 0.0
+
+
+def test_a_variable_that_is_not_set_is_named(marker, monkeypatch):
+    monkeypatch.delenv("NO_SUCH_KEY", raising=False)
+    server = {"url": "http://127.0.0.1:9/mcp", "headers": {"Authorization": "Bearer ${NO_SUCH_KEY}"}}
+    outcome = play(task(marker, mcp_config={"board": server}), Scripted())
+    assert outcome.stop_reason == "start_failed"
+    assert "NO_SUCH_KEY" in outcome.error
+
+
+def test_a_key_that_a_server_prints_as_it_dies_is_not_in_the_error(marker, monkeypatch):
+    monkeypatch.setenv("GIVEN_KEY", "sesame-open")
+    server = {
+        "command": "/bin/sh",
+        "args": ["-c", 'echo "the key is $$GIVEN" >&2; exit 3'],
+        "env": {"GIVEN": "${GIVEN_KEY}", "MARKER": marker},
+    }
+    outcome = play(task(marker, mcp_config={"board": server}), Scripted(DONE))
+    assert outcome.stop_reason == "start_failed"
+    assert "the key is (redacted)" in outcome.error
+    assert "sesame" not in outcome.error
+
+
+def test_arguments_nested_without_end_are_the_mistake_of_the_model(marker):
+    deep = '{"text": ' + "[" * 500 + "]" * 500 + "}"
+    given = {"act": {"_tool": "act", "text": {"from_arg": "text", "transform": "x"}}}
+    settings = config(parser={"format": "tools"}, action_mappings=given)
+    policy = Scripted(native("act", deep), native("done", "{}"))
+    outcome = play(task(marker), policy, settings)
+    assert (outcome.stop_reason, outcome.error) == ("done", None)
+    assert "nested too deeply" in policy.seen[-1]["content"]
+
+
+def test_a_server_that_nobody_runs(marker, monkeypatch):
+    monkeypatch.setattr("buckeye.mcp.stage._LISTEN_SECONDS", 1.0)
+    server = {"url": "http://127.0.0.1:9/mcp"}
+    outcome = play(task(marker, mcp_config={"board": server}), Scripted())
+    assert (outcome.reward, outcome.stop_reason) == (None, "start_failed")
+
+
+def test_two_servers_of_one_task(marker):
+    raw = {"command": sys.executable, "args": [RAW], "env": {"MARKER": marker}}
+    two = {
+        "mcp_config": {"one": raw, "two": raw},
+        "setup_tool": [{"name": "one/setup"}, {"name": "two/setup"}],
+    }
+    given = {"act": {"_tool": "two/act", "_parser": {"positional": ["text"]}, "text": {"from_arg": "text"}}}
+    settings = config(action_mappings=given)
+    for server, reward in (("one", 0.0), ("two", 1.0)):
+        graded = task(marker, evaluate_tool={"name": f"{server}/evaluate"}, **two)
+        assert play(graded, Scripted(WIN, DONE), settings).reward == reward
+    outcome = play(task(marker, mcp_config=two["mcp_config"]), Scripted(), settings)
+    assert outcome.stop_reason == "setup_failed"
+    assert "no server has this tool; there are: one/act" in outcome.error
+    for tool in ("one/setup", "two/evaluate"):
+        with pytest.raises(ConfigError, match="must not call it"):
+            assert config(action_mappings={"act": {"_tool": tool}}).actions
+
+
+def test_what_a_task_holds(marker):
+    other = task(marker, id="two", setup_tool={"name": "setup", "arguments": {"seed": 2}})
+    same = task(marker, id="three")
+    environment = McpEnvironment(config(), {"train": [task(marker), other, same]})
+    given, another, again = environment.tasks("train")
+    assert given.data == {"level": 3, "start": again.data["start"]}
+    assert another.data["start"] != given.data["start"]
+    assert given.messages[-1] == {"role": "user", "content": "Win."}
+    with pytest.raises(KeyError, match="has no split"):
+        environment.tasks("eval")

@@ -1,0 +1,35 @@
+"""The sessions of a gateway, forked behind its walls."""
+
+import os
+import shutil
+import sys
+
+import pytest
+from tests.mcp.environment.leaks import assert_none_left
+from tests.mcp.gateway.client import SERVER, Client, gateway
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux only")
+
+
+@pytest.mark.parametrize("way", ["--preload", pytest.param("--no-preload", marks=pytest.mark.slow)])
+def test_sessions_of_a_gateway(tmp_path, way):
+    folder = tmp_path / "work"
+    folder.mkdir()
+    shutil.copy(SERVER, folder / "scripted_server.py")
+    command = f"{sys.executable} -m scripted_server"
+    with gateway(folder, "--command", command, way) as running:
+        seen = []
+        for secret in ("one", "two"):
+            client = Client(running.url, **{"Env-Secret": secret}).open()
+            seen.append(client.call("environment"))
+            client.close()
+            if way == "--preload":
+                running.until(lambda: "are forked from a process" in running.log(), "no parent")
+        assert [environment["SECRET"] for environment in seen] == ["one", "two"]
+        assert seen[0].keys() == seen[1].keys()
+        own = {name for name in seen[1] if name.startswith("XDG_")} | {"HOME", "TMPDIR"}
+        assert not seen[1].keys() & (os.environ.keys() - {*own, "PATH", "LANG", "LC_ALL", "TZ"})
+        assert all(seen[0][name] != seen[1][name] for name in own)
+        running.until(lambda: running.status()["running"] == 0, "a session goes on")
+        assert running.status()["forked"] == (way == "--preload")
+    assert_none_left(str(folder))

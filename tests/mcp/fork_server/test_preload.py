@@ -1,0 +1,321 @@
+"""Sessions forked from a process with their libraries are as far apart as those started one by one."""
+
+import asyncio
+import json
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import venv
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.mcp.environment.leaks import assert_none_left
+from tests.waiting import wait_for
+
+from buckeye.base.process_guard import MARK
+from buckeye.mcp.fork_server.program import Program
+from buckeye.mcp.fork_server.servers import PARENTS, start_program
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux only")
+
+PROGRAM = Path(__file__).with_name("program.py")
+
+
+class Installed:
+    """An interpreter with a library called widgets, and a program that uses it."""
+
+    def __init__(self, folder, library):
+        venv.create(folder / "venv", symlinks=True, with_pip=False)
+        self.python = folder / "venv" / "bin" / "python"
+        (self.site,) = (folder / "venv").glob("lib/python3*/site-packages")
+        (self.site / "widgets.py").write_text(f"import os\nIMPORTED_BY = os.getpid()\n{library}\n")
+        self.folder = folder / "work"
+        self.folder.mkdir()
+        shutil.copy(PROGRAM, self.folder / "my_server.py")
+
+    def program(self, *arguments, argv=None, **variables):
+        argv = argv or (str(self.python), "-m", "my_server", *arguments)
+        return Program(argv=argv, env={"PATH": os.environ["PATH"], **variables}, cwd=self.folder)
+
+
+@pytest.fixture
+def installed(tmp_path):
+    yield lambda library="": Installed(tmp_path, library)
+    for parent in list(PARENTS._parents.values()):
+        if str(tmp_path) in parent.command.interpreter and parent._control is not None:
+            parent._control.close()
+    assert_none_left(str(tmp_path))
+    PARENTS._parents.clear()
+
+
+async def ask(process, *questions):
+    answers = []
+    for question in questions:
+        await process.write_line(json.dumps(question).encode())
+        line = await process.read_line()
+        answers.append(json.loads(line) if line is not None else None)
+    return answers
+
+
+async def session(program, *questions, preload=True):
+    """The answers of one session from its start to its end."""
+    process = await start_program(program, name="test", preload=preload)
+    try:
+        return await ask(process, *questions)
+    finally:
+        await process.close()
+
+
+def state(program):
+    parent, _ = PARENTS.of(program)
+    return parent.state
+
+
+async def settled(program):
+    """Play a first session, and wait for what its libraries' parent comes to."""
+    (first,) = await session(program, "who")
+    await asyncio.to_thread(wait_for, lambda: state(program) in ("ready", "off"), "a parent")
+    return first
+
+
+def test_a_forked_session_is_a_fresh_one(installed, monkeypatch):
+    monkeypatch.setenv("TRAINERS_KEY", "never-to-be-seen")
+    here = installed()
+
+    async def run():
+        first = await settled(here.program("--one", SECRET="alpha"))
+        process = await start_program(here.program("--two", SECRET="beta"), name="test", preload=True)
+        second, again = await ask(process, "who", "who")
+        (third,) = await session(here.program(SECRET="gamma"), "who")
+        assert process.pid == second["pid"] == second["session"]
+        await process.close()
+        assert process.ended
+        return first, second, again, third
+
+    first, second, again, third = asyncio.run(run())
+    assert first["imports"] == first["pid"]  # the first has imported it by itself,
+    assert second["imports"] == third["imports"] not in (second["pid"], third["pid"])  # the others have not
+    for one, arguments, secret in ((first, ["--one"], "alpha"), (second, ["--two"], "beta")):
+        assert one["arguments"] == arguments
+        ours = ("PATH", "LC_CTYPE", MARK)
+        assert {k: v for k, v in one["environment"].items() if k not in ours} == {"SECRET": secret}
+    assert third["arguments"] == []
+    assert [one["asked"] for one in (first, second, again, third)] == [1, 1, 2, 1]
+    assert {one["name"] for one in (first, second, third)} == {"__main__"}
+    assert {one["cwd"] for one in (first, second, third)} == {str(here.folder)}
+    assert second["files"] == third["files"]
+    assert len(second["files"]) == 4  # its three pipes, and that of the listing
+    assert len({first["random"], second["random"], third["random"]}) == 3
+    assert second["interrupt"]
+    assert second["child"]
+
+
+def test_what_a_session_is_given_is_in_the_memory_of_no_other(installed):
+    here = installed()
+    secret = "a-secret-of-one-session-alone"
+
+    async def run():
+        await settled(here.program())
+        process = await start_program(here.program(SECRET=secret), name="test", preload=True)
+        own = await ask(process, f"find {secret[::-1]}")
+        other = await session(here.program(), f"find {secret[::-1]}")
+        await process.close()
+        return own, other
+
+    assert asyncio.run(run()) == ([True], [False])
+
+
+def test_the_end_of_a_forked_session_is_known(installed):
+    here = installed()
+
+    async def run():
+        await settled(here.program())
+        process = await start_program(here.program(), name="test", preload=True)
+        answers = await ask(process, "who", "end")
+        await process.settle()
+        words = process.last_words()
+        await process.close()
+        return answers, words
+
+    (_, nothing), words = asyncio.run(run())
+    assert nothing is None
+    assert words == "it ended with exit code 3; its error output ends with:\nlast words"
+
+
+def test_after_the_end_of_the_parent_every_session_starts_by_itself(installed, caplog):
+    caplog.set_level(logging.INFO)
+    here = installed()
+
+    async def run():
+        await settled(here.program())
+        process = await start_program(here.program(), name="test", preload=True)
+        ((before,),) = [await ask(process, "who")]
+        os.kill(before["imports"], signal.SIGKILL)
+        assert await process.read_line() is None  # it ends with its parent
+        await process.settle()
+        assert process.ended
+        await process.close()
+        return [(await session(here.program(), "who"))[0] for _ in range(2)]
+
+    for after in asyncio.run(run()):
+        assert after["imports"] == after["pid"]
+    # a parent of the test before, which was asked to end, may say so only now
+    said = [message for message in caplog.messages if "by itself" in message and "code 0" not in message]
+    assert len(said) == 1
+
+
+@pytest.mark.parametrize(
+    ("library", "reason"),
+    [
+        ("import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()", "threads"),
+        ("import socket\nKEPT = socket.socket()", "connections"),
+        ("SEEN = dict(os.environ)", "all variables"),
+        ("import my_server", "the program itself"),
+        ("if not os.environ.get('SECRET'): raise ValueError('no')", "ValueError: no"),
+        ("if not os.environ.get('SECRET'): os._exit(7)", "ended"),
+    ],
+)
+def test_libraries_that_cannot_be_shared_are_not(installed, caplog, library, reason):
+    caplog.set_level(logging.INFO)
+    reach = "import sys; sys.path.append(__file__.partition('/venv/')[0] + '/work'); import my_server"
+    here = installed(library.replace("import my_server", reach))
+
+    async def run():
+        await settled(here.program(SECRET="given"))
+        return (await session(here.program(SECRET="given"), "who"))[0]
+
+    one = asyncio.run(run())
+    assert one["imports"] == one["pid"]
+    (said,) = [record.message for record in caplog.records if "by itself" in record.message]
+    assert reason in said
+
+
+def test_what_cannot_be_shared_is_imported_by_each_session_and_the_rest_is_not(installed, caplog):
+    caplog.set_level(logging.INFO)
+    here = installed()
+    (here.site / "looks.py").write_text("import os\nSEEN = dict(os.environ)\n")
+    (here.site / "uses_it.py").write_text("import looks\n")
+    program = here.folder / "my_server.py"
+    text = program.read_text().replace("import widgets\n", "import looks, uses_it, widgets\n")
+    program.write_text(text.replace('"random": RANDOM', '"random": looks.SEEN["SECRET"]'))
+
+    async def run():
+        await settled(here.program(SECRET="first"))
+        return (await session(here.program(SECRET="second"), "who"))[0]
+
+    one = asyncio.run(run())
+    assert one["imports"] != one["pid"]
+    assert one["random"] == "second"
+    (said,) = [record.message for record in caplog.records if "are forked" in record.message]
+    why = "it looks at all variables when it is imported"
+    assert f"(looks: {why}; uses_it: {why})" in said
+
+
+def test_a_variable_that_libraries_look_at_keeps_sessions_apart(installed):
+    here = installed("FLAVOUR = os.environ.get('FLAVOUR')")
+
+    async def run():
+        await settled(here.program(FLAVOUR="sour"))
+        return [
+            (await session(program, "who"))[0]
+            for program in (here.program(), here.program(FLAVOUR="sweet"), here.program(OTHER="one"))
+        ]
+
+    plain, sweet, other = asyncio.run(run())
+    assert sweet["imports"] == sweet["pid"]
+    assert plain["imports"] == other["imports"] != plain["pid"]
+
+
+def test_a_module_in_the_working_directory_goes_before_an_installed_one(installed):
+    here = installed()
+    (here.folder / "widgets.py").write_text("IMPORTED_BY = 'mine'\n")
+
+    async def run():
+        await settled(here.program())
+        return [(await session(here.program(), "who"))[0]["imports"] for _ in range(2)]
+
+    assert asyncio.run(run()) == ["mine", "mine"]
+
+
+def test_sessions_in_folders_of_their_own_are_forked_from_one_process(installed, tmp_path):
+    """Where their variables name folders of their own too, as those of rollouts do."""
+    here = installed()
+    shutil.move(here.folder / "my_server.py", here.site / "my_server.py")
+    folders = [tmp_path / name for name in ("a", "b")]
+    for folder in folders:
+        folder.mkdir()
+
+    def program(folder):
+        return replace(here.program(HOME=str(folder)), cwd=folder)
+
+    async def run():
+        await settled(program(folders[0]))
+        return [(await session(program(folder), "who"))[0] for folder in folders]
+
+    first, second = asyncio.run(run())
+    assert first["imports"] == second["imports"] not in (first["pid"], second["pid"])
+    assert [first["cwd"], second["cwd"]] == [str(folder) for folder in folders]
+    (folders[1] / "widgets.py").write_text("IMPORTED_BY = 'mine'\n")
+
+    async def hidden():
+        return (await session(program(folders[1]), "who"))[0]["imports"]
+
+    assert asyncio.run(hidden()) == "mine"
+
+
+def test_an_installed_script_is_preloaded_without_its_own_package(installed):
+    here = installed()
+    shutil.move(here.folder / "my_server.py", here.site / "my_server.py")
+    script = here.python.with_name("my-server")
+    script.write_text(f"#!{here.python}\nimport sys\nfrom my_server import main\nsys.exit(main())\n")
+    script.chmod(0o755)
+
+    async def run():
+        await settled(here.program(argv=(str(script),)))
+        return (await session(here.program(argv=(str(script), "--flag")), "who"))[0]
+
+    one = asyncio.run(run())
+    assert one["imports"] != one["pid"]
+    assert one["asked"] == 1
+    assert one["arguments"] == ["--flag"]
+    assert one["name"] == "my_server"
+
+
+def test_other_programs_and_those_that_are_not_to_be_are_not_preloaded(installed):
+    here = installed()
+    python = str(here.python)
+    for argv in (("sh", "-c", "true"), (python, "-c", "pass"), (python, "my_server.py"), ("no-such-thing",)):
+        assert PARENTS.of(here.program(argv=argv)) is None
+    assert PARENTS.of(here.program(argv=(python, "-u", "-X", "utf8", "-m", "my_server"))) is not None
+
+    async def run():
+        return [(await session(here.program(), "who", preload=False))[0] for _ in range(2)]
+
+    assert all(one["imports"] == one["pid"] for one in asyncio.run(run()))
+    assert state(here.program()) == "new"
+
+
+def test_nothing_is_left_of_a_process_that_was_killed(installed):
+    here = installed()
+    code = f"""
+import asyncio, os
+from tests.mcp.fork_server import test_preload as t
+here = t.Installed.__new__(t.Installed)
+here.python, here.folder = {str(here.python)!r}, t.Path({str(here.folder)!r})
+async def run():
+    await t.settled(here.program())
+    processes = [await t.start_program(here.program(), name="x", preload=True) for _ in range(3)]
+    answers = [await t.ask(process, "who") for process in processes]
+    assert len({{answer[0]["imports"] for answer in answers}}) == 1
+    print("up", flush=True)
+    await asyncio.sleep(600)
+asyncio.run(run())
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "up\n"
+        process.kill()
+    assert_none_left(str(here.python))

@@ -1,0 +1,139 @@
+"""How a gateway ends, what it leaves, and how it is not to be started."""
+
+import os
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from tests.mcp.gateway.client import Client, gateway, request, scripted
+from tests.waiting import wait_for
+
+from buckeye.mcp.gateway.state import own_folder
+
+HAS_NAMESPACES = sys.platform == "linux" and os.geteuid() == 0
+
+
+# What is left
+
+
+def sessions_folders(folder):
+    return [path for path in (folder / "cache" / "buckeye" / "gateway").glob("*/*") if path.is_dir()]
+
+
+@pytest.mark.skipif(not HAS_NAMESPACES, reason="needs root on Linux")
+def test_everything_an_environment_started_ends_with_its_session(tmp_path):
+    with gateway(tmp_path, "--command", scripted("stays")) as running:
+        client = Client(running.url, **{"Env-Mark": f"mark-{tmp_path}"}).open()
+        client.call("spawn")
+        mark = f"mark-{tmp_path}".encode()
+        assert len(processes_seeing(mark)) >= 2
+        client.close()
+        wait_for(lambda: not processes_seeing(mark), "processes are left")
+        running.until(lambda: not sessions_folders(tmp_path), "folders are left")
+
+
+def processes_seeing(mark):
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/environ", "rb") as file:
+                if mark in file.read():
+                    found.append(int(pid))
+        except OSError:
+            continue
+    return found
+
+
+@pytest.mark.skipif(not HAS_NAMESPACES, reason="needs root on Linux")
+def test_a_gateway_that_is_killed_leaves_no_process_and_the_next_one_removes_its_folders(tmp_path):
+    mark = f"mark-{tmp_path}"
+    with gateway(tmp_path, "--command", scripted("stays"), "--warm", "1") as running:
+        for _ in range(2):
+            Client(running.url, **{"Env-Mark": mark}).open().call("spawn")
+        running.until(lambda: running.status()["warm"] == 1, "none is warm")
+        assert len(processes_seeing(mark.encode())) >= 5
+        running.process.send_signal(signal.SIGKILL)
+        running.process.wait()
+        wait_for(lambda: not processes_seeing(mark.encode()), "processes are left")
+    assert sessions_folders(tmp_path)
+    with gateway(tmp_path, "--command", scripted()) as running:
+        assert not sessions_folders(tmp_path)
+        assert "Removed what a gateway that was killed has left" in running.log()
+
+
+def test_folders_that_no_path_reaches_are_removed_too(tmp_path):
+    root = tmp_path / "gateway"
+    place = root / "1-dead" / "1-session"
+    place.mkdir(parents=True)
+    here = os.open(place, os.O_RDONLY)
+    for name in ["x" * 200] * 1200:
+        os.mkdir(name, dir_fd=here)
+        here, outer = os.open(name, os.O_RDONLY, dir_fd=here), here
+        os.close(outer)
+    os.close(os.open("file", os.O_CREAT, dir_fd=here))
+    os.fchmod(here, 0)
+    os.close(here)
+    (place / "link").symlink_to(tmp_path)
+    with own_folder(root) as own:
+        assert [path for path in root.iterdir() if path.is_dir()] == [own]
+
+
+def test_a_gateway_that_is_told_to_end_ends_its_sessions_first(tmp_path):
+    with gateway(tmp_path, "--command", scripted()) as running:
+        client = Client(running.url).open()
+        with ThreadPoolExecutor(1) as pool:
+            call = request("tools/call", {"name": "sleep", "arguments": {"seconds": 600}})
+            waiting = pool.submit(client.post, call)
+            running.until(lambda: running.status()["sessions"][0]["requests"] == 2, "it does not wait")
+            running.process.send_signal(signal.SIGTERM)
+            assert "the gateway stops" in waiting.result().json()["error"]["message"]
+        assert running.process.wait() == 0, running.log()
+    assert not sessions_folders(tmp_path)
+
+
+# Usage
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--command", "no-such-program --x"], "there is no program 'no-such-program'"),
+        (["--command", "'"], "--command: No closing quotation: close what is open"),
+        (["--dir", "."], "has no pyproject.toml"),
+        (["--command", "cat", "--image", "a/b"], "--image and --command: choose one"),
+        (["--host", "0.0.0.0", "--command", "cat"], "BUCKEYE_API_KEY"),
+        (["--memory", "much", "--command", "cat"], "--memory much"),
+        (["--runtime", "vmware"], "choose auto, docker"),
+    ],
+)
+def test_wrong_usage(tmp_path, words, says):
+    done = subprocess.run(
+        [sys.executable, "-m", "buckeye", "gateway", *words],
+        cwd=tmp_path,
+        env={"PATH": os.environ["PATH"], "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2, done.stderr
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_port_in_use(tmp_path):
+    with gateway(tmp_path, "--command", "cat") as served:
+        refused_port(served.port, tmp_path)
+
+
+def refused_port(port, tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "buckeye", "gateway", "--port", str(port), "--command", "cat"],
+        env={"PATH": os.environ["PATH"], "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "is another server running there? Choose a --port." in done.stderr

@@ -1,0 +1,404 @@
+"""`buckeye gateway` as a process: sessions, access, and limits."""
+
+import asyncio
+import json
+import os
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+from tests.mcp.gateway.client import (
+    INITIALIZE,
+    Client,
+    events,
+    gateway,
+    processes_with,
+    request,
+    said,
+    scripted,
+)
+from tests.waiting import wait_for
+
+from buckeye.mcp.gateway.frames import read_frame
+from buckeye.mcp.gateway.gateway import Gateway
+from buckeye.mcp.gateway.settings import GatewaySettings, Refusal, Wish
+from buckeye.mcp.sandbox.base import Limits, Places
+from buckeye.mcp.sandbox.command import CommandRuntime
+
+HAS_NAMESPACES = sys.platform == "linux" and os.geteuid() == 0
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    with gateway(tmp_path_factory.mktemp("served"), "--command", scripted()) as running:
+        yield running
+
+
+# Sessions
+
+
+def test_two_sessions_do_not_see_each_other(served):
+    one, other = Client(served.url).open(), Client(served.url).open()
+    assert one.session_id != other.session_id
+    one.call("remember", value="a secret")
+    assert one.call("recall") == ["a secret"]
+    assert other.call("recall") == []
+    assert one.call("who")["tmp"] != other.call("who")["tmp"]
+
+
+def test_env_headers_become_variables_and_nothing_else_of_ours_does(tmp_path):
+    ours = {"BUCKEYE_API_KEY": "key-of-the-gateway", "WANDB_API_KEY": "key-of-the-trainer"}
+    bearer = {"Authorization": "Bearer key-of-the-gateway"}
+    with gateway(tmp_path, "--command", scripted(), env=ours) as running:
+        client = Client(running.url, **bearer, **{"Env-Foo-Bar": "v = 1", "Env-SEED": "7"}).open()
+        seen = client.call("environment")
+        assert seen["FOO_BAR"] == "v = 1"
+        assert seen["SEED"] == "7"
+        ours = {"PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "TMPDIR", "TZ", "BUCKEYE_STARTED_BY"}
+        certificates = ("_CA_CERTS", "_CA_BUNDLE", "SSL_CERT_FILE", "SSL_CERT_DIR")
+        own = {name for name in seen if name.startswith("XDG_")} | {"npm_config_cache", "UV_CACHE_DIR"}
+        assert {name for name in seen if not name.endswith(certificates)} <= {*ours, *own, "FOO_BAR", "SEED"}
+        if HAS_NAMESPACES:  # not even through /proc
+            assert client.call("read", path=f"/proc/{running.process.pid}/environ") == "FileNotFoundError"
+        assert "key-of-the" not in running.log()
+        assert running.status(**bearer)["sessions"][0]["variables"] == ["FOO_BAR", "SEED"]
+
+
+def test_a_value_that_a_dying_environment_repeats_is_not_shown(served):
+    client = Client(served.url, **{"Env-Token": "last words"}).open()
+    answer = client.post(request("tools/call", {"name": "die"}))
+    assert answer.status_code == 502
+    message = answer.json()["error"]["message"]
+    assert "exit code 3" in message
+    assert "(redacted)" in message
+    assert "last words" not in message
+
+
+def test_a_header_that_is_no_variable_is_refused(served):
+    answer = Client(served.url, **{"Env-9-": "x"}).post(request("initialize", INITIALIZE))
+    assert answer.status_code == 400
+    assert "env-9-" in answer.json()["error"]["message"].lower()
+
+
+def test_twenty_at_once(served):
+    def play(number):
+        client = Client(served.url, **{"Env-Number": str(number)}).open()
+        for turn in range(3):
+            client.call("remember", value=[number, turn])
+        seen = client.call("recall"), client.call("environment")["NUMBER"]
+        client.close()
+        return seen
+
+    with ThreadPoolExecutor(20) as pool:
+        for number, seen in enumerate(pool.map(play, range(20))):
+            assert seen == ([[number, turn] for turn in range(3)], str(number))
+    served.until(lambda: len(served.status()["sessions"]) < 20, "the sessions did not end")
+
+
+def test_delete_ends_a_session_and_later_requests_are_told_why(served):
+    client = Client(served.url).open()
+    client.close()
+    answer = client.post(request("tools/call", {"name": "recall"}))
+    assert answer.status_code == 404
+    assert answer.json()["error"]["message"] == "The session has ended: by its client"
+    answer = Client(served.url).post(request("tools/list"), **{"mcp-session-id": "no-such"})
+    assert answer.status_code == 404
+    assert "no such session" in answer.json()["error"]["message"]
+
+
+# What passes through
+
+
+def test_progress_comes_on_the_stream_of_its_request(served):
+    client = Client(served.url).open()
+    params = {"name": "progress", "arguments": {}, "_meta": {"progressToken": "t1"}}
+    answer = client.post(request("tools/call", params, 50))
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    messages = events(answer.text)
+    assert [message["params"]["progress"] for message in messages[:-1]] == [0, 1, 2]
+    assert messages[-1]["id"] == 50
+    assert said(messages[-1]) == "finished"
+
+
+def test_notifications_and_questions_of_the_server_come_on_the_sessions_stream(served):
+    client = Client(served.url).open()
+    headers = {"mcp-session-id": client.session_id}
+    with client.http.stream("GET", client.url, headers=headers) as stream:
+        lines = stream.iter_lines()
+        assert next(lines).startswith(":")  # open
+        assert client.http.get(client.url, headers=headers).status_code == 409  # one is open already
+        client.call("announce", data={"n": 1})
+        notification = json.loads(next(line for line in lines if line.startswith("data: "))[6:])
+        assert notification["params"]["data"] == {"n": 1}
+
+        asking = threading.Thread(target=lambda: results.append(client.call("ask")))
+        results = []
+        asking.start()
+        question = json.loads(next(line for line in lines if line.startswith("data: "))[6:])
+        assert question["method"] == "sampling/createMessage"
+        answer = client.post({"jsonrpc": "2.0", "id": question["id"], "result": {"said": "yes"}})
+        assert answer.status_code == 202
+        asking.join()
+        assert results == ["yes"]
+
+
+def test_errors_of_the_environment_pass_as_they_are(served):
+    answer = Client(served.url).open().post(request("resources/list", request_id="r-1"))
+    assert answer.status_code == 200
+    assert answer.json() == {
+        "jsonrpc": "2.0",
+        "id": "r-1",
+        "error": {"code": -32601, "message": "no method resources/list"},
+    }
+
+
+def test_a_body_over_several_lines_is_one_message(served):
+    client = Client(served.url).open()
+    body = json.dumps(request("tools/call", {"name": "remember", "arguments": {"value": "a\nb"}}), indent=2)
+    headers = {"mcp-session-id": client.session_id, "content-type": "application/json"}
+    assert client.http.post(client.url, content=body, headers=headers).status_code == 200
+    assert client.call("recall") == ["a\nb"]
+
+
+def test_a_server_that_prints_is_understood_and_the_lines_are_counted(tmp_path):
+    with gateway(tmp_path, "--command", scripted("banner")) as running:
+        Client(running.url).open()
+        assert running.status()["sessions"][0]["lines_that_are_no_messages"] == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "says"),
+    [
+        (b"{", 400, "no JSON-RPC message"),
+        (b"{}", 400, "neither a method nor an id"),
+        (b'[{"jsonrpc":"2.0","id":1,"method":"ping"}]', 400, "one message per request"),
+        (b'{"jsonrpc":"2.0","id":1,"method":"tools/list"}', 400, "begins with an initialize request"),
+        (b'{"jsonrpc":"2.0","id":{"a":1},"method":"initialize"}', 400, "no JSON-RPC message"),
+        (b" " * (16 * 2**20 + 1), 413, "larger than 16 MiB"),
+    ],
+)
+def test_what_is_no_message(served, body, status, says):
+    answer = httpx.post(served.url, content=body, headers={"content-type": "application/json"})
+    assert answer.status_code == status
+    assert says in answer.json()["error"]["message"]
+
+
+# The revision of the protocol without sessions
+
+
+def discover(client, **headers):
+    meta = {"io.modelcontextprotocol/protocolVersion": "2026-07-28"}
+    message = request("server/discover", {"_meta": meta})
+    return client.post(message, **{"mcp-protocol-version": "2026-07-28", **headers})
+
+
+def test_a_client_of_both_generations_is_led_to_the_handshake(served):
+    answer = discover(Client(served.url))
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["code"] == -32022
+    assert "2025-06-18" in error["data"]["supported"]
+    assert "2026-07-28" not in error["data"]["supported"]
+
+
+def test_a_client_without_handshake_names_its_session_itself(served):
+    version = {"mcp-protocol-version": "2026-07-28"}
+    one = Client(served.url, **version, **{"Buckeye-Session": "rollout-1"})
+    other = Client(served.url, **version, **{"Buckeye-Session": "rollout-2"})
+    # the frames pass: it is the environment that does not know the method
+    assert discover(one).json()["error"]["message"] == "no method server/discover"
+    one.call("remember", value=1)
+    assert one.call("recall") == [1]
+    assert other.call("recall") == []
+    assert one.http.delete(one.url).status_code == 204
+    assert one.call("recall") == []  # a new one
+
+
+def test_hanging_up_cancels_where_the_protocol_means_it(served):
+    client = Client(served.url, **{"Buckeye-Session": "cancelling"})
+    client.call("recall")
+    call = request("tools/call", {"name": "sleep", "arguments": {"seconds": 1}}, "slow")
+    with pytest.raises(httpx.ReadTimeout):
+        client.http.post(client.url, json=call, timeout=0.3)
+    wait_for(lambda: client.call("recall") == ["cancelled slow"], "no cancellation arrived")
+
+
+# Access
+
+
+@pytest.mark.parametrize("place", ["environment", ".env"])
+def test_the_key(tmp_path, place):
+    if place == ".env":
+        (tmp_path / ".env").write_text("BUCKEYE_API_KEY=right\n")
+    env = {"BUCKEYE_API_KEY": "right"} if place == "environment" else {}
+    with gateway(tmp_path, "--key", "--command", scripted(), env=env) as running:
+        for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "right"}):
+            answer = Client(running.url, **headers).post(request("initialize", INITIALIZE))
+            assert answer.status_code == 401
+            assert "BUCKEYE_API_KEY" in answer.json()["error"]["message"]
+        assert httpx.get(running.url.replace("/mcp", "/status")).status_code == 401
+        assert httpx.get(running.url.replace("/mcp", "/health")).json() == {"status": "ok"}
+        Client(running.url, Authorization="Bearer right").open().close()
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Host": "evil.example:8765"}, 403),
+        ({"Origin": "https://evil.example"}, 403),
+        ({"Host": "localhost:8765"}, 200),
+        ({"Origin": "http://localhost:3000"}, 403),  # a page of another program of this machine
+    ],
+)
+def test_pages_of_other_sites_are_refused(served, headers, status):
+    assert Client(served.url, **headers).post(request("initialize", INITIALIZE)).status_code == status
+
+
+# Limits
+
+
+def test_a_session_waits_for_its_turn_and_is_refused_after_a_while(tmp_path):
+    words = ["--command", scripted(), "--sessions", "1", "--queue-seconds", "1"]
+    with gateway(tmp_path, *words) as running:
+        first = Client(running.url).open()
+        answer = Client(running.url).post(request("initialize", INITIALIZE, 77))
+        assert answer.status_code == 503
+        assert answer.json()["id"] == 77
+        assert "All 1 environments (--sessions) are in use" in answer.json()["error"]["message"]
+
+    words = ["--command", scripted(), "--sessions", "1"]
+    with gateway(tmp_path, *words) as running, ThreadPoolExecutor(1) as pool:
+        first = Client(running.url).open()
+        second = pool.submit(Client(running.url).open)
+        running.until(lambda: running.status()["waiting"] == 1, "nobody waits")
+        first.close()
+        assert second.result().call("recall") == []
+
+
+def test_an_idle_session_is_ended_and_an_old_one_too(tmp_path):
+    with gateway(tmp_path, "--command", scripted(), "--idle-seconds", "0.3") as running:
+        client = Client(running.url).open()
+        running.until(lambda: running.status()["running"] == 0, "it was not ended")
+        answer = client.post(request("tools/call", {"name": "recall"}))
+        assert "nothing was asked for 0.3 s (--idle-seconds)" in answer.json()["error"]["message"]
+        # one that waits for an answer is not idle
+        assert Client(running.url).open().call("sleep", seconds=1) == "awake"
+    with gateway(tmp_path, "--command", scripted(), "--session-seconds", "0.5") as running:
+        client = Client(running.url).open()
+        answer = client.post(request("tools/call", {"name": "sleep", "arguments": {"seconds": 600}}))
+        assert answer.status_code == 502
+        assert "it lasted 0.5 s (--session-seconds)" in answer.json()["error"]["message"]
+
+
+def test_a_session_whose_client_was_killed_is_ended_soon(tmp_path):
+    with gateway(tmp_path, "--command", scripted(), "--left-seconds", "0.3") as running:
+        client, other = Client(running.url).open(), Client(running.url).open()
+        headers = {"mcp-session-id": client.session_id}
+        with client.http.stream("GET", running.url, headers=headers) as stream:
+            next(stream.iter_lines())
+        running.until(lambda: running.status()["running"] == 1, "it was not ended")
+        answer = client.post(request("tools/call", {"name": "recall"}))
+        assert "its client has been away for 0.3 s (--left-seconds)" in answer.json()["error"]["message"]
+        assert other.call("recall") == []  # it never had a stream, and so has not left
+
+
+def test_an_environment_that_does_not_read_is_ended(tmp_path, monkeypatch):
+    monkeypatch.setattr("buckeye.mcp.gateway.session._WRITE_SECONDS", 0.1)
+
+    async def ask():
+        runtime = CommandRuntime(["sleep", "600"], Limits())
+        made = Gateway(GatewaySettings(), runtime, Places(tmp_path))
+        session = await made.open(Wish("", ()))
+        body = json.dumps(request("tools/call", {"text": "x" * 2**20}, request_id=1)).encode()
+        channel = await session.ask(read_frame(body), body)
+        answer = json.loads(await channel.get(0))
+        await made.close()
+        return answer
+
+    assert "has not read its input for 0.1 s" in asyncio.run(ask())["error"]["message"]
+
+
+def test_a_session_that_starts_while_the_gateway_stops_is_ended(tmp_path):
+    async def stop_meanwhile():
+        runtime = CommandRuntime(["sleep", "600"], Limits())
+        started = asyncio.Event()
+
+        class Slow:
+            name, serves = "slow", "--command"
+
+            async def prepare(self, image):
+                started.set()
+                await asyncio.sleep(0.2)
+
+            async def launch(self, *given):
+                return await runtime.launch(*given)
+
+        made = Gateway(GatewaySettings(), Slow(), Places(tmp_path))
+        opening = asyncio.create_task(made.open(Wish("", ())))
+        await started.wait()
+        await made.close()
+        with pytest.raises(Refusal, match="stopping"):
+            await opening
+
+    asyncio.run(stop_meanwhile())
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "seconds", "says"),
+    [("hang", "1", "gave no answer within 1 s (--start-seconds)"), ("die", "120", "no configuration")],
+)
+def test_an_environment_that_does_not_start(tmp_path, behaviour, seconds, says):
+    with gateway(tmp_path, "--command", scripted(behaviour), "--start-seconds", seconds) as running:
+        answer = Client(running.url).post(request("initialize", INITIALIZE))
+        assert answer.status_code == 502
+        assert says in answer.json()["error"]["message"]
+        running.until(lambda: running.status()["running"] == 0, "it is still there")
+
+
+def test_an_environment_that_floods_is_ended(served):
+    client = Client(served.url).open()
+    answer = client.post(request("tools/call", {"name": "flood"}))
+    assert answer.status_code == 502
+    assert "wrote more than" in answer.json()["error"]["message"]
+    assert Client(served.url).open().call("recall") == []  # nobody else is hurt
+
+
+def test_warm_environments_are_used_and_replaced(tmp_path):
+    with gateway(tmp_path, "--command", scripted(), "--warm", "2") as running:
+        for _ in range(3):
+            client = Client(running.url, **{"Env-Seed": "3"}).open()
+            assert client.call("environment")["SEED"] == "3"
+            client.call("remember", value=1)
+            assert client.call("recall") == [1]  # never one that somebody has used
+            running.until(lambda: running.status()["warm"] == 2, "no two are warm")
+        assert Client(running.url, **{"Env-Seed": "4"}).open().call("environment")["SEED"] == "4"
+    wait_for(lambda: not processes_with(str(tmp_path)), "processes are left")
+
+
+def test_each_session_has_a_folder_of_its_own_that_begins_with_the_files(tmp_path):
+    files = tmp_path / "files"
+    files.mkdir()
+    (files / "note.txt").write_text("as given")
+    with gateway(tmp_path, "--command", scripted(), "--files", str(files)) as running:
+        one, other = Client(running.url).open(), Client(running.url).open()
+        assert one.call("read", path="note.txt") == "as given"
+        one.call("write", path="note.txt", text="changed")
+        assert other.call("read", path="note.txt") == "as given"
+        assert one.call("read", path="note.txt") == "changed"
+        places = [client.call("environment") for client in (one, other)]
+        for name in ("HOME", "TMPDIR", "XDG_DATA_HOME"):
+            assert len({seen[name] for seen in places}) == 2
+        where = Path(one.call("who")["cwd"])
+        one.close()
+        running.until(lambda: not where.exists(), "the folder of a session that has ended is still there")
+    assert (files / "note.txt").read_text() == "as given"
+
+
+def test_a_path_that_sessions_will_not_find_is_told(tmp_path):
+    (tmp_path / "notes.txt").write_text("")
+    with gateway(tmp_path, "--command", f"{scripted()} notes.txt") as running:
+        assert "is given notes.txt, which is here and not in the folder" in running.log()

@@ -1,0 +1,342 @@
+"""Images through the gateway: run by chroot, and by container programs (scripts stand in for those)."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.mcp.gateway.client import INITIALIZE, SERVER, Client, gateway, request
+from tests.mcp.images.oci import fake_registry, shell_image
+from tests.places import ROOT
+
+from buckeye.mcp.sandbox.base import Limits, RuntimeUnavailable
+from buckeye.mcp.sandbox.confinement import Walls, confined, confined_environment, walls
+from buckeye.mcp.sandbox.containers import image_runtime
+
+ROOT_ON_LINUX = sys.platform == "linux" and os.geteuid() == 0
+needs_root = pytest.mark.skipif(not ROOT_ON_LINUX, reason="needs root on Linux")
+
+# chroot
+
+
+@needs_root
+def test_an_image_runs_without_a_daemon(tmp_path):
+    with fake_registry() as registry, gateway(tmp_path, "--runtime", "chroot") as running:
+        name = registry.add("org/env", shell_image(), tag="v1")
+        outside = tmp_path / "outside"
+        outside.touch()
+        wish = {"Mcp-Image": name, "Env-Outside": str(outside)}
+        one = Client(running.url, **wish, **{"Env-Secret": "of-one"}).open()
+        other = Client(running.url, **wish, **{"Env-Secret": "of-other"}).open()
+        assert one.call("write") == "done"
+        assert one.call("read") == "of-one"
+        assert other.call("read") == "nothing"
+        assert other.call("outside") == "hidden"
+        assert one.call("null") == "works"
+        who = one.call("who")
+        assert "uid=0" not in who
+        assert "uid=231072" in who
+        assert "cwd=/app image=from-the-image" in who
+        assert who.endswith("processes=/proc/1 /proc/2")  # its own, and no others
+        one.close()
+        other.close()
+        again = Client(running.url, **wish).open()
+        assert again.call("read") == "nothing"  # the image itself was not written to
+        assert registry.asked.count("/v2/org/env/manifests/v1") == 1
+        assert "of-one" not in running.log()
+        missing = Client(running.url, **{"Mcp-Image": name.replace("env", "no-env")})
+        answer = missing.post(request("initialize", INITIALIZE))
+        assert answer.status_code == 502
+        assert "There is no image" in answer.json()["error"]["message"]
+        answer = Client(running.url).post(request("initialize", INITIALIZE))
+        assert answer.status_code == 400
+        assert "Send the header Mcp-Image" in answer.json()["error"]["message"]
+    assert not list((tmp_path / "cache" / "buckeye" / "gateway").glob("*/*"))
+    mounts = Path("/proc/mounts").read_text()
+    assert str(tmp_path) not in mounts
+
+
+@needs_root
+@pytest.mark.skipif(sys.platform == "linux" and not walls().namespaces, reason="already without namespaces")
+def test_an_image_runs_where_there_are_no_namespaces(tmp_path):
+    # in a rented container, making namespaces and mounting are not allowed: take the right away
+    without = ["setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin"]
+    script = tmp_path / "run.py"
+    script.write_text(NO_NAMESPACES)
+    with fake_registry() as registry:
+        name = registry.add("org/env", shell_image())
+        words = [*without, sys.executable, str(script), name, str(tmp_path)]
+        done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert done.stdout.splitlines()[-1] == "whole"
+
+
+NO_NAMESPACES = """
+import sys
+sys.path.insert(0, ".")
+from pathlib import Path
+from tests.mcp.gateway.client import Client, gateway
+name, folder = sys.argv[1], Path(sys.argv[2])
+with gateway(folder / "g", "--runtime", "chroot") as running:
+    assert "process groups only" in running.log()
+    one = Client(running.url, **{"Mcp-Image": name, "Env-Secret": "one"}).open()
+    other = Client(running.url, **{"Mcp-Image": name, "Env-Outside": str(folder)}).open()
+    assert one.call("write") == "done"
+    assert one.call("read") == "one"
+    assert other.call("read") == "nothing"
+    assert other.call("outside") == "hidden"
+    assert one.call("null") == "works"
+    with gateway(folder / "h", "--runtime", "chroot") as second:
+        apart = Client(second.url, **{"Mcp-Image": name, "Env-Secret": "apart"}).open()
+        assert apart.call("write") == "done"
+        one.close()
+        roots = folder / "g" / "cache" / "buckeye" / "gateway"
+        running.until(lambda: len(list(roots.glob("*/*/root"))) == 1, "it was not cleaned up")
+        assert apart.call("read") == "apart"  # it is of another user than the one that was killed
+    assert Client(running.url, **{"Mcp-Image": name}).open().call("read") == "nothing"
+assert not list((folder / "g" / "cache" / "buckeye" / "gateway").glob("*/*"))
+print("whole")
+"""
+
+
+@needs_root
+def test_each_wall_stands():
+    def behind(command, **given):
+        argv = confined(["/bin/sh", "-c", command], walls=walls(), cwd=Path("/"), limits=Limits(**given))
+        env = confined_environment({"PATH": os.environ["PATH"], "GIVEN": "x"})
+        return subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
+
+    assert behind("echo $GIVEN; exit 7").stdout == "x\n"
+    assert behind("exit 7").returncode == 7
+    assert behind("kill -9 $$; exit 5").returncode == 5  # process 1 of its own world
+    assert behind("ulimit -c").stdout.strip() == "0"
+    assert behind("grep NoNewPrivs /proc/self/status").stdout.split() == ["NoNewPrivs:", "1"]
+    if walls().namespaces:
+        assert behind("echo /proc/[0-9]*").stdout.strip() == "/proc/1"
+        assert behind("cat /proc/net/dev", network=False).stdout.count(":") == 1  # lo alone
+    taken = behind("head -c 300000000 /dev/zero | tail -c 300000000 | wc -c", memory=64 * 2**20)
+    assert taken.stdout.strip() != "300000000"
+    missing = confined(["no-such-program"], walls=walls(), cwd=Path("/"), limits=Limits())
+    done = subprocess.run(missing, env={}, capture_output=True, text=True, check=False)
+    assert done.returncode == 127
+    assert done.stderr == "no-such-program cannot be run: No such file or directory\n"
+
+
+@needs_root
+@pytest.mark.skipif(not Path("/usr/bin/perl").exists(), reason="perl is a program that can call chroot")
+def test_root_of_a_user_namespace_does_not_leave_the_image():
+    def as_normal_user(program):
+        words = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", sys.executable, "-B", "-c"]
+        project = ROOT
+        return subprocess.run([*words, program], cwd=project, capture_output=True, text=True, check=False)
+
+    if as_normal_user('import sys; sys.path.insert(0, "src"); import buckeye.mcp.sandbox').returncode:
+        pytest.skip("other users cannot read this checkout")
+    done = as_normal_user(NORMAL_USER)
+    if "cannot" in done.stdout:
+        pytest.skip(done.stdout)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["inside", "0000000000000000"]
+
+
+NORMAL_USER = """
+import subprocess, sys, tempfile
+from pathlib import Path
+sys.path.insert(0, "src")
+from buckeye.mcp.sandbox.base import Limits
+from buckeye.mcp.sandbox.confinement import Root, confined, walls
+
+LEAVE = '''
+opendir(my $top, "/");
+mkdir("/below");
+if (chroot("/below")) {
+    chdir($top);
+    chdir("..") for 1..40;
+    chroot(".");
+}
+print(-e "/of-the-image" ? "inside\\n" : "outside\\n");
+chdir($top);
+open(my $status, "proc/self/status");
+print grep { s/CapEff:// } <$status>;
+'''
+if not (walls().user and walls().overlay):
+    sys.exit(print("users cannot make namespaces here:", walls().reason))
+with tempfile.TemporaryDirectory() as folder:
+    root, upper, work = (Path(folder, name) for name in ("root", "upper", "work"))
+    for path in (root, upper, work):
+        path.mkdir()
+    (upper / "of-the-image").touch()
+    where = Root(path=root, layers=(Path("/usr"), upper, work), uid=None, gid=None, cwd="/")
+    argv = confined(["/bin/perl", "-e", LEAVE], limits=Limits(), walls=walls(), root=where)
+    done = subprocess.run(argv, env={}, timeout=60)
+    (work / "work").chmod(0o700)
+sys.exit(done.returncode)
+"""
+
+
+def test_without_any_wall_a_command_still_runs(tmp_path):
+    nothing = Walls(namespaces=False, user=False, overlay=False, reason="a test")
+    argv = confined(["/bin/sh", "-c", "pwd; exit 3"], walls=nothing, cwd=tmp_path, limits=Limits())
+    done = subprocess.run(argv, env=confined_environment({}), capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (3, f"{tmp_path}\n")
+
+
+# Container programs
+
+FAKE = """#!{python}
+import json, os, subprocess, sys
+from pathlib import Path
+
+home = Path({home!r})
+words = sys.argv[1:]
+with (home / "calls").open("a") as calls:
+    calls.write(json.dumps({{"words": words, "env": dict(os.environ)}}) + "\\n")
+if words[0] == "version" and (home / "down").exists():
+    sys.exit("Cannot connect to the Docker daemon")
+if words[:2] == ["image", "inspect"]:
+    sys.exit(0 if (home / words[2].replace("/", "_")).exists() else 1)
+if words[0] == "pull":
+    if "no-such" in " ".join(words):
+        sys.exit("manifest unknown")
+    (home / words[-1].replace("/", "_")).touch()
+    if words[1] == "--force":
+        Path(words[2]).touch()
+if words[0] == "ps":
+    print("abc123 1-dead")
+if words[0] == "run":
+    for word in words:
+        if word.startswith("--cidfile="):
+            Path(word.partition("=")[2]).write_text("c0ffee")
+    os.execv(sys.executable, [sys.executable, {server!r}])
+"""
+
+
+def fake_program(folder, name):
+    home = folder / "home"
+    home.mkdir(exist_ok=True)
+    (folder / "bin").mkdir(exist_ok=True)
+    program = folder / "bin" / name
+    program.write_text(FAKE.format(python=sys.executable, home=str(home), server=str(SERVER)))
+    program.chmod(0o755)
+    return home, {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}"}
+
+
+def calls(home):
+    return [json.loads(line) for line in (home / "calls").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("name", ["docker", pytest.param("podman", marks=pytest.mark.slow)])
+def test_a_container_for_each_session(tmp_path, name):
+    home, env = fake_program(tmp_path, name)
+    words = ["--runtime", name, "--memory", "2g", "--cpus", "1.5", "--no-network"]
+    with gateway(tmp_path, *words, env=env) as running:
+        wish = {"Mcp-Image": "org/env:1", "Env-Secret": "hush-hush"}
+        clients = [Client(running.url, **wish).open() for _ in range(2)]
+        assert clients[0].call("environment")["SECRET"] == "hush-hush"
+        assert "WANDB_API_KEY" not in clients[0].call("environment")
+        clients[0].close()
+        running.until(lambda: ["rm", "--force", "c0ffee"] in [c["words"] for c in calls(home)], "no rm")
+        answer = Client(running.url, **{"Mcp-Image": "no-such/env"}).post(request("initialize", INITIALIZE))
+        assert "image no-such/env cannot be pulled: manifest unknown" in answer.json()["error"]["message"]
+        refused = Client(running.url, **{"Mcp-Image": "org/env:1", "Env-Docker-Host": "tcp://evil"})
+        answer = refused.post(request("initialize", INITIALIZE))
+        assert answer.status_code == 403
+        assert "may not set DOCKER_HOST" in answer.json()["error"]["message"]
+        answer = Client(running.url, **{"Mcp-Image": "--privileged"}).post(request("initialize", INITIALIZE))
+        assert answer.status_code == 400
+    said = [call["words"] for call in calls(home)]
+    assert ["rm", "--force", "abc123"] in said  # left by a gateway that is dead
+    runs = [words for words in said if words[0] == "run"]
+    assert len(runs) == 2
+    for words in runs:
+        assert {"--rm", "--interactive", "--init", "--network=none", "--cpus=1.5"} <= set(words)
+        assert "--memory=2147483648" in words
+        assert words[words.index("--env") + 1] == "SECRET"
+        assert not any("hush-hush" in word or word.startswith("--name") for word in words)
+        assert words[-1] == "org/env:1"
+    assert runs[0] != runs[1]  # each its own cidfile
+
+
+@pytest.mark.slow
+def test_apptainer(tmp_path):
+    home, env = fake_program(tmp_path, "apptainer")
+    with gateway(tmp_path, "--runtime", "apptainer", env=env) as running:
+        client = Client(running.url, **{"Mcp-Image": "org/env:1", "Env-Secret": "hush"}).open()
+        assert client.call("environment")["APPTAINERENV_SECRET"] == "hush"
+    said = [call["words"] for call in calls(home)]
+    assert next(words for words in said if words[0] == "pull")[-1] == "docker://org/env:1"
+    run = next(words for words in said if words[0] == "run")
+    assert {"--containall", "--cleanenv"} <= set(run)
+    assert run[-1].endswith(".sif")
+
+
+def test_the_first_that_works_is_chosen_and_what_is_missing_is_said(tmp_path, monkeypatch):
+    home, _ = fake_program(tmp_path, "docker")
+    fake_program(tmp_path, "podman")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    assert image_runtime("auto", Limits(), tmp_path).name == "docker"
+    (home / "down").touch()
+    with pytest.raises(RuntimeUnavailable, match="docker: installed, and does not work: Cannot connect"):
+        image_runtime("docker", Limits(), tmp_path)
+    with pytest.raises(RuntimeUnavailable, match="apptainer: not installed"):
+        image_runtime("apptainer", Limits(), tmp_path)
+
+
+# A project folder
+
+PROJECT = """
+[project]
+name = "my-game"
+version = "1"
+
+[project.scripts]
+my-game = "my_game:main"
+
+[build-system]
+requires = []
+build-backend = "backend"
+backend-path = ["."]
+"""
+
+# A build backend out of nothing but the standard library: installing needs no index.
+BACKEND = """
+import zipfile
+
+def build_wheel(folder, config_settings=None, metadata_directory=None):
+    name = "my_game-1-py3-none-any.whl"
+    with zipfile.ZipFile(f"{folder}/{name}", "w") as wheel:
+        wheel.write("my_game.py")
+        info = "my_game-1.dist-info"
+        wheel.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\\nName: my-game\\nVersion: 1\\n")
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n")
+        wheel.writestr(f"{info}/entry_points.txt", "[console_scripts]\\nmy-game = my_game:main\\n")
+        wheel.writestr(f"{info}/RECORD", "")
+    return name
+"""
+
+
+@pytest.mark.slow
+def test_a_project_folder_is_installed_once_for_each_state_of_its_files(tmp_path):
+    project = tmp_path / "my-game"
+    project.mkdir()
+    (project / "pyproject.toml").write_text(PROJECT)
+    (project / "backend.py").write_text(BACKEND)
+    (project / "my_game.py").write_text(SERVER.read_text())
+    before = sorted(path.name for path in project.iterdir())
+    with gateway(tmp_path, "--dir", str(project)) as running:
+        client = Client(running.url, **{"Mcp-Image": "your-org/your-env:latest"}).open()
+        assert client.call("who")["cwd"].endswith("/work")
+        assert "your-org/your-env:latest get --dir" in running.log()
+    assert sorted(path.name for path in project.iterdir()) == before
+    environments = tmp_path / "cache" / "buckeye" / "environments"
+    (first,) = environments.glob("my-game-*")
+    made = (first / "project").stat().st_mtime_ns
+    with gateway(tmp_path, "--dir", str(project)) as running:
+        Client(running.url).open()
+    assert (first / "project").stat().st_mtime_ns == made
+    (project / "my_game.py").write_text("def main():\n    raise SystemExit('broken')\n")
+    with gateway(tmp_path, "--dir", str(project)) as running:
+        answer = Client(running.url).post(request("initialize", INITIALIZE))
+        assert "broken" in answer.json()["error"]["message"]

@@ -1,0 +1,183 @@
+"""What a model may leave for a grader: it does no harm, and the verdict comes in time."""
+
+import asyncio
+import json
+import os
+import sqlite3
+import sys
+
+import pytest
+
+from buckeye.mcp.client.session import CallResult
+from buckeye.mcp.grading.grade import Played, verdict_of
+from buckeye.mcp.grading.judge import MadeCall
+from buckeye.mcp.grading.outside import GraderFailed
+from buckeye.mcp.grading.reading import read_graders
+
+
+def graded(grade, folder, reply="", calls=(), files=None):
+    (grader,), problems = read_graders(grade, files)
+    assert not problems
+
+    async def call_tool(tool, arguments, seconds):
+        return CallResult(text=f"{tool} {json.dumps(arguments)}")
+
+    played = Played(
+        task={"id": "one", "prompt": "Do.", "metadata": {"items": ["a", "b"]}},
+        messages=[{"role": "user", "content": "Do."}],
+        reply=reply,
+        calls=calls,
+        workdir=folder,
+        call_tool=call_tool,
+    )
+    return asyncio.run(verdict_of(grader, played))
+
+
+SECRET = "a-secret-of-the-host"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A rollout's folder with all that is nasty in it; beside it what is none of its business."""
+    (tmp_path / "outside.txt").write_text(SECRET)
+    with sqlite3.connect(tmp_path / "outside.db") as outside:
+        outside.execute("CREATE TABLE t (x)")
+        outside.execute("INSERT INTO t VALUES (?)", [SECRET])
+    outside.close()
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / "line.txt").write_text("x" * 5_000_000)
+    (work / "huge.txt").write_bytes(b"x" * (17 * 2**20))
+    (work / "binary").write_bytes(bytes(range(256)) * 100)
+    (work / "link.txt").symlink_to(tmp_path / "outside.txt")
+    (work / "folder").symlink_to(tmp_path)
+    (work / "link.db").symlink_to(tmp_path / "outside.db")
+    os.mkfifo(work / "pipe")
+    (work / "deep.json").write_text('{"a":' * 100_000 + "1" + "}" * 100_000)
+    (work / "no.db").write_bytes(b"SQLite format 3\0" + b"\xff" * 5000)
+    with sqlite3.connect(work / "own.db") as own:
+        own.execute("CREATE TABLE t (x)")
+        own.execute("CREATE VIEW w AS SELECT load_extension('/tmp/x') AS x")
+    own.close()
+    return work
+
+
+ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("state", "score", "said"),
+    [
+        ({"file": "line.txt", "regex": "^x+$"}, 1, "found 'xxx"),
+        ({"file": "line.txt", "regex": "^(x|x?)+[yz]$"}, 0, ""),
+        ({"file": "huge.txt", "contains": "x"}, 0, "huge.txt is larger than 16 MiB"),
+        ({"file": "binary", "contains": "x"}, 0, "binary is no text (UTF-8)"),
+        ({"file": "link.txt", "contains": "secret"}, 0, "link.txt is behind a symbolic link"),
+        ({"file": "folder/outside.txt", "contains": "secret"}, 0, "folder/outside.txt is behind a symbolic"),
+        ({"file": "pipe", "contains": "x"}, 0, "pipe is no file"),
+        ({"file": "deep.json", "json_path": "$..a"}, 0, ""),
+        ({"database": "no.db", "query": "SELECT * FROM t", "rows": []}, 0, "no.db: the query failed"),
+        (
+            {"database": "link.db", "query": "SELECT * FROM t", "rows": []},
+            0,
+            "link.db is behind a symbolic link",
+        ),
+        ({"database": "own.db", "query": "SELECT x FROM w", "rows": []}, 0, "own.db: the query failed"),
+        ({"database": "own.db", "query": ENDLESS, "rows": []}, 0, "own.db: the query failed: it took longer"),
+        (
+            {"database": "own.db", "query": "SELECT zeroblob(1000000000)", "rows": []},
+            0,
+            "own.db: the query failed",
+        ),
+        (
+            {
+                "database": "own.db",
+                "query": "WITH n(i) AS (SELECT 1) INSERT INTO t SELECT i FROM n",
+                "rows": [],
+            },
+            0,
+            "own.db: the query failed: not authorized",
+        ),
+    ],
+)
+def test_nasty_files(folder, state, score, said):
+    before = (folder / "own.db").read_bytes()
+    verdict = graded({"state": state}, folder)
+    assert (verdict.score, verdict.said[: len(said)]) == (score, said)
+    assert SECRET not in verdict.said
+    assert (folder / "own.db").read_bytes() == before
+
+
+def test_nasty_calls(folder):
+    deep = {"x": 1}
+    for _ in range(400):
+        deep = {"x": deep}
+    calls = [MadeCall(tool="add", arguments=deep, text="9" * 1_000_000)]
+    assert graded({"calls": {"tool": "add", "arguments": {"x": 1}}}, folder, calls=calls).score == 0
+    assert graded({"result": {"number": 1}}, folder, calls=calls).score == 0
+
+
+@pytest.mark.slow
+def test_a_command(folder):
+    ok = [
+        sys.executable,
+        "-c",
+        "import os, sys; print(os.getcwd(), sys.argv[1], sorted(os.environ))",
+        "{workdir}",
+    ]
+    assert graded({"state": {"command": ok, "contains": f"{folder} {folder}"}}, folder).score == 1.0
+    for code, said in (
+        ("raise SystemExit(3)", "expected exit code 0, found code 3"),
+        ("input()", "expected exit"),
+    ):
+        verdict = graded({"state": {"command": [sys.executable, "-c", code]}}, folder)
+        assert (verdict.score, verdict.said[: len(said)]) == (0.0, said)
+    slow = {"state": {"command": [sys.executable, "-c", "import time; time.sleep(60)"]}, "timeout": 0.5}
+    assert "no end within 0.5 s" in graded(slow, folder).said
+    with pytest.raises(GraderFailed, match="no-such-program cannot be run"):
+        graded({"state": {"command": ["no-such-program"]}}, folder)
+
+
+def test_a_command_has_no_keys(folder, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "sesame")
+    shows = [sys.executable, "-c", "import os; print('OPENAI_API_KEY' in os.environ, os.environ['HOME'])"]
+    verdict = graded({"state": {"command": shows, "contains": "False"}}, folder)
+    assert verdict.score == 1.0
+    assert os.environ["HOME"] not in verdict.said.split()
+
+
+@pytest.mark.slow
+def test_a_function(folder, tmp_path):
+    (tmp_path / "check.py").write_text(
+        "import os, time\n"
+        "def share(task, messages, calls, results, workdir):\n"
+        "    found = [call['arguments']['x'] for call in calls if call['tool'] == 'add']\n"
+        "    wanted = task['metadata']['items']\n"
+        "    return len(set(found) & set(wanted)) / len(wanted), f'found {found}, {results[0][\"text\"]}'\n"
+        "def there(workdir, **_):\n    return (workdir / 'line.txt').exists()\n"
+        "def fails(**_):\n    return {}['key']\n"
+        "def leaves(**_):\n    os._exit(0)\n"
+        "def words(**_):\n    return 'good'\n"
+        "def hangs(**_):\n    time.sleep(60)\n"
+    )
+    calls = [MadeCall(tool="add", arguments={"x": "a"}, text="added")]
+    assert graded({"python": "check.py:share"}, folder, calls=calls, files=tmp_path) == (
+        0.5,
+        "found ['a'], added",
+    )
+    assert graded({"python": "check.py:there"}, folder, files=tmp_path).score == 1.0
+    for function, said in (
+        ("fails", r"KeyError: 'key' \(check.py:9\)"),
+        ("leaves", "it ended with code 0"),
+        ("words", "words returned 'good': expected a number"),
+        ("hangs", "it took longer than 1 s"),
+    ):
+        seconds = 1.0 if function == "hangs" else 60.0
+        with pytest.raises(GraderFailed, match=said):
+            graded({"python": f"check.py:{function}", "timeout": seconds}, folder, files=tmp_path)
+
+
+def test_a_tool_is_asked_when_the_model_has_finished(folder):
+    asked = {"tool": "read", "arguments": {"id": 1}, "contains": '"id": 1'}
+    assert graded({"state": asked}, folder) == (1.0, "found 'read {\"id\": 1}'")

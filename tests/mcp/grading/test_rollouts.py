@@ -1,0 +1,192 @@
+"""Graders in whole rollouts on a real server that grades nothing itself."""
+
+import asyncio
+import json
+import statistics
+import sys
+
+import pytest
+from tests.mcp.environment.scripted import Scripted, native
+
+from buckeye.envs.registry import open_environment
+from buckeye.envs.settings import WorkerSettings
+from buckeye.errors import UsageError
+from buckeye.mcp.config import GymConfig, load_gym_config
+from buckeye.mcp.environment import McpEnvironment, load_environment
+from buckeye.mcp.tasks.task_schema import McpTask
+
+SERVER = '''
+import sys, time
+from pathlib import Path
+from mcp.server import MCPServer
+
+mcp = MCPServer("notes")
+
+@mcp.tool()
+def note(text: str) -> str:
+    """Write a note."""
+    Path("notes.txt").write_text(text)
+    return "noted"
+
+@mcp.tool()
+def wait(seconds: float) -> str:
+    """Wait."""
+    time.sleep(seconds)
+    return "waited"
+
+mcp.run()
+'''
+ACTIONS = {
+    "note": {"_tool": "note", "_parser": {"positional": ["text"]}, "text": {"from_arg": "text"}},
+    "wait": {"_tool": "wait", "_parser": {"positional": ["seconds"]}, "seconds": {"from_arg": "seconds"}},
+}
+
+
+@pytest.fixture
+def make(tmp_path):
+    (tmp_path / "server.py").write_text(SERVER)
+
+    def make(grade=None, settings=None, **fields):
+        task = McpTask.model_validate(
+            {
+                "id": "one",
+                "prompt": "Note the answer.",
+                "mcp_config": {"notes": {"command": sys.executable, "args": [str(tmp_path / "server.py")]}},
+                "grade": grade,
+                "metadata": {"answer": "42"},
+            }
+            | fields
+        )
+        config = GymConfig.model_validate(
+            {
+                "system_prompt": "Write <tool>note(text)</tool>.",
+                "parser": {"use_thinking": False},
+                "action_mappings": ACTIONS,
+                "rubric": {"weights": {"task_completion": 1.0}},
+                "defaults": {"max_turns": 4, "tool_timeout": 3.0},
+            }
+            | (settings or {})
+        )
+        return McpEnvironment(config, {"train": [task]})
+
+    return make
+
+
+def play(environment, *replies):
+    (task,) = environment.tasks("train")
+    return asyncio.run(environment.rollout(task, Scripted(*replies)))
+
+
+def test_the_mean_of_all_graders_is_the_completion(make):
+    """Weights 3, 1 and 1; of the scores 1, 0 and 1 the mean is 4/5."""
+    environment = make(
+        [
+            {"state": {"file": "notes.txt", "exact": "{metadata.answer}"}, "weight": 3},
+            {"calls": {"at_most": 0}},
+        ],
+        {"grade": [{"reply": {"number": 42}}, {"calls": {"at_most": 9}}]},  # the task's calls count instead
+    )
+    outcome = play(environment, '<tool>note("42")</tool>', "It is 42.")
+    assert (outcome.reward, outcome.stop_reason) == (pytest.approx(0.8), "answered")
+    scores = {name: outcome.components[f"grade/{name}"] for name in ("state", "calls", "reply")}
+    assert scores == {"state": 1.0, "calls": 0.0, "reply": 1.0}
+    assert outcome.explanations["grade/calls"] == "expected at most 0 calls, found 1"
+
+
+def test_an_answer_without_a_call_is_one_where_the_reply_is_graded(make):
+    outcome = play(make({"reply": {"exact": "42"}}), "42")
+    assert (outcome.reward, outcome.stop_reason) == (1.0, "answered")
+
+
+def test_native_arguments_that_are_no_object_are_read_as_a_mistake(make):
+    environment = make({"reply": {"exact": "42"}}, {"parser": {"format": "tools"}})
+    outcome = play(environment, native("note", 5), native("note", [1]), "42")
+    assert (outcome.reward, outcome.error) == (1.0, None)
+
+
+@pytest.mark.slow  # starts many servers
+def test_a_policy_that_hangs_its_tool_whenever_it_would_fail_has_the_reward_of_failing(make):
+    """One of four rollouts solves the task. The others would fail; it makes no difference whether they say so
+    or hang their tool: no rollout is left out, and the mean reward is 1/4."""
+    environment = make({"state": {"file": "notes.txt", "exact": "42"}}, {"defaults": {"tool_timeout": 1.0}})
+    good = ['<tool>note("42")</tool>', "<tool>done()</tool>"]
+    for bad in (["<tool>done()</tool>"], ["<tool>wait(1000)</tool>", "<tool>done()</tool>"]):
+        outcomes = [play(environment, *replies) for replies in (good, bad, bad, bad)]
+        assert [outcome.error for outcome in outcomes] == [None] * 4
+        assert statistics.fmean(outcome.reward for outcome in outcomes) == 0.25
+    assert outcomes[-1].components["server_lost_by_call"] == 1.0
+    assert "wait(seconds=1000): it gave no result" in outcomes[-1].explanations["server_lost_by_call"]
+
+
+@pytest.mark.slow  # starts many servers
+def test_a_grader_that_fails_only_after_the_model_is_0_and_one_that_always_fails_an_error(make, tmp_path):
+    (tmp_path / "check.py").write_text(
+        "def careless(workdir, **_):\n"
+        "    note = workdir / 'notes.txt'\n"
+        "    return float(note.read_text()) if note.exists() else 0.0\n"
+        "def broken(**_):\n    raise ValueError('always')\n"
+    )
+    wrong = ['<tool>note("no number")</tool>', "<tool>done()</tool>"]
+    outcome = play(make({"python": f"{tmp_path}/check.py:careless"}), *wrong)
+    assert (outcome.reward, outcome.components["graders_failed"]) == (0.0, 1.0)
+    assert "could not convert" in outcome.explanations["grade/python"]
+    outcome = play(make({"python": f"{tmp_path}/check.py:broken"}), *wrong)
+    assert (outcome.reward, outcome.stop_reason) == (None, "evaluate_failed")
+    assert "ValueError: always" in outcome.error
+
+
+def test_what_graders_say_comes_from_a_worker_too(tmp_path):
+    """As it does in this process, and so it is in the files of rollouts."""
+    (tmp_path / "server.py").write_text(SERVER)
+    task = {
+        "prompt": "Note the answer.",
+        "mcp_config": {"notes": {"command": sys.executable, "args": [str(tmp_path / "server.py")]}},
+        "grade": [{"state": {"file": "notes.txt", "contains": "42"}}, {"reply": {"number": 42}}],
+    }
+    config = {"system_prompt": "Note.", "parser": {"use_thinking": False}, "action_mappings": ACTIONS}
+    config["rubric"] = {"weights": {"task_completion": 1.0}}
+    (tmp_path / "tasks.json").write_text(json.dumps(task))
+    (tmp_path / "gym.yaml").write_text(json.dumps(config))
+    arguments = {"taskset": str(tmp_path / "tasks.json"), "config_path": str(tmp_path / "gym.yaml")}
+    replies = ('<tool>note(text="41")</tool>', "It is 42.")
+    there = open_environment("buckeye-vf-gym", arguments, WorkerSettings(isolation="process"))
+    try:
+        outcome = asyncio.run(there.rollout(there.tasks("train")[0], Scripted(*replies)))
+    finally:
+        asyncio.run(there.close())
+    assert outcome.reward == 0.5
+    assert outcome.explanations == play(load_environment(**arguments), *replies).explanations
+    assert outcome.explanations["grade/state"] == "expected a text with '42', found '41'"
+
+
+CONFIG = """\
+system_prompt: Note.
+action_mappings:
+  note: {_tool: note}
+grade:
+  reply:
+    numbr: 5
+"""
+
+
+def test_files(tmp_path):
+    config, tasks = tmp_path / "gym.yaml", tmp_path / "tasks.json"
+    config.write_text(CONFIG)
+    with pytest.raises(UsageError, match=r"gym.yaml:6: grade.reply.numbr: no such key. Did you mean number"):
+        load_gym_config(config)
+    config.write_text(CONFIG.partition("grade")[0])
+    base = '{"id": "a", "prompt": "p", "mcp_config": {"s": {"url": "http://localhost/mcp"}}'
+    for grade, message in (
+        ("", "task a has neither evaluate_tool nor grade"),
+        (', "grade": {"reply": {"exat": 1}}', r"tasks.json:1: task 1 \(a\): grade.reply.exat: no such key"),
+        (', "grade": {"state": {"file": "x"}}', "looks into the folder of the servers, and none of them"),
+        (
+            ', "grade": {"reply": {"exact": "{metadata.b}"}}',
+            "task a: grade reply: the task's metadata has no b",
+        ),
+    ):
+        tasks.write_text(base + grade + "}")
+        with pytest.raises(UsageError, match=message):
+            load_environment(str(tasks), str(config))
+    tasks.write_text(base + ', "grade": {"reply": {"exact": 1}}}')
+    load_environment(str(tasks), str(config))

@@ -1,0 +1,240 @@
+"""Hand-made rollouts over all kinds of graders: the score and the explanation of each are written by hand."""
+
+import hashlib
+import json
+import re
+import sqlite3
+
+import pytest
+
+from buckeye.mcp.grading.reading import bound, read_graders
+from buckeye.mcp.grading.worker import judged
+
+CALLS = [
+    {"tool": "open", "arguments": {"path": "a.txt"}, "text": "opened"},
+    {"tool": "add", "arguments": {"x": 1, "y": 2.0}, "text": "3", "data": {"sum": 3, "terms": [1, 2]}},
+    {"tool": "add", "arguments": {"x": True}, "text": "x is no number", "error": True},
+    {"tool": "save", "arguments": {"title": "Buy milk today"}, "text": '{"id": 7, "ok": true}'},
+]
+METADATA = {"answer": "1,234", "items": ["a", "b"], "deep": {"name": "a.b"}, "row": [[1, "Ann"]], "n": 2}
+
+
+def graded(grade, folder=None, reply="", calls=CALLS):
+    """The verdict of one grader, as the worker gives it."""
+    (grader,), problems = read_graders(grade)
+    assert not problems
+    given = bound(grader, METADATA).model_dump(mode="json", exclude_unset=True)
+    request = {"grader": given, "text": reply, "calls": calls, "folder": str(folder)}
+    return judged(json.loads(json.dumps(request)))
+
+
+REPLIES = [
+    ({"exact": "42"}, " 42\n", 1, "found '42'"),
+    ({"exact": "42"}, "It is 42.", 0, "expected '42', found 'It is 42.'"),
+    ({"exact": "Yes", "ignore_case": True}, "yes", 1, "found 'yes'"),
+    ({"exact": "Yes"}, "yes", 0, "expected 'Yes', found 'yes'"),
+    ({"exact": {"a": 1}}, '{"a": 1.0}', 1, "found"),
+    ({"exact": {"a": 1}}, '{"a": true}', 0, 'expected {"a": 1}'),
+    ({"exact": 5}, "five", 0, "expected 5, found 'five'"),
+    ({"exact": None}, "null", 1, "found 'null'"),
+    ({"exact": "{metadata.deep.name}"}, "a.b", 1, "found 'a.b'"),
+    ({"contains": "milk"}, "Buy milk", 1, "found 'Buy milk'"),
+    ({"contains": "MILK"}, "Buy milk", 0, "expected a text with 'MILK'"),
+    ({"contains": "MILK", "ignore_case": True}, "Buy milk", 1, "found"),
+    ({"regex": r"id-\d+"}, "it has id-17", 1, "found"),
+    ({"regex": r"^id-\d+$"}, "it has id-17", 0, "expected what"),
+    ({"regex": "^{metadata.deep.name}$"}, "axb", 0, "expected what"),  # its dot is no wildcard
+    ({"number": 42}, "6 times 7 is 42", 1, "found"),
+    ({"number": 42}, "42, not 41", 0, "expected 42, the number is 41"),
+    ({"number": 42}, "none", 0, "expected 42 and no number is there"),
+    ({"number": -4}, "x = -4", 1, "found"),
+    ({"number": 4}, "pages 3-4", 1, "found"),
+    ({"number": 1234.5}, "It costs $1,234.50.", 1, "found"),
+    ({"number": 3.14, "tolerance": 0.01}, "about 3.149", 1, "found"),
+    ({"number": 3.14, "tolerance": 0.01}, "about 3.2", 0, "expected 3.14 within 0.01, the number is 3.2"),
+    ({"number": "{metadata.answer}"}, "1234", 1, "found"),
+    ({"set": ["a", "b"]}, "b, a", 1, "found"),
+    ({"set": ["a", "b"]}, "- a\n- c", 0, "missing: 'b'; not expected: 'c'"),
+    ({"set": [1, 2]}, "[2, 1.0, 1]", 1, "found"),
+    ({"set": [1, 2]}, "[true, 2]", 0, "missing: 1; not expected: true"),
+    ({"set": "{metadata.items}"}, "a; b", 1, "found"),
+    ({"json_path": "$.a[0]"}, 'Here:\n```json\n{"a": [5]}\n```', 1, "$.a[0] is 5"),
+    ({"json_path": "$.b"}, '{"a": [5]}', 0, "there is nothing at $.b"),
+    ({"json_path": "$.a"}, "no JSON", 0, "expected JSON, found 'no JSON'"),
+    ({"json_path": "$.a[*].n", "set": [1, 2]}, '{"a": [{"n": 2}, {"n": 1}]}', 1, "found [2, 1]"),
+    ({"json_path": "$.a", "exact": 5}, '{"a": 5}', 1, "found 5"),
+    ({"json_path": "$.a", "number": 5}, '{"a": 6}', 0, "expected 5, the number is 6"),
+]
+TOOLS = [
+    ({"calls": {"tool": "add"}}, 1, "found 2 calls of add"),
+    ({"calls": {"tool": "add", "at_least": 2}}, 0, "expected 2 calls of add, found 1 and 1 that failed"),
+    ({"calls": {"tool": "add", "arguments": {"x": 1, "y": 2}}}, 1, "found 1 calls of add with x=1, y=2"),
+    ({"calls": {"tool": "add", "arguments": {"x": 5}}}, 0, "expected 1 calls of add with x=5, found 0"),
+    ({"calls": {"tool": "save", "matching": {"title": {"contains": "milk"}}}}, 1, "found 1"),
+    ({"calls": {"tool": "save", "matching": {"body": {"contains": "milk"}}}}, 0, "expected 1"),
+    ({"calls": {"tool": "drop", "at_most": 0}}, 1, "found 0 calls of drop"),
+    ({"calls": {"at_most": 3}}, 0, "expected at most 3 calls, found 4"),
+    ({"calls": {"at_most": 4}}, 1, "found 4 calls"),
+    ({"calls": {"in_order": [{"tool": "open"}, {"tool": "save"}]}}, 1, "found 4 calls"),
+    (
+        {"calls": {"in_order": [{"tool": "save"}, {"tool": "open"}]}},
+        0,
+        "made 1 of 2 calls in order; then no of open",
+    ),
+    ({"result": {"tool": "save", "json_path": "$.id", "exact": 7}}, 1, "found 7"),
+    ({"result": {"contains": '"ok"'}}, 1, "found"),
+    ({"result": {"tool": "add", "number": 3}}, 0, "the last call of add gave an error: 'x is no number'"),
+    ({"result": {"tool": "add", "json_path": "$.sum", "number": 3, "any": True}}, 1, "found 3"),
+    ({"result": {"tool": "add", "number": 4, "any": True}}, 0, "none of 2 results passes"),
+    ({"result": {"tool": "drop", "contains": "x"}}, 0, "there was no call of drop"),
+]
+TEXT = "bread\nmilk\n"
+HASH = hashlib.sha256(TEXT.encode()).hexdigest()
+ASK = {
+    "database": "shop.db",
+    "query": "SELECT id, name FROM users WHERE id > ? ORDER BY id",
+    "parameters": [0],
+}
+STATES = [
+    ({"file": "list.txt"}, 1, "list.txt is there"),
+    ({"file": "none.txt"}, 0, "there is no none.txt"),
+    ({"file": "none.txt", "exists": False}, 1, "none.txt is not there, as expected"),
+    ({"file": "list.txt", "exists": False}, 0, "list.txt is there"),
+    ({"file": "{workdir}/list.txt", "contains": "milk"}, 1, "found 'bread milk'"),
+    ({"file": "list.txt", "set": ["milk", "eggs"]}, 0, "missing: 'eggs'; not expected: 'bread'"),
+    ({"file": "sub/data.json", "json_path": "$.n", "number": "{metadata.n}"}, 1, "found 2"),
+    ({"file": "list.txt", "sha256": HASH}, 1, "list.txt has the hash"),
+    ({"file": "list.txt", "sha256": "0" * 64}, 0, "expected list.txt with the hash 000000000000"),
+    ({**ASK, "rows": [[1, "Ann"], [2, "Bo"]]}, 1, "found the 2 rows"),
+    ({**ASK, "rows": [[1, "Ann"], [2, "Bo"], [3, "Cy"]]}, 0, "expected 3 rows, found 2 rows"),
+    ({**ASK, "rows": [[1, "Ann"], [2, "Bob"]]}, 0, 'row 2: expected [2, "Bob"], found [2, "Bo"]'),
+    ({**ASK, "parameters": [1], "rows": "{metadata.row}"}, 0, 'row 1: expected [1, "Ann"], found [2, "Bo"]'),
+    ({"database": "shop.db", "query": "SELECT count(*) FROM users", "number": 2}, 1, "found 2"),
+    (
+        {"database": "shop.db", "query": "SELECT * FROM no_table", "rows": []},
+        0,
+        "shop.db: the query failed: no such table",
+    ),
+    ({"database": "no.db", "query": "SELECT 1", "number": 1}, 0, "there is no no.db"),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("work")
+    (folder / "list.txt").write_text(TEXT)
+    (folder / "sub").mkdir()
+    (folder / "sub/data.json").write_text('{"n": 2}')
+    with sqlite3.connect(folder / "shop.db") as database:
+        database.execute("PRAGMA journal_mode = wal")
+        database.execute("CREATE TABLE users (id INTEGER, name TEXT)")
+        database.executemany("INSERT INTO users VALUES (?, ?)", [(2, "Bo"), (1, "Ann")])
+        database.commit()
+        yield folder  # its newest rows are in the log beside it
+    database.close()
+
+
+@pytest.mark.parametrize(("test", "reply", "score", "said"), REPLIES)
+def test_a_reply(test, reply, score, said):
+    verdict = graded({"reply": test}, reply=reply)
+    assert (verdict.score, verdict.said[: len(said)]) == (score, said)
+
+
+@pytest.mark.parametrize(("grade", "score", "said"), TOOLS)
+def test_calls_and_results(grade, score, said):
+    verdict = graded(grade)
+    assert (verdict.score, verdict.said[: len(said)]) == (score, said)
+
+
+@pytest.mark.parametrize(("state", "score", "said"), STATES)
+def test_what_is_left(folder, state, score, said):
+    verdict = graded({"state": state}, folder=folder)
+    assert (verdict.score, verdict.said[: len(said)]) == (score, said)
+
+
+@pytest.mark.slow  # the library takes seconds to import
+@pytest.mark.parametrize(
+    ("expected", "reply", "score"),
+    [
+        ("\\frac{1}{2}", "so it is 0.5", 1),
+        ("1/2", "The answer is $\\frac{2}{4}$.", 1),
+        ("1/2", "\\boxed{0.3}", 0),
+        ("x^2 - 1", "$(x-1)(x+1)$", 1),
+        ("\\sqrt{2}", "\\sqrt{2}", 1),
+        ("3", "nothing", 0),
+    ],
+)
+def test_mathematics(expected, reply, score):
+    assert graded({"reply": {"math": expected}}, reply=reply).score == score
+
+
+@pytest.mark.parametrize(
+    ("grade", "path", "message"),
+    [
+        ({"reply": {"numbr": 3}}, ("reply", "numbr"), "no such key. Did you mean number?"),
+        ([{"reply": {"exact": 1}}, {"stat": {}}], (1, "stat"), "no such key. Did you mean state?"),
+        ({"reply": {"number": "x"}}, ("reply", "number"), 'is "x"; expected a number, or what each task has'),
+        ({"reply": {"number": True}}, ("reply", "number"), "is true; expected a number"),
+        ({"reply": {"regex": "("}}, ("reply", "regex"), "is no regular expression: missing )"),
+        (
+            {"reply": {"json_path": "$.a["}},
+            ("reply", "json_path"),
+            "is no JSON path: unexpected end of query",
+        ),
+        ({"reply": {"exact": 1, "number": 2}}, ("reply", "exact"), "it has exact and number; keep one"),
+        ({"reply": {}}, ("reply",), "say what it has to be, with one of exact, contains"),
+        ({"reply": {"exact": 1}, "calls": {"at_most": 1}}, ("reply",), "it has reply and calls: one of"),
+        ({"calls": {"in_order": [{"tol": "a"}]}}, ("calls", "in_order", 0, "tool"), "required"),
+        ({"calls": {"arguments": {"x": 1}}}, ("calls",), "say which tool has to be called"),
+        ({"state": {"file": "../x"}}, ("state", "file"), "names a path in the rollout's folder"),
+        ({"state": {"file": "a", "tool": "b"}}, ("state", "file"), "it has file and tool: one of"),
+        ({"state": {"file": "a", "query": "SELECT 1"}}, ("state", "query"), "belongs to database"),
+        (
+            {"state": {"database": "a", "query": "DELETE FROM t", "rows": []}},
+            ("state", "query"),
+            "is no query that",
+        ),
+        (
+            {"state": {"database": "a", "query": "SELECT 1; SELECT 2", "rows": []}},
+            ("state", "query"),
+            "is no query",
+        ),
+        (
+            {"state": {"database": "a", "query": "SELECT 1"}},
+            ("state", "database"),
+            "it needs a query, and the rows",
+        ),
+        ({"python": "check:grade"}, ("python",), 'is "check:grade"; expected a file and a function in it'),
+        ({"weight": 0, "reply": {"exact": 1}}, ("weight",), "is 0; expected greater than 0"),
+        (5, (), "expected a table with one of reply"),
+        ([{"name": "a", "reply": {"exact": 1}}] * 2, (), "two graders are called a"),
+    ],
+)
+def test_what_is_wrong_with_a_grader(grade, path, message):
+    problem = read_graders(grade)[1][0]
+    assert (problem.path, problem.message[: len(message)]) == (path, message)
+
+
+@pytest.mark.parametrize(
+    ("test", "message"),
+    [
+        ({"exact": "{metadata.anser}"}, "the task's metadata has no anser (there are: answer, items"),
+        ({"number": "{metadata.deep}"}, "reply.number: is an object; expected a number"),
+        ({"number": "{metadata.deep.name}"}, "reply.number: the task's value holds no number"),
+        ({"contains": "- {metadata.items}"}, "a list or an object of the metadata stands alone"),
+    ],
+)
+def test_a_value_that_a_task_lacks(test, message):
+    (grader,), _ = read_graders({"reply": test})
+    with pytest.raises(ValueError, match=re.escape(message)):
+        bound(grader, METADATA)
+
+
+def test_a_function_is_looked_for_beside_the_file(tmp_path):
+    (tmp_path / "check.py").write_text("def grade(**given):\n    return 1.0\n")
+    (found,), _ = read_graders({"python": "check.py:grade"}, tmp_path)
+    assert found.python == f"{tmp_path}/check.py:grade"
+    for written, said in (("none.py:grade", "cannot be read"), ("check.py:grad", "Did you mean grade?")):
+        (problem,) = read_graders([{"python": written}], tmp_path)[1]
+        assert problem.path == (0, "python")
+        assert said in problem.message

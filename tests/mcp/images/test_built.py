@@ -1,0 +1,123 @@
+"""Images that were built here: what the store, the mirror and the choice of a builder do."""
+
+import hashlib
+import json
+import sys
+
+import pytest
+from tests.mcp.images.oci import MANIFEST, Image, digest, entry, fake_registry, layer
+
+from buckeye.errors import UsageError
+from buckeye.mcp.images.built import blob_path, find_built, keep_layout
+from buckeye.mcp.images.manifest import parse_reference
+from buckeye.mcp.images.store import fetch_image
+from buckeye.mcp.sandbox.base import PrepareError, RuntimeUnavailable
+from buckeye.mcp.sandbox.build import build_image, choose_builder, push_built
+
+NAME = parse_reference("my-org/my-env:latest")
+
+
+@pytest.fixture
+def bin(tmp_path, monkeypatch):
+    """An empty PATH, to put programs into."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", str(folder))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return folder
+
+
+def program(folder, name, lines):
+    """A stand-in in Python that appends its words to `calls`."""
+    head = f"#!{sys.executable}\nimport sys, json, pathlib\nwords = sys.argv[1:]\n"
+    note = f"with open({str(folder / 'calls')!r}, 'a') as f: f.write(' '.join(words) + chr(10))\n"
+    (folder / name).write_text(head + note + lines)
+    (folder / name).chmod(0o755)
+
+
+def layout(folder, image):
+    """The image as an OCI layout."""
+    blobs = folder / "blobs" / "sha256"
+    blobs.mkdir(parents=True)
+    for data in (*image.blobs.values(), image.manifest):
+        (blobs / hashlib.sha256(data).hexdigest()).write_bytes(data)
+    described = {"mediaType": MANIFEST, "digest": digest(image.manifest), "size": len(image.manifest)}
+    (folder / "index.json").write_text(json.dumps({"schemaVersion": 2, "manifests": [described]}))
+    return folder
+
+
+def test_a_built_image_is_found_and_unpacked_without_a_registry(tmp_path):
+    image = Image(layer(entry("hello", b"hi")), Cmd=["/hello"])
+    kept = keep_layout(layout(tmp_path / "layout", image), NAME, tmp_path / "store")
+    assert kept.manifest.digest == digest(image.manifest)
+    assert kept.raw == image.manifest
+    made = fetch_image(str(NAME), tmp_path / "store", owner=None)
+    assert (made.root / "hello").read_bytes() == b"hi"
+    assert made.argv == ("/hello",)
+    lost = next(iter(kept.manifest.layers))
+    blob_path(kept.folder, lost.digest).unlink()
+    assert find_built(NAME, tmp_path / "store") is None
+
+
+@pytest.mark.parametrize("damage", ["index", "manifest", "blob"])
+def test_a_layout_that_is_none(tmp_path, damage):
+    image = Image(layer(entry("hello", b"hi")), Cmd=["/hello"])
+    place = layout(tmp_path / "layout", image)
+    blobs = place / "blobs" / "sha256"
+    if damage == "index":
+        (place / "index.json").write_text('{"manifests": []}')
+    elif damage == "manifest":
+        (blobs / digest(image.manifest).removeprefix("sha256:")).write_text("{}")
+    else:
+        (blobs / next(iter(image.blobs)).removeprefix("sha256:")).unlink()
+    with pytest.raises(PrepareError, match="left no image"):
+        keep_layout(place, NAME, tmp_path / "store")
+    assert find_built(NAME, tmp_path / "store") is None
+
+
+def test_a_mirror_stands_for_docker_hub(tmp_path, monkeypatch):
+    with fake_registry() as registry:
+        registry.add("library/my-env", Image(layer(entry("hello", b"hi")), Cmd=["/hello"]))
+        monkeypatch.setenv("BUCKEYE_REGISTRY_MIRROR", f"127.0.0.1:{registry.port}")
+        made = fetch_image("my-env:latest", tmp_path, owner=None)
+        assert (made.root / "hello").read_bytes() == b"hi"
+        assert registry.asked[0] == "/v2/library/my-env/manifests/latest"
+
+
+def test_the_first_builder_that_works_is_taken(bin):
+    with pytest.raises(RuntimeUnavailable, match=r"docker: not installed[\s\S]*apt-get install buildah"):
+        choose_builder()
+    program(bin, "docker", "sys.exit('no daemon')\n")
+    program(bin, "buildah", "")
+    assert choose_builder() == "buildah"
+    program(bin, "podman", "")
+    assert choose_builder() == "podman"
+    with pytest.raises(RuntimeUnavailable, match="no daemon"):
+        choose_builder("docker")
+
+
+def test_docker_builds_tags_and_pushes(bin, tmp_path):
+    digests = json.dumps(["other@sha256:" + "1" * 64, "ghcr.io/my-org/my-env@sha256:" + "2" * 64])
+    program(bin, "docker", f"if '--format' in words: print({digests!r})\n")
+    (tmp_path / "Dockerfile").write_text("FROM scratch\n")
+    assert build_image(tmp_path, "my-env:latest") == ""
+    pushed = push_built("my-env:latest", "ghcr.io/my-org/my-env:1", progress=lambda _: None)
+    assert pushed == "sha256:" + "2" * 64
+    calls = [line for line in (bin / "calls").read_text().splitlines() if line != "version"]
+    assert calls[0] == f"build --tag my-env:latest {tmp_path}"
+    assert calls[2] == "tag my-env:latest ghcr.io/my-org/my-env:1"
+    assert calls[3] == "push --quiet ghcr.io/my-org/my-env:1"
+
+
+def test_a_build_that_fails_ends_with_its_last_words(bin, tmp_path):
+    program(bin, "docker", "sys.exit(words[0] == 'build' and 'step 3 of 7: no such file')\n")
+    (tmp_path / "Dockerfile").write_text("FROM scratch\n")
+    with pytest.raises(PrepareError, match="step 3 of 7"):
+        build_image(tmp_path, "my-env:latest")
+
+
+def test_what_cannot_be_pushed(bin):
+    with pytest.raises(UsageError, match=r"ghcr\.io/my-org/my-env:latest"):
+        push_built("my-env:latest", "my-env:latest", progress=lambda _: None)
+    with pytest.raises(UsageError, match="was not built here"):
+        push_built("my-env:latest", "ghcr.io/o/my-env:latest", progress=lambda _: None)

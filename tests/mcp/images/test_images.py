@@ -1,0 +1,434 @@
+"""Names, registries, logins and layers."""
+
+import base64
+import contextlib
+import gzip
+import json
+import os
+import re
+import shutil
+import stat
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.mcp.images.oci import (
+    Image,
+    dated,
+    digest,
+    directory,
+    entry,
+    fake_registry,
+    hardlink,
+    layer,
+    sparse,
+    symlink,
+)
+
+from buckeye.base.distribution import install_command
+from buckeye.errors import UsageError
+from buckeye.mcp.images.manifest import parse_reference
+from buckeye.mcp.images.registry import find_login
+from buckeye.mcp.images.store import fetch_image
+from buckeye.mcp.images.unpack import unpack_layers
+from buckeye.mcp.sandbox.base import PrepareError
+
+
+@pytest.fixture(autouse=True)
+def _no_logins(tmp_path_factory, monkeypatch):
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path_factory.mktemp("docker")))
+    monkeypatch.delenv("REGISTRY_AUTH_FILE", raising=False)
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+
+
+# Names
+
+SHA = "sha256:" + "0" * 64
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("busybox", ("registry-1.docker.io", "library/busybox", "latest")),
+        ("docker.io/busybox:1", ("registry-1.docker.io", "library/busybox", "1")),
+        ("hudpython/hud-text-2048:latest", ("registry-1.docker.io", "hudpython/hud-text-2048", "latest")),
+        ("localhost/a", ("localhost", "a", "latest")),
+        ("127.0.0.1:5000/org/env:v1.2", ("127.0.0.1:5000", "org/env", "v1.2")),
+        (f"ghcr.io/org/env:tag@{SHA}", ("ghcr.io", "org/env", SHA)),
+        (f"org/env@{SHA}", ("registry-1.docker.io", "org/env", SHA)),
+    ],
+)
+def test_names(text, parts):
+    reference = parse_reference(text)
+    assert (reference.registry, reference.repository, reference.version) == parts
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "-rm",
+        "Org/Env",
+        "org//env",
+        "org/env:",
+        "org/env:a b",
+        "org/env@sha256:12",
+        "http://x/y",
+        "a/../b",
+    ],
+)
+def test_what_is_no_name(text):
+    with pytest.raises(UsageError, match="is not the name of an image"):
+        parse_reference(text)
+
+
+@given(st.text(max_size=40))
+def test_a_name_is_taken_or_refused(text):
+    try:
+        reference = parse_reference(text)
+    except UsageError:
+        return
+    assert ".." not in reference.repository.split("/")
+    assert not set(reference.registry + reference.repository) & set(" \n@?#\\")
+
+
+# Pulling
+
+HELLO = layer(directory("app"), entry("app/hello", b"hello"))
+
+
+def test_an_image_is_fetched_once_and_its_wishes_are_known(tmp_path):
+    image = Image(HELLO, Entrypoint=["/run"], Cmd=["--stdio"], Env=["A=1", "B=x=y"], WorkingDir="/app")
+    with fake_registry() as registry:
+        name = registry.add("org/env", image, indexed=True)
+        made = fetch_image(name, tmp_path, owner=None)
+        assert (made.root / "app" / "hello").read_bytes() == b"hello"
+        assert made.argv == ("/run", "--stdio")
+        assert made.variables == {"A": "1", "B": "x=y"}
+        assert made.cwd == "/app"
+        assert made.digest == digest(image.manifest)
+        registry.asked.clear()
+        assert fetch_image(name, tmp_path, owner=None) == made
+        assert not any("/blobs/" in path for path in registry.asked)
+        by_digest = fetch_image(f"127.0.0.1:{registry.port}/org/env@{made.digest}", tmp_path, owner=None)
+        assert by_digest == made
+        again = Image(HELLO, layer(entry("more")), Cmd=["x"])
+        registry.add("org/env", again, indexed=True)
+        registry.asked.clear()
+        assert fetch_image(name, tmp_path, owner=None).digest != made.digest
+        assert sum("/blobs/" in path for path in registry.asked) == 2  # the layer that is known stays
+    assert fetch_image(name, tmp_path, owner=None).digest == digest(again.manifest)  # the registry is gone
+
+
+@pytest.mark.parametrize("wishes", [{"WorkingDir": 5}, {"Cmd": "--stdio"}, {"Env": [["A", "1"]]}])
+def test_wishes_that_make_no_sense(tmp_path, wishes):
+    with fake_registry() as registry, pytest.raises(PrepareError, match="configuration is damaged"):
+        fetch_image(registry.add("org/env", Image(HELLO, **wishes)), tmp_path, owner=None)
+
+
+def test_a_token_is_fetched_where_the_registry_says(tmp_path):
+    with fake_registry() as registry:
+        registry.token = "t0ken"
+        name = registry.add("org/env", Image(HELLO))
+        fetch_image(name, tmp_path, owner=None)
+        asked = next(path for path in registry.asked if path.startswith("/token"))
+        assert "service=fake" in asked
+        assert "scope=repository%3Aorg%2Fenv%3Apull" in asked
+        registry.login = "Basic nobody-has-this"
+        with pytest.raises(PrepareError, match="nobody is logged in there"):
+            fetch_image(registry.add("org/other", Image(HELLO)), tmp_path, owner=None)
+
+
+def flipped(data):
+    return data[:-1] + bytes([data[-1] ^ 1])
+
+
+def test_damage_is_found(tmp_path):
+    image = Image(HELLO)
+    with fake_registry() as registry:
+        name = registry.add("org/env", image, indexed=True)
+        kept = dict(registry.blobs), dict(registry.manifests)
+        for place in registry.blobs:
+            for damage in (flipped, lambda data: data + b"x", lambda data: data[:-1]):
+                registry.blobs = kept[0] | {place: damage(kept[0][place])}
+                with pytest.raises(PrepareError, match="arrived damaged"):
+                    fetch_image(name, tmp_path, owner=None)
+        registry.blobs = kept[0]
+        ours = f"org/env:{digest(image.manifest)}"
+        registry.manifests[ours] = (kept[1][ours][0], image.manifest + b" ")
+        with pytest.raises(PrepareError, match="the manifest arrived damaged"):
+            fetch_image(name, tmp_path, owner=None)
+        registry.manifests = kept[1]
+        assert not list(tmp_path.glob("images/[!.]*"))
+        fetch_image(name, tmp_path, owner=None)
+
+
+@pytest.mark.parametrize(
+    ("tag", "content", "says"),
+    [
+        ("missing", None, "There is no image"),
+        ("text", b"hello", "no JSON"),
+        ("old", b'{"schemaVersion": 1}', "is not understood"),
+        ("half", b'{"layers": [], "config": {}}', "is damaged"),
+        (
+            "evil",
+            b'{"layers": [{"digest": "sha256:../../x", "size": 1}], "config": {"digest": "x", "size": 1}}',
+            "is damaged",
+        ),
+        ("list", b'{"layers": 3}', "is not understood"),
+        ("array", b"[]", "no JSON"),
+    ],
+)
+def test_manifests_that_are_none(tmp_path, tag, content, says):
+    with fake_registry() as registry:
+        if content is not None:
+            registry.manifests[f"org/env:{tag}"] = ("application/vnd.oci.image.manifest.v1+json", content)
+        with pytest.raises(PrepareError, match=says):
+            fetch_image(f"127.0.0.1:{registry.port}/org/env:{tag}", tmp_path, owner=None)
+
+
+def test_an_image_for_other_machines_only(tmp_path):
+    index = json.dumps({"manifests": [{"digest": SHA, "platform": {"os": "linux", "architecture": "mips"}}]})
+    with fake_registry() as registry:
+        registry.manifests["org/env:latest"] = ("application/vnd.oci.image.index.v1+json", index.encode())
+        with pytest.raises(PrepareError, match="only for linux/mips"):
+            fetch_image(f"127.0.0.1:{registry.port}/org/env", tmp_path, owner=None)
+
+
+def test_a_layer_that_is_not_what_the_image_says(tmp_path):
+    image = Image(HELLO)
+    (config_digest,) = [name for name, data in image.blobs.items() if data.startswith(b"{")]
+    config = json.loads(image.blobs[config_digest])
+    config["rootfs"]["diff_ids"] = [SHA]
+    raw = json.dumps(config).encode()
+    image.blobs[digest(raw)] = raw
+    image.manifest = image.manifest.replace(config_digest.encode(), digest(raw).encode())
+    described = json.loads(image.manifest)
+    described["config"]["size"] = len(raw)
+    image.manifest = json.dumps(described).encode()
+    with (
+        fake_registry() as registry,
+        pytest.raises(PrepareError, match="has another digest than the image says"),
+    ):
+        fetch_image(registry.add("org/env", image), tmp_path, owner=None)
+
+
+def test_logins_are_found_where_docker_keeps_them(tmp_path, monkeypatch):
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    helper = tmp_path / "docker-credential-test"
+    helper.write_text('#!/bin/sh\nread host\necho "{\\"Username\\":\\"helped\\",\\"Secret\\":\\"$host\\"}"\n')
+    helper.chmod(0o755)
+    auth = base64.b64encode(b"me:pass:word").decode()
+    config = {
+        "auths": {"ghcr.io": {"auth": auth}, "https://index.docker.io/v1/": {"identitytoken": "tok"}},
+        "credHelpers": {"quay.io": "test"},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    login = find_login("ghcr.io")
+    assert (login.user, login.password, login.is_token) == ("me", "pass:word", False)
+    assert "pass:word" not in repr(login)
+    assert find_login("registry-1.docker.io").is_token
+    assert find_login("quay.io").password == "quay.io"
+    assert find_login("other.io") is None
+
+
+# Layers
+
+
+def unpacked(folder, *layers):
+    folder.mkdir(exist_ok=True)
+    paths = []
+    for number, data in enumerate(layers):
+        path = folder.parent / f"{folder.name}-{number}.tar"
+        path.write_bytes(data)
+        paths.append(path)
+    return unpack_layers(paths, [digest(data) for data in layers], folder, owner=None)
+
+
+def tree(folder):
+    return {
+        str(path.relative_to(folder)): os.readlink(path) if path.is_symlink() else path.read_text()
+        for path in sorted(folder.rglob("*"))
+        if path.is_symlink() or path.is_file()
+    }
+
+
+def test_layers_lie_over_each_other(tmp_path):
+    root = tmp_path / "root"
+    first = layer(
+        directory("etc"),
+        entry("etc/a", b"1"),
+        entry("etc/b", b"1"),
+        directory("opt"),
+        entry("opt/x", b"1"),
+        directory("gone"),
+        entry("gone/y", b"1"),
+    )
+    second = layer(
+        entry("etc/a", b"2"),
+        entry("etc/.wh.b"),
+        entry(".wh.gone"),
+        entry("opt/new", b"2"),
+        entry("opt/.wh..wh..opq"),
+    )
+    unpacked(root, first, second)
+    assert tree(root) == {"etc/a": "2", "opt/new": "2"}
+    assert not (root / "gone").exists()
+
+
+def test_links_of_all_kinds(tmp_path):
+    root = tmp_path / "root"
+    unpacked(
+        root,
+        layer(
+            directory("usr/lib"),
+            symlink("lib", "usr/lib"),
+            entry("lib/libc", b"c"),  # through the link, as in a container
+            symlink("abs", "/usr"),
+            entry("abs/share/doc", b"d"),
+            symlink("up", "../../../usr"),
+            entry("up/u", b"u"),
+            hardlink("usr/lib/same", "lib/libc"),
+        ),
+    )
+    assert tree(root) == {
+        "lib": "usr/lib",
+        "abs": "/usr",
+        "up": "../../../usr",
+        "usr/lib/libc": "c",
+        "usr/lib/same": "c",
+        "usr/share/doc": "d",
+        "usr/u": "u",
+    }
+    assert (root / "usr/lib/same").stat().st_ino == (root / "usr/lib/libc").stat().st_ino
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        [symlink("out", "{outside}"), entry("out/file", b"evil")],
+        [symlink("a", "b"), symlink("b", "{outside}"), entry("a/file", b"evil")],
+        [entry("/{outside}/file", b"evil")],
+        [symlink("file", "{outside}/file"), entry("file", b"evil")],
+        [symlink("out", "{outside}"), entry("out/.wh.victim")],
+        [symlink("out", "{outside}"), entry("out/.wh..wh..opq")],
+        [symlink("out", "{outside}/victim"), directory("out", 0o777)],
+    ],
+)
+def test_nothing_is_touched_outside(tmp_path, entries):
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "victim").write_text("unhurt")
+    for info, _ in entries:
+        info.name = info.name.replace("{outside}", str(outside))
+        info.linkname = info.linkname.replace("{outside}", str(outside))
+    before = stat.S_IMODE(outside.stat().st_mode)
+    unpacked(tmp_path / "root", layer(*entries))
+    assert tree(outside) == {"victim": "unhurt"}
+    assert stat.S_IMODE(outside.stat().st_mode) == before
+
+
+@pytest.mark.parametrize(
+    ("entries", "says"),
+    [
+        ([entry("../x", b"evil")], "leads out"),
+        ([entry("a/../../x", b"evil")], "leads out"),
+        ([hardlink("x", "../../etc/passwd")], "leads out"),
+        ([hardlink("x", "/etc/passwd")], "is no file"),
+        ([symlink("p", "/etc/passwd"), hardlink("x", "p")], "is no file"),
+        ([symlink("a", "b"), symlink("b", "a"), entry("a/x", b"")], "goes round"),
+        ([entry("d/.wh...", b"")], "hides nothing"),
+        ([entry("a/" * 1900 + "x", b"")], "more than 200 folders"),
+        ([sparse("big", 2**50)], "sparse"),
+        ([dated("old", "-1e300")], "out of range"),
+    ],
+)
+def test_malicious_layers_are_refused(tmp_path, entries, says):
+    with pytest.raises(PrepareError, match=says):
+        unpacked(tmp_path / "root", layer(*entries))
+    assert not (tmp_path / "x").exists()
+
+
+def test_devices_are_left_out_and_set_user_id_is_taken_off(tmp_path):
+    root = tmp_path / "root"
+    done = unpacked(
+        root,
+        layer(
+            entry("dev-null", kind=tarfile.CHRTYPE),
+            entry("pipe", kind=tarfile.FIFOTYPE),
+            entry("su", b"x", mode=0o4755),
+            directory("tmp", 0o1777),
+        ),
+    )
+    assert done.left_out == 2
+    assert stat.S_IMODE((root / "su").stat().st_mode) == 0o755
+    assert stat.S_IMODE((root / "tmp").stat().st_mode) == 0o1777
+    assert sorted(path.name for path in root.iterdir()) == ["su", "tmp"]
+
+
+def test_a_layer_with_garbage_behind_its_end(tmp_path):
+    packed = gzip.compress(HELLO + bytes(100_000), compresslevel=0)
+    path = tmp_path / "layer"
+    path.write_bytes(packed[:-50_000] + b"\xff" * 50_000)
+    (tmp_path / "root").mkdir()
+    with pytest.raises(PrepareError, match="layer 1"):
+        unpack_layers([path], [digest(HELLO)], tmp_path / "root", owner=None)
+
+
+def test_layers_compressed_with_zstd(tmp_path, monkeypatch):
+    packed = zstandard.ZstdCompressor().compress(HELLO[:700]) + zstandard.compress(HELLO[700:])  # two frames
+    path, root = tmp_path / "layer", tmp_path / "root"
+    for data, says in ((packed, None), (packed[:-9], "layer 1"), (packed[:20] + b"\xff" * 40, "layer 1")):
+        root.mkdir()
+        path.write_bytes(data)
+        if says is None:
+            unpack_layers([path], [digest(HELLO)], root, owner=None)
+            assert tree(root) == tree_of_hello(tmp_path)
+        else:
+            with pytest.raises(PrepareError, match=says):
+                unpack_layers([path], [digest(HELLO)], root, owner=None)
+        shutil.rmtree(root)
+    root.mkdir()
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    with pytest.raises(PrepareError, match=re.escape(install_command("zstd"))):
+        unpack_layers([path], [digest(HELLO)], root, owner=None)
+
+
+def tree_of_hello(tmp_path):
+    unpacked(tmp_path / "plain", HELLO)
+    return tree(tmp_path / "plain")
+
+
+def test_a_torn_layer(tmp_path):
+    with pytest.raises(PrepareError, match="layer 1"):
+        unpacked(tmp_path / "root", HELLO[:1026])
+
+
+names = st.lists(st.sampled_from(["a", "b", "..", ".", "/", ".wh.a", ".wh..wh..opq"]), min_size=1, max_size=4)
+members = st.builds(
+    lambda name, link, kind: entry(
+        "/".join(name), b"x" if kind == tarfile.REGTYPE else b"", kind=kind, link="/".join(link)
+    ),
+    names,
+    names,
+    st.sampled_from([tarfile.REGTYPE, tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE]),
+)
+
+
+@settings(max_examples=150)
+@given(layers=st.lists(st.lists(members, max_size=6), max_size=3))
+def test_any_layers_stay_inside(layers, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("any")
+    for name in ("a", "b"):
+        (folder / name).write_text("unhurt")
+    with contextlib.suppress(PrepareError):
+        unpacked(folder / "root", *(layer(*entries) for entries in layers))
+    assert {path.name for path in folder.iterdir() if path.suffix != ".tar"} == {"a", "b", "root"}
+    assert (folder / "a").read_text() == (folder / "b").read_text() == "unhurt"
+    for parent, folders, files in os.walk(folder / "root"):
+        assert Path(parent).resolve().is_relative_to((folder / "root").resolve()), (folders, files)

@@ -1,0 +1,130 @@
+"""`buckeye.lock.yaml`: read strictly, changed without losing anything."""
+
+from datetime import datetime, timedelta, timezone
+
+import pytest
+
+from buckeye.errors import ConfigError
+from buckeye.mcp.tasks.lock import ImageName, Lock, dataset_reference, parse_image, read_lock, update_lock
+
+PAGE = """image: "my-org/my-env:latest"
+primary_dataset:
+  name: "my-org/my-tasks"
+  task_count: 50
+  updated_at: "2024-01-01T00:00:00"
+"""
+
+
+def written(tmp_path, text):
+    path = tmp_path / "buckeye.lock.yaml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_the_form_of_the_page(tmp_path):
+    lock = read_lock(written(tmp_path, PAGE))
+    assert lock.image_name == ImageName("my-org/my-env", "latest")
+    assert lock.primary_dataset.model_dump() == {
+        "name": "my-org/my-tasks",
+        "task_count": 50,
+        "updated_at": "2024-01-01T00:00:00",
+    }
+    assert lock.tools is None
+    assert lock.version == 1
+
+
+def test_every_problem_with_its_line(tmp_path):
+    path = written(
+        tmp_path, "imag: a:b\nprimary_dataset: {name: a, task_count: -1}\ntools:\n  - nam: x\nversion: one\n"
+    )
+    with pytest.raises(ConfigError) as caught:
+        read_lock(path)
+    text = str(caught.value)
+    assert f"{path}:1: imag: no such setting. Did you mean image?" in text
+    assert f"{path}:2: primary_dataset.task_count: is -1; expected a whole number >= 0." in text
+    assert f"{path}:2: primary_dataset.updated_at: required." in text
+    assert f"{path}:4: tools.0.nam: no such setting." in text
+    assert f"{path}:5: version: " in text
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("image: 'two words'", "expected an image"),
+        ("image: a:b\nbuilt_at: yesterday", "built_at: is 'yesterday'; expected a time"),
+        ("image: a:b\nversion: 2", "version 2, of a newer Buckeye"),
+        ("- a", "expected keys and values"),
+        ("image: a\nimage: b", "the key 'image' is there twice"),
+        ("image: [", "not valid YAML"),
+        ("image: !!python/object:os.system a", "the tag"),
+    ],
+)
+def test_what_is_no_lock_file(tmp_path, text, said):
+    with pytest.raises(ConfigError, match=said):
+        read_lock(written(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    ("text", "parts", "tagged", "short"),
+    [
+        ("env", ("env", "", ""), "env", "env"),
+        ("my-env:latest", ("my-env", "latest", ""), "my-env:latest", "my-env"),
+        ("host:5000/org/env:t", ("host:5000/org/env", "t", ""), "host:5000/org/env:t", "env"),
+        ("localhost:5000/env", ("localhost:5000/env", "", ""), "localhost:5000/env", "env"),
+        ("o/e@sha256:" + "a" * 64, ("o/e", "", "sha256:" + "a" * 64), "o/e@sha256:" + "a" * 64, "e"),
+        ("o/e:v@sha256:" + "a" * 64, ("o/e", "v", "sha256:" + "a" * 64), "o/e:v", "e"),
+    ],
+)
+def test_names_of_images(text, parts, tagged, short):
+    image = parse_image(text)
+    assert image == ImageName(*parts)
+    assert (image.tagged, image.short) == (tagged, short)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "a b", "./x", "x/", "/x", "A", "a:b:c", "a@md5:00", "-a", "a//b", "a:", "$a"]
+)
+def test_what_is_no_image(text):
+    assert parse_image(text) is None
+
+
+def test_name_and_digest_may_stand_apart():
+    digest = "sha256:" + "b" * 64
+    assert Lock(image="a:b", digest=digest).image_name == ImageName("a", "b", digest)
+
+
+def test_an_update_keeps_keys_comments_and_quotes(tmp_path):
+    text = (
+        "# mine\n"
+        'image: "my-org/my-env:latest"  # the image\n'
+        "tools:\n"
+        "  - name: move   # a tool\n"
+        "    input_schema: {type: object}  # flow\n"
+        "    description: >-\n"
+        "      on\n"
+        "      and off\n"
+        "primary_dataset:\n"
+        "  # how many\n"
+        "  name: 'my-org/my-tasks'\n"
+        "  task_count: 50\n"
+        "  updated_at: 2024-01-01T00:00:00\n"
+        "# end\n"
+    )
+    path = written(tmp_path, text)
+    at = datetime(2026, 1, 31, 14, 0, tzinfo=timezone(timedelta(hours=2)))
+    update_lock(path, {"primary_dataset": dataset_reference("a/b", 3, at)})
+    expected = (
+        text.replace("name: 'my-org/my-tasks'", "name: 'a/b'")
+        .replace("task_count: 50", "task_count: 3")
+        .replace("updated_at: 2024-01-01T00:00:00", "updated_at: '2026-01-31T12:00:00+00:00'")
+    )
+    assert path.read_text() == expected
+    assert read_lock(path).tools[0].description == "on and off"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_an_update_of_a_damaged_file_changes_nothing(tmp_path):
+    path = written(tmp_path, "image: [\n")
+    with pytest.raises(ConfigError, match="not valid YAML"):
+        update_lock(path, {"version": 1})
+    assert path.read_text() == "image: [\n"

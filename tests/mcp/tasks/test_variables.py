@@ -1,0 +1,98 @@
+"""Variables in tasks, and the file they may come from."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from buckeye.base.keys import read_dotenv, variables
+from buckeye.errors import UsageError
+from buckeye.mcp.tasks.variables import resolve
+
+ENVIRONMENT = {"BUCKEYE_API_KEY": "s3cret", "A": "1", "EMPTY": "", "lower": "l"}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Bearer $BUCKEYE_API_KEY", "Bearer s3cret"),
+        ("Bearer $buckeye_API_KEY", "Bearer s3cret"),
+        ("${buckeye_api_key}", "s3cret"),
+        ("$lower", "l"),
+        ("${A}${A}x$A.", "11x1."),
+        ("${MISSING:-default}", "default"),
+        ("${MISSING:-}", ""),
+        ("${MISSING:-a b:-c}", "a b:-c"),
+        ("${A:-default}", "1"),
+        ("[$EMPTY]", "[]"),
+        ("$$A $$$A $$", "$A $1 $"),
+        ("cost $5, a $ and $", "cost $5, a $ and $"),
+        ("", ""),
+    ],
+)
+def test_texts(text, expected):
+    assert resolve(text, ENVIRONMENT) == expected
+
+
+def test_values_inside_objects_and_lists_but_no_keys():
+    value = {"$A": ["$A", 5, None, {"x": "${A}"}], "n": 1.5, "t": True}
+    assert resolve(value, ENVIRONMENT) == {"$A": ["1", 5, None, {"x": "1"}], "n": 1.5, "t": True}
+
+
+def test_every_missing_variable_is_named_with_its_place():
+    value = {"headers": {"Authorization": "Bearer $NO_KEY", "X": "${NO_X} $NO_KEY"}, "args": ["$NO_Y"]}
+    with pytest.raises(UsageError) as caught:
+        resolve(value, ENVIRONMENT)
+    message = str(caught.value)
+    assert "NO_KEY (in headers.Authorization)" in message
+    assert "NO_X (in headers.X)" in message
+    assert "NO_Y (in args.0)" in message
+    assert "s3cret" not in message
+
+
+@pytest.mark.parametrize("text", ["${A", "${}", "${A:default}", "${A-b}", "${5}", "${A:-${B}}"])
+def test_other_braces_are_refused(text):
+    with pytest.raises(UsageError, match="is no variable"):
+        resolve(text, ENVIRONMENT)
+
+
+@given(st.text())
+def test_any_text_is_resolved_or_refused(text):
+    try:
+        assert "s3cret" not in resolve(text, ENVIRONMENT) or "buckeye" in text.lower()
+    except UsageError:
+        assert "$" in text
+
+
+@given(st.text(), st.text())
+def test_dollars_can_be_escaped_and_values_are_not_resolved_again(text, value):
+    assert resolve(text.replace("$", "$$"), {}) == text
+    assert resolve("<$X>", {"X": value}) == f"<{value}>"
+
+
+def test_a_dotenv_file(tmp_path):
+    path = tmp_path / ".env"
+    path.write_text(
+        "# keys\n\nBUCKEYE_API_KEY=your-key\nexport W=w x # comment\nQ='a # $b'\n"
+        'D="line\\n\\"two\\""\nE=\nF=a#b\n  G = g \n'
+    )
+    assert read_dotenv(path) == {
+        "BUCKEYE_API_KEY": "your-key",
+        "W": "w x",
+        "Q": "a # $b",
+        "D": 'line\n"two"',
+        "E": "",
+        "F": "a#b",
+        "G": "g",
+    }
+    merged = variables({"E": "from outside"}, tmp_path)
+    assert (merged["E"], merged["W"]) == ("from outside", "w x")
+    assert read_dotenv(tmp_path / "none") == {}
+
+
+@pytest.mark.parametrize("line", ["secret-value", "A='open", "5=x", "=x"])
+def test_a_bad_line_is_named_without_its_content(tmp_path, line):
+    path = tmp_path / ".env"
+    path.write_text(f"A=1\n{line}\n")
+    with pytest.raises(UsageError, match=r"\.env:2: expected NAME=value") as caught:
+        read_dotenv(path)
+    assert "secret" not in str(caught.value)

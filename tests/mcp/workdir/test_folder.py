@@ -1,0 +1,431 @@
+"""Every rollout has a folder of its own: what is in it, what servers find around it, and its end."""
+
+import asyncio
+import io
+import json
+import logging
+import os
+import subprocess
+import sys
+import tarfile
+import uuid
+import zipfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.cancelling import cancelled_at
+from tests.mcp.environment.leaks import assert_none_left
+from tests.mcp.environment.scripted import Scripted
+
+from buckeye.errors import UsageError
+from buckeye.mcp.client.control_group import end_group, group_of
+from buckeye.mcp.config import GymConfig, load_gym_config
+from buckeye.mcp.environment import McpEnvironment
+from buckeye.mcp.sandbox.base import cache_folder
+from buckeye.mcp.tasks.files import read_tasks
+from buckeye.mcp.tasks.task_schema import McpTask, StdioServer
+from buckeye.mcp.workdir.files import prepare
+from buckeye.mcp.workdir.folder import Workdir, open_workdir
+from buckeye.mcp.workdir.surroundings import from_here, left_behind
+from buckeye.orchestrator.player import play_outcome
+
+NOTES = str(Path(__file__).with_name("notes_server.py"))
+TOOLS = {"add": ["text"], "notes": [], "where": [], "environment": [], "fill": ["count"], "daemon": []}
+TOOLS |= {"hide": [], "run": ["code"]}
+DONE = "<tool>done()</tool>"
+
+
+def task(*args, **fields):
+    server = {"command": sys.executable, "args": [NOTES, *args]}
+    given = {"id": "one", "prompt": "Note.", "mcp_config": {"notes": server}}
+    return McpTask.model_validate(given | {"evaluate_tool": {"name": "evaluate"}} | fields)
+
+
+def config(**fields):
+    mappings = {
+        name: {"_tool": name, "_parser": {"positional": names}} | {one: {"from_arg": one} for one in names}
+        for name, names in TOOLS.items()
+    }
+    given = {
+        "system_prompt": "Call tools.",
+        "parser": {"use_thinking": False},
+        "action_mappings": mappings,
+        "rubric": {"weights": {"task_completion": 1.0}},
+    }
+    return GymConfig.model_validate(given | fields)
+
+
+async def played(one, *calls, gym=None):
+    """The outcome, and what the calls gave."""
+    policy = Scripted(*(f"<tool>{call}</tool>" for call in calls), DONE)
+    environment = McpEnvironment(gym or config(), {"train": [one]})
+    outcome = await environment.rollout(environment.tasks("train")[0], policy)
+    read = [m["content"] for m in policy.seen if m["role"] == "user"][1:]
+    return outcome, [text.removeprefix("<result>\n").removesuffix("\n</result>") for text in read]
+
+
+def play(one, *calls, gym=None):
+    return asyncio.run(played(one, *calls, gym=gym))
+
+
+def test_a_path_that_servers_do_not_find_is_told_once(tmp_path, monkeypatch, caplog):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    for name in ("data/app.db", "serve.py"):
+        (tmp_path / name).touch()
+    words = ("serve.py", "--db=data/app.db", "data/none.db", "data", str(tmp_path / "data/app.db"))
+
+    def told(**fields):
+        caplog.clear()
+        tasks = [task(*words), task(*words).model_copy(update={"id": "two"})]
+        McpEnvironment(config(**fields), {"train": tasks})
+        return [record.getMessage() for record in caplog.records]
+
+    (said,) = told()
+    assert "is given data/app.db, which is here and not in the folder" in said
+    assert told(files=str(tmp_path / "data")) == []
+
+
+def left():
+    """Folders of rollouts of this process that are still there, but for prepared files."""
+    own = (cache_folder().resolve() / "rollouts").glob(f"{os.getpid()}-*")
+    return [path for folder in own for path in folder.iterdir() if (path / "work").exists()]
+
+
+def test_a_server_starts_in_a_folder_that_is_gone_afterwards():
+    outcome, (where, environment) = play(task(), "where()", "environment()")
+    assert json.loads(where) == {"cwd": "{workdir}", "files": []}
+    variables = json.loads(environment)
+    names = ["HOME", "TMPDIR", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_RUNTIME_DIR"]
+    assert [variables[name] for name in names] == [
+        "{workdir}/../home",
+        "{workdir}/../tmp",
+        "{workdir}/../home/.cache",
+        "{workdir}/../home/.config",
+        "{workdir}/../home/.local/share",
+        "{workdir}/../run",
+    ]
+    assert (outcome.error, left()) == (None, [])
+
+
+def test_rollouts_that_do_nothing_earn_nothing_and_see_nothing_of_others():
+    async def several():
+        return await asyncio.gather(
+            *(played(task(), "add('mine')", "notes()") for _ in range(3)), played(task())
+        )
+
+    *noted, idle = asyncio.run(several())
+    assert [(outcome.reward, said) for outcome, said in noted] == [(1.0, ["added", "mine"])] * 3
+    assert (idle[0].reward, idle[0].components["notes"]) == (0.0, 0.0)
+
+
+def test_the_folder_is_named_in_arguments_and_variables_and_calls(tmp_path):
+    server = {"command": sys.executable, "args": [NOTES, "{workdir}/deep.txt"], "env": {"AT": "{workdir}/x"}}
+    calls = ["add('{workdir}/y')", "notes()", "environment()", "where()"]
+    _, (_, notes, environment, where) = play(task(mcp_config={"notes": server}), *calls)
+    assert notes == "{workdir}/y"
+    assert json.loads(environment)["AT"] == "{workdir}/x"
+    assert json.loads(where)["files"] == ["deep.txt"]
+
+
+def test_a_server_may_name_a_folder_itself_and_its_script_from_where_buckeye_was_started(
+    tmp_path, monkeypatch
+):
+    monkeypatch.chdir(Path(NOTES).parent)
+    server = {"command": sys.executable, "args": [Path(NOTES).name], "cwd": str(tmp_path)}
+    _, (where,) = play(task(mcp_config={"notes": server}), "where()")
+    assert json.loads(where)["cwd"] == str(tmp_path)
+    server = {"command": sys.executable, "args": ["-m", "notes_server"]}
+    _, (where,) = play(task(mcp_config={"notes": server}), "where()")
+    assert json.loads(where)["cwd"] == "{workdir}"
+
+
+def test_a_program_without_a_suffix_is_found_and_its_data_is_not(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("bin/server", "data/shop"):
+        Path(name).parent.mkdir()
+        Path(name).touch()
+    Path("bin/server").chmod(0o755)
+    server = StdioServer(command="node", args=["bin/server", "./data", "data/shop", "x" * 300, "x" * 5000])
+    assert from_here(server, tmp_path / "data").args == [str(tmp_path / "bin/server"), *server.args[1:]]
+    assert left_behind(server) == ["data", "data/shop"]
+
+
+def test_two_servers_of_a_task_share_the_folder():
+    first = {"command": sys.executable, "args": [NOTES]}
+    servers = {"a": first, "b": first}
+    mappings = {
+        "add": {"_tool": "a/add", "_parser": {"positional": ["text"]}, "text": {"from_arg": "text"}},
+        "notes": {"_tool": "b/notes"},
+    }
+    one = task(mcp_config=servers, evaluate_tool={"name": "b/evaluate"})
+    outcome, said = play(one, "add('hello')", "notes()", gym=config(action_mappings=mappings))
+    assert (said, outcome.reward) == (["added", "hello"], 1.0)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    made = tmp_path / "fixture"
+    (made / "deep").mkdir(parents=True)
+    (made / "notes.txt").write_text("first\n")
+    (made / "deep" / "tool.sh").write_text("true\n")
+    (made / "deep" / "tool.sh").chmod(0o555)
+    (made / "link").symlink_to("deep/tool.sh")
+    return made
+
+
+def archive(folder, kind):
+    path = folder.parent / f"fixture.{kind}"
+    if kind == "zip":
+        with zipfile.ZipFile(path, "w") as made:
+            made.write(folder / "notes.txt", "notes.txt")
+    else:
+        with tarfile.open(path, f"w:{kind.partition('.')[2]}") as made:
+            made.add(folder / "notes.txt", "notes.txt")
+    return path
+
+
+@pytest.mark.parametrize("kind", ["folder", "zip", "tar.gz", "sh", "file"])
+def test_files_are_put_there_and_never_written_back(folder, kind, tmp_path):
+    if kind in ("sh", "py"):
+        files = tmp_path / f"make.{kind}"
+        text = {"sh": "echo first > notes.txt\n", "py": "open('notes.txt', 'w').write('first\\n')\n"}
+        files.write_text(text[kind])
+    else:
+        files = {"folder": folder, "file": folder / "notes.txt"}.get(kind) or archive(folder, kind)
+    before = files.read_bytes() if files.is_file() else (folder / "notes.txt").read_bytes()
+    for _ in range(2):
+        outcome, (notes, *_) = play(task(files=str(files)), "notes()", "add('second')")
+        assert (notes, outcome.components["notes"]) == ("first", 2.0)
+    assert before == (files.read_bytes() if files.is_file() else (folder / "notes.txt").read_bytes())
+    assert outcome.components["workdir_bytes"] == (11.0 if kind == "folder" else 6.0)
+    assert outcome.components["workdir_seconds"] > 0
+
+
+def test_a_folder_is_copied_with_its_modes_and_links(folder, tmp_path):
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    prepare(str(folder), copy, 1000)
+    assert os.readlink(copy / "link") == "deep/tool.sh"
+    assert (copy / "deep" / "tool.sh").stat().st_mode & 0o777 == 0o555
+    assert (copy / "notes.txt").stat().st_mtime_ns == (folder / "notes.txt").stat().st_mtime_ns
+    assert (copy / "notes.txt").stat().st_ino != (folder / "notes.txt").stat().st_ino
+
+
+def test_files_of_the_configuration_are_for_tasks_without_any(folder, tmp_path):
+    (tmp_path / "other.txt").write_text("")
+    (tmp_path / "gym.yaml").write_text(
+        "files: fixture\nparser: {format: tools}\naction_mappings: {where: {_tool: where}}\n"
+    )
+    read_config = load_gym_config(tmp_path / "gym.yaml")
+    assert read_config.files == str(folder)
+    tasks = [task().model_dump(), task(files="other.txt").model_dump() | {"id": "two"}]
+    (tmp_path / "tasks.json").write_text(json.dumps(tasks))
+    read = read_tasks(tmp_path / "tasks.json")
+    assert [one.files for one in read] == [None, str(tmp_path / "other.txt")]
+    ready = config(files=read_config.files)
+    found = [json.loads(play(one, "where()", gym=ready)[1][0])["files"] for one in read]
+    assert found == [["deep", "link", "notes.txt"], ["other.txt"]]
+
+
+def spoilt(folder, way):
+    """Files that cannot be used, and what is said."""
+    path = folder.parent / "spoilt"
+    if way == "link out":
+        (folder / "out").symlink_to("/etc/passwd")
+        return folder, "leads out of the folder, to /etc/passwd"
+    if way == "pipe":
+        os.mkfifo(folder / "pipe")
+        return folder, "neither a file nor a folder"
+    if way == "large":
+        (folder / "large").write_bytes(b"x" * 5000)
+        return folder, "holds more than 4,096 bytes"
+    if way in ("zip out", "zip link", "bomb"):
+        info = zipfile.ZipInfo("../out" if way == "zip out" else "inner")
+        info.external_attr = (0o120777 if way == "zip link" else 0o100644) << 16
+        with zipfile.ZipFile(path.with_suffix(".zip"), "w", zipfile.ZIP_DEFLATED) as made:
+            made.writestr(info, b"0" * (10**6 if way == "bomb" else 3))
+        return path.with_suffix(".zip"), {"zip link": "is a link", "bomb": "holds more"}.get(way, "leads out")
+    if way in ("tar out", "tar bomb"):
+        with tarfile.open(path.with_suffix(".tgz"), "w:gz") as made:
+            info = tarfile.TarInfo("../out" if way == "tar out" else "inner")
+            info.size = 10**6 if way == "tar bomb" else 3
+            made.addfile(info, io.BytesIO(b"0" * info.size))
+        return path.with_suffix(".tgz"), "holds more" if way == "tar bomb" else "outside"
+    path.with_suffix(".sh").write_text("echo no luck >&2; exit 3\n")
+    return path.with_suffix(".sh"), "exit code 3:\nno luck"
+
+
+@pytest.mark.parametrize(
+    "way", ["link out", "pipe", "large", "zip out", "zip link", "bomb", "tar out", "tar bomb", "script"]
+)
+def test_files_that_cannot_be_used_are_an_error_of_the_environment(folder, way, tmp_path):
+    files, said = spoilt(folder, way)
+    small = config(defaults={"workdir_bytes": 4096})
+    outcome, _ = play(task(files=str(files)), gym=small)
+    assert (outcome.reward, outcome.stop_reason) == (None, "start_failed")
+    assert said in outcome.error
+    assert not (tmp_path / "out").exists()
+    assert left() == []
+
+
+def test_files_that_are_not_there_or_reach_nobody_are_said_at_once(tmp_path):
+    with pytest.raises(UsageError, match="there is no file or folder /nowhere"):
+        McpEnvironment(config(), {"train": [task(files="/nowhere")]})
+    far = task(mcp_config={"notes": {"url": "http://localhost:1/mcp"}}, files=str(tmp_path))
+    with pytest.raises(UsageError, match="never see them"):
+        McpEnvironment(config(), {"train": [far]})
+
+
+async def opened(one):
+    async with open_workdir(one, config()):
+        await asyncio.sleep(0)
+
+
+def test_a_folder_is_removed_after_a_cancellation_at_any_await(tmp_path):
+    (tmp_path / "notes.txt").write_text("first")
+    at = 0
+    while asyncio.run(cancelled_at(lambda: opened(task(files=str(tmp_path))), at)):
+        assert left() == []
+        at += 1
+    assert at >= 3
+
+
+@pytest.mark.parametrize(
+    "at", [*range(0, 8, 3), *(pytest.param(at, marks=pytest.mark.slow) for at in range(60))]
+)
+def test_a_rollout_leaves_neither_folder_nor_process_after_a_cancellation(at):
+    marker = str(uuid.uuid4())
+    server = {"command": sys.executable, "args": [NOTES], "env": {"MARKER": marker}}
+    one = task(mcp_config={"notes": server})
+    asyncio.run(cancelled_at(lambda: played(one, "add('mine')", "notes()"), at))
+    assert left() == []
+    assert_none_left(marker)
+
+
+class Filling(Scripted):
+    """Fills the folder, looks until that is noticed, and is done."""
+
+    async def chat(self, messages, *, tools=()):
+        noticed = "holds more than it may" in messages[-1]["content"]
+        call = "done()" if noticed else "notes()" if len(messages) > 2 else "fill(200000)"
+        self._replies = [f"<tool>{call}</tool>"]
+        return await super().chat(messages, tools=tools)
+
+
+def test_a_folder_that_grows_too_large_ends_its_servers_and_is_graded():
+    small = config(defaults={"workdir_bytes": 100_000, "max_turns": 100_000})
+    gym = McpEnvironment(small, {"train": [task()]})
+    outcome = asyncio.run(gym.rollout(gym.tasks("train")[0], Filling()))
+    assert (outcome.error, outcome.reward) == (None, 0.0)
+    assert outcome.components["server_lost_by_call"] == 1.0
+
+
+def test_folders_are_kept_where_they_are_asked_for(tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    kept = config(defaults={"keep_workdir": str(tmp_path / "kept")})
+    play(task(id="a/b c"), "add('mine')", gym=kept)
+    (folder,) = (tmp_path / "kept").iterdir()
+    assert folder.name.startswith("a_b_c-")
+    assert (folder / "work" / "notes.txt").read_text() == "mine\n"
+    assert f"is kept: {folder / 'work'}" in caplog.text
+
+
+def test_what_a_server_leaves_in_sessions_of_its_own_ends_with_it():
+    marker = str(uuid.uuid4())
+    server = {"command": sys.executable, "args": [NOTES], "env": {"MARKER": marker}}
+    outcome, said = play(task(mcp_config={"notes": server}), "daemon()")
+    assert (outcome.error, said) == (None, ["left behind"])
+    assert_none_left(marker)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="control groups are of Linux")
+def test_a_grandchild_that_left_session_and_environment_ends_with_its_server():
+    probe = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    group = group_of(probe.pid)
+    probe.communicate(b"\n")
+    if group is None:
+        pytest.skip("no control group can be made here")
+    end_group(group)
+    marker = str(uuid.uuid4())
+    server = {"command": sys.executable, "args": [NOTES], "env": {"MARKER": marker}}
+    outcome, said = play(task(mcp_config={"notes": server}), "hide()")
+    assert (outcome.error, said) == (None, ["hidden"])
+    assert_none_left(marker)
+    assert list(group.parent.glob(f"buckeye-server-{os.getpid()}-*")) == []
+
+
+RIGHT = {"state": {"file": "answer.txt", "contains": "right"}}
+WRONG = "open('answer.txt', 'w').write('wrong')"
+SPOILT = {
+    "the folder is removed": "shutil.rmtree(os.path.dirname(os.getcwd()))",
+    "it is a link to a right one": "os.chdir('..'); shutil.rmtree('work'); os.symlink(OTHER, 'work')",
+    "all around it is a link": "os.chdir('../..'); shutil.rmtree(HERE); os.symlink(OTHER, HERE)",
+}
+WRITES = "while True: open(str(id(object())), 'w')"
+SPOILT_SLOWLY = {
+    "the server is killed": "os.kill(os.getpid(), 9)",
+    "it ends": "sys.exit(3)",
+    "it says too much": "sys.stdout.write('x' * 20_000_000)",
+    "it says no more": "os.close(1)",
+    "folders without end": "for _ in range(3000): os.mkdir('d'); os.chdir('d')",
+    "a pipe": "os.remove('answer.txt'); os.mkfifo('answer.txt')",
+    "a file of a terabyte": "open('answer.txt', 'w').truncate(10**12)",
+    "a child that writes": f"subprocess.Popen([sys.executable, '-c', {WRITES!r}])",
+    "no rights": "os.chmod('.', 0)",
+}
+
+
+@pytest.mark.parametrize(
+    "code",
+    [*SPOILT.values(), *(pytest.param(code, marks=pytest.mark.slow) for code in SPOILT_SLOWLY.values())],
+    ids=[*SPOILT, *SPOILT_SLOWLY],
+)
+def test_whatever_a_call_does_to_its_folder_a_failure_is_one(tmp_path, code):
+    """It is no error, which would be left out; and nothing of others is removed."""
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "answer.txt").write_text("right")
+    said = f"OTHER, HERE = {str(other)!r}, os.path.basename(os.path.dirname(os.getcwd()))"
+    calls = [f"run({json.dumps(WRONG)})", f"run({json.dumps(f'{said}{chr(10)}{code}')})"]
+    one = task(evaluate_tool=[], grade=RIGHT)
+    outcome, _ = play(one, *calls)
+    assert (outcome.error, outcome.reward) == (None, 0.0)
+    assert (other / "answer.txt").read_text() == "right"
+
+
+def test_slow_calls_do_not_make_a_rollout_an_error(monkeypatch):
+    """Who plays cuts a rollout off after some seconds, and then it has no reward."""
+    monkeypatch.setattr("buckeye.mcp.rollout._FOR_GRADING", 0.9)
+    one = task(evaluate_tool=[], grade=RIGHT)
+    calls = ["run('time.sleep(0.4)')"] * 100
+    outcome = asyncio.run(play_outcome(lambda: _outcome(one, *calls), 20.0))
+    assert (outcome.error, outcome.reward, outcome.stop_reason) == (None, 0.0, "time_limit")
+
+
+async def _outcome(one, *calls):
+    return (await played(one, *calls))[0]
+
+
+TEXTS = st.text("ab{}/\\ workdir", max_size=20)
+LEAVES = TEXTS | st.sampled_from(["{workdir}", "in {workdir}/x"]) | st.integers()
+VALUES = st.lists(LEAVES | st.dictionaries(TEXTS, LEAVES, max_size=3), max_size=4)
+
+
+@settings(max_examples=50)
+@given(VALUES)
+def test_what_is_placed_is_hidden_again(value):
+    workdir = Workdir(place=Path("/somewhere/private"))
+    placed = workdir.placed(value)
+    assert "{workdir}" not in json.dumps(list(_texts(placed)))
+    assert workdir.hidden(placed) == value
+
+
+def _texts(value):
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list | dict):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _texts(item)

@@ -1,0 +1,184 @@
+"""State that rollouts share is found, whatever keeps it; noise is not taken for it."""
+
+import asyncio
+import json
+import logging
+import random
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from tests.mcp.workdir.test_folder import config, task
+
+from buckeye.errors import UsageError
+from buckeye.mcp.environment import McpEnvironment
+from buckeye.mcp.isolation.compare import Play, leaks, suspicious
+from buckeye.orchestrator.environments import NamedEnvironment, check_isolation
+
+ADD = {"_tool": "add", "_parser": {"positional": ["text"]}, "text": {"from_arg": "text"}}
+SMALL = {"add": ADD, "notes": {"_tool": "notes"}}
+
+
+def environment(one, mappings=SMALL, **fields):
+    return McpEnvironment(config(action_mappings=mappings, **fields), {"train": [one]})
+
+
+@contextmanager
+def http_notes(*, apart):
+    """An MCP server by HTTP: its sessions have one list of notes, or each its own."""
+    notes, opened = {}, iter(range(1000))
+
+    def result_of(request, key):
+        if request["method"] == "initialize":
+            version = request["params"]["protocolVersion"]
+            info = {"name": "notes", "version": "1"}
+            return {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": info}
+        if request["method"] == "tools/list":
+            schema = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
+            empty = {"type": "object", "properties": {}}
+            names = [("add", schema), ("notes", empty), ("evaluate", empty)]
+            return {"tools": [{"name": name, "inputSchema": one} for name, one in names]}
+        if request["method"] != "tools/call":
+            return None
+        mine = notes.setdefault(key, [])
+        name = request["params"]["name"]
+        if name == "add":
+            mine.append(request["params"]["arguments"]["text"])
+        texts = {"add": "added", "notes": "\n".join(mine), "evaluate": json.dumps({"reward": len(mine)})}
+        return {"content": [{"type": "text", "text": texts[name]}]}
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self):
+            request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            session = self.headers.get("Mcp-Session-Id") or f"session-{next(opened)}"
+            result = result_of(request, session if apart else "all") if "id" in request else None
+            reply = {"jsonrpc": "2.0", "id": request.get("id")}
+            reply |= {"error": {"code": -32601, "message": "none"}} if result is None else {"result": result}
+            text = json.dumps(reply).encode() if "id" in request else b""
+            self.send_response(200 if "id" in request else 202)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Mcp-Session-Id", session)
+            self.send_header("Content-Length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text)
+
+        def do_GET(self):
+            self.send_response(405)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        do_DELETE = do_GET
+
+        def log_message(self, *_):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}/mcp"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_a_server_by_http_with_a_global_is_found(apart):
+    with http_notes(apart=apart) as url:
+        found = asyncio.run(environment(task(mcp_config={"notes": {"url": url}})).isolation(60))
+    assert (found.tasks, found.rollouts, bool(found.shared)) == (1, 7, not apart)
+    if not apart:
+        assert found.shared[0].startswith("task one, notes(): read what only another rollout has said")
+
+
+def test_a_file_outside_of_the_folder_is_found_and_training_refused(tmp_path):
+    one = task(str(tmp_path / "notes.txt"))
+    with pytest.raises(UsageError, match=r"task one, notes\(\): read what only another") as refused:
+        asyncio.run(environment(one).check_isolation())
+    assert "shared_state: true" in str(refused.value)
+    allowed = asyncio.run(environment(one, shared_state=True).check_isolation())
+    assert allowed.startswith("shared_state is set")
+
+
+def test_a_run_looks_before_it_trains(tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    shared = NamedEnvironment(name="notes", environment=environment(task(str(tmp_path / "notes.txt"))))
+    apart = NamedEnvironment(name="own", environment=environment(task()))
+    asyncio.run(check_isolation([apart]))
+    assert "own: rollouts are the same alone and side by side" in caplog.text
+    with pytest.raises(UsageError, match="rollouts of this environment see what others do"):
+        asyncio.run(check_isolation([apart, shared]))
+
+
+def test_so_it_is_where_no_word_can_be_said(tmp_path):
+    """The call has no free argument, and its results differ in a clock and a random number anyway."""
+    mappings = {"add": {"_tool": "add", "text": "x"}, "notes": {"_tool": "notes"}}
+    one = task(str(tmp_path / "notes.txt"), "clock")
+    found = asyncio.run(environment(one, mappings).isolation(120))
+    assert found.rollouts == 15
+    assert any(text.startswith("task one, notes(): alone") for text in found.shared)
+
+
+def test_a_server_with_a_clock_in_its_own_folder_is_not_accused():
+    found = asyncio.run(environment(task("notes.txt", "clock")).isolation(300))
+    assert str(found).startswith("rollouts are the same alone and side by side: 7 rollouts of 1 tasks")
+
+
+def test_what_cannot_be_played_is_said_and_no_pass():
+    found = asyncio.run(environment(task(mcp_config={"notes": {"command": "no-such"}})).isolation(60))
+    assert (found.tasks, list(found.shared)) == (0, [])
+    assert str(found).startswith("whether rollouts see each other is not known: StartError")
+    found = asyncio.run(environment(task()).isolation(0.001))
+    assert "there was no time" in str(found)
+
+
+def plays(texts):
+    """Two alone, four side by side, and the others alone."""
+    made = [Play(said=[("look()", text)], mark=f"word{place:08x}") for place, text in enumerate(texts)]
+    return made[:2], made[2:6], made[6:]
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        [f"visit {n}" for n in range(1, 16)],
+        [f"at 17955{n:05d} with 0.{n % 7}: row {5 * n}" for n in range(15)],
+        ["a"] + ["a a"] * 1 + ["a " * n for n in (3, 5, 4, 6)] + ["a " * n for n in range(7, 16)],
+        ["made"] + ["is there already"] * 14,
+        ["free"] * 2 + ["free", "taken", "taken", "free"] + ["free"] * 9,
+        ["empty"] * 2 + ["empty", "full", "full", "full"] + ["full"] * 9,
+        [f"{n * 7919 % 100:02d} is open" for n in (1, 2)] + ["17 is shut"] * 4 + ["35 is open"] * 9,
+    ],
+)
+def test_state_is_told_from_noise(texts):
+    before, beside, after = plays(texts)
+    assert suspicious(before, beside, after)
+    assert suspicious(before, beside, after[:1])  # the suspicion that has it looked at again
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda dice, n: f"you rolled {dice.randint(1, 6)}",
+        lambda dice, n: f"session {dice.getrandbits(64):016x} at 2026-11-24 18:{n:02d}:07.123",
+        lambda dice, n: f"{1764000000 + n}",
+        lambda dice, n: f"took {0.01 * n:.2f} s",
+        lambda dice, n: " ".join(["word"] * dice.randint(1, 9)),
+        lambda dice, n: "always",
+    ],
+)
+def test_noise_is_not_state(make):
+    accused = 0
+    for seed in range(200):
+        dice = random.Random(seed)
+        accused += bool(suspicious(*plays([make(dice, n) for n in range(15)])))
+    assert accused <= 1
+
+
+def test_a_word_of_ones_own_is_no_leak():
+    one = Play(said=[("notes()", "word1")], mark="word1")
+    assert leaks([one, Play(said=[("notes()", "word2")], mark="word2")]) == []
+    assert leaks([one, Play(said=[("notes()", "it is word1!")], mark="word2")]) != []

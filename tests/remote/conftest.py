@@ -1,0 +1,85 @@
+"""For the tests of runs on other machines: `buckeye rl` as a function, a model, machines to rent."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+import pytest
+
+from buckeye.cli.launch import rl
+from buckeye.remote.bootstrap import bootstrap
+from buckeye.remote.connection import Link
+from tests.remote.house import House
+from tests.remote.laptop import STARTED
+from tests.remote.sshd import sshd
+from tests.remote.town import Town
+
+
+@pytest.fixture
+def run_rl(monkeypatch, capsys):
+    """Carry out `rl WORDS` in this process: exit code, stdout, stderr."""
+
+    def carry_out(*words):
+        monkeypatch.setattr(sys, "argv", ["rl", *words])
+        with pytest.raises(SystemExit) as ended:
+            rl()
+        printed = capsys.readouterr()
+        return ended.value.code, printed.out, printed.err
+
+    return carry_out
+
+
+@pytest.fixture
+def house(tmp_path) -> House:
+    return House(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory):
+    """A tiny model."""
+    from buckeye.trainer.model.tiny import TinySize, make_tiny_model  # slow, and for the slow tests only
+
+    path = tmp_path_factory.mktemp("model") / "tiny"
+    size = TinySize(vocab_size=310, layers=1, hidden=64, max_length=128)
+    make_tiny_model(path, texts=["say 1 2 3 4 5 6 7 8 9 a b c d"] * 20, size=size, seed=0)
+    return path
+
+
+@pytest.fixture
+def nothing_goes_on():
+    """What a test has started ends with it."""
+    yield
+    while STARTED:
+        running = STARTED.pop()
+        if running.poll() is None:
+            running.kill()
+            running.wait()
+
+
+@pytest.fixture(scope="session")
+def software(tmp_path_factory):
+    """What every machine needs, which the machines share: they reach no index of packages."""
+
+    async def make(host):
+        link = Link(
+            host.target,
+            known_hosts=host.folder / "known",
+            identity_file=host.key,
+            own_settings=False,
+            tell=lambda _: None,
+        )
+        try:
+            await bootstrap(link, tell=lambda _: None)
+        finally:
+            await link.close()
+
+    with sshd(tmp_path_factory.mktemp("software")) as host:
+        asyncio.run(make(host))
+
+
+@pytest.fixture
+def town(tmp_path, software):
+    """A landlord and his machines."""
+    with Town(tmp_path / "town") as made:
+        yield made

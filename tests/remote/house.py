@@ -1,0 +1,61 @@
+"""A landlord, a client, a ledger and a user, in one process and on one clock, which moves when they wait."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from buckeye.remote.base import Clock, GpuRequest, RemoteRequest
+from buckeye.remote.ledger import Entry, Ledger
+from buckeye.remote.pods import rented
+from buckeye.remote.providers.prime import PrimeProvider
+from buckeye.remote.providers.prime_account import PrimeAccount
+from tests.remote.landlord import KEY, FakeTime, Landlord
+
+REQUEST = RemoteRequest(gpus=GpuRequest(count=2, type="A100_80GB"), yes=True)
+
+
+class House:
+    """A landlord, a client, a ledger and what the user is told, on one clock."""
+
+    def __init__(self, folder):
+        self.time = FakeTime()
+        self.clock = Clock(now=self.time.now, sleep=self.sleep)
+        self.landlord = Landlord(now=self.time.now)
+        account = PrimeAccount(api_key=KEY, url="http://127.0.0.1:1")
+        self.provider = PrimeProvider(account, clock=self.clock, transport=self.landlord.transport())
+        self.ledger = Ledger(folder / "pods")
+        self.key = folder / "id"
+        self.key.write_text("not read")
+        self.key.with_name("id.pub").write_text("ssh-ed25519 AAAA me\n")
+        self.told: list[str] = []
+        self.asked: list[float] = []
+        self.answer = True
+        self.on_sleep = lambda: None
+
+    def sleep(self, seconds):
+        self.time.sleep(seconds)
+        self.on_sleep()
+
+    def confirm(self, offer):
+        self.asked.append(offer.price_per_hour)
+        return self.answer
+
+    def rented(self, request=REQUEST, **changes):
+        request = dataclasses.replace(request, identity_file=self.key, **changes)
+        return rented(
+            self.provider,
+            request,
+            run_id="ab12cd34",
+            disk_gb=50,
+            confirm=self.confirm,
+            tell=self.told.append,
+            clock=self.clock,
+            ledger=self.ledger,
+        )
+
+    @property
+    def entry(self) -> Entry:
+        return self.ledger.entries()[-1]
+
+    def text(self) -> str:
+        return "\n".join(self.told)

@@ -1,0 +1,75 @@
+"""The steps that make another machine ready."""
+
+import io
+import subprocess
+import tarfile
+import tomllib
+
+from buckeye.base.distribution import project_extras, requirements
+from buckeye.remote.bootstrap import Step, steps
+from buckeye.remote.software import pins
+from tests.places import ROOT
+
+
+def do(step, home):
+    return subprocess.run(
+        ["sh", "-c", step.text()],
+        input=step.data,
+        env={"PATH": "/usr/bin:/bin", "BUCKEYE_HOME": str(home)},
+        capture_output=True,
+        check=False,
+    )
+
+
+def test_a_step_is_done_once_for_the_same_inputs(tmp_path):
+    script = 'cat >> "$root/out"\n'
+    assert do(Step("A step", "k1", script, b"x"), tmp_path).stdout == b""
+    assert do(Step("A step", "k1", script, b"x"), tmp_path).stdout == b"done\n"
+    assert do(Step("A step", "k2", script, b"y"), tmp_path).stdout == b""
+    assert (tmp_path / "software/out").read_text() == "xy"
+
+
+def test_a_step_that_fails_is_done_again(tmp_path):
+    step = Step("A step", "k", '[ -e "$root/there" ] || { touch "$root/there"; echo why >&2; exit 5; }')
+    first = do(step, tmp_path)
+    assert (first.returncode, first.stderr) == (5, b"why\n")
+    assert do(step, tmp_path).returncode == 0
+    assert do(step, tmp_path).stdout == b"done\n"
+
+
+def test_the_steps_are_shell_and_stay_the_same_from_call_to_call():
+    first, second = steps(), steps()
+    assert [(step.title, step.key) for step in first] == [(step.title, step.key) for step in second]
+    assert len({step.title for step in first}) == len(first) == 5
+    for step in first:
+        done = subprocess.run(["sh", "-n"], input=step.text().encode(), capture_output=True, check=False)
+        assert done.returncode == 0, (step.title, done.stderr)
+
+
+def test_the_archive_has_this_version_of_the_package_and_no_caches():
+    (code,) = [step for step in steps() if step.data]
+    with tarfile.open(fileobj=io.BytesIO(code.data)) as archive:
+        names = archive.getnames()
+        text = archive.extractfile("buckeye_machines/pod/agent.py").read()
+    assert text == (ROOT / "src/buckeye/remote/pod/agent.py").read_bytes()
+    assert "buckeye_rl.dist-info/entry_points.txt" in names
+    assert not [name for name in names if "__pycache__" in name or name.startswith("/")]
+
+
+def test_everything_the_package_declares_is_installed_and_nothing_of_itself():
+    project = ROOT / "pyproject.toml"
+    declared = tomllib.loads(project.read_text())["project"]["dependencies"]
+    needed = requirements(("train", "mcp"))
+    for line in (*declared, *project_extras(project)["model"], "asyncssh>=2.24"):
+        assert line.startswith("buckeye-rl[") or line in needed
+    assert not [line for line in needed if line.startswith("buckeye")]
+
+
+def test_versions_are_those_of_here_but_for_builds_of_one_kind_of_machine():
+    found = dict(line.split("==") for line in pins(["httpx>=0.28", "torch>=2.8"]))
+    import httpx
+
+    assert found["httpx"] == httpx.__version__
+    assert "h11" in found
+    assert "torch" not in found
+    assert not [name for name in found if name.startswith("nvidia")]

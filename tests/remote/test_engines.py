@@ -1,0 +1,314 @@
+"""Processes on other nodes, by a stand-in for srun that stays on this host, and what Ray is refused for."""
+
+import os
+import signal
+import socket
+import sys
+
+import psutil
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from buckeye import __version__
+from buckeye.config.load import load_config
+from buckeye.config.rl import RLConfig
+from buckeye.errors import RunError, UsageError
+from buckeye.launch import hosts
+from buckeye.launch.engines import engine_of, ray_cluster, remote_process, srun
+from buckeye.launch.engines.node import frames, process_environment
+from buckeye.launch.hosts import Facts, Start, other_nodes
+from tests.waiting import wait_for
+
+WORDS = ("--trainer", "--orchestrator.env.0.id", "x", "--inference", "{}")
+SRUN = """#!/bin/sh
+echo "$@" >> "$SRUN_WORDS"
+while [ "${1#--}" != "$1" ]; do shift; done
+exec "$@"
+"""
+SCONTROL = """#!/bin/sh
+if [ "$2" = hostnames ]; then printf 'n1\\nn2\\n'; else echo "   NodeAddr=127.0.0.1 NodeHostName=n2"; fi
+"""
+
+
+def config(tmp_path, *words):
+    given = [*WORDS, "--cluster.nodes", "2", "--output-dir", str(tmp_path / "out"), *words]
+    return load_config(RLConfig, given, environ={})
+
+
+@pytest.fixture
+def job(tmp_path, monkeypatch):
+    """A job of Slurm with two nodes, of which both are this host."""
+    for name, text in (("srun", SRUN), ("scontrol", SCONTROL)):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    for name, value in {
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "SRUN_WORDS": str(tmp_path / "words"),
+        "SLURM_JOB_ID": "7",
+        "SLURM_JOB_NODELIST": "n[1-2]",
+        "SLURMD_NODENAME": "n1",
+        "SLURM_JOB_CPUS_PER_NODE": "3(x2)",
+    }.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    return tmp_path
+
+
+@pytest.fixture
+def node(job):
+    with other_nodes(config(job)) as nodes:
+        assert nodes.address == "127.0.0.1"
+        yield nodes.hosts[1]
+
+
+WAITS = (
+    "import time; from buckeye.base.process import die_with_parent; die_with_parent(); "
+    "print('here', flush=True); time.sleep(600)"
+)
+
+
+def start(node, folder, code, **env):
+    words = [sys.executable, "-c", code]
+    return node.start(Start(title="trainer 1", argv=words, env=env, stdout=folder / "stdout"))
+
+
+def test_a_node_says_what_it_has(node, job):
+    facts = node.facts()
+    assert (facts.version, facts.address) == (__version__, "127.0.0.1")
+    assert facts.cores >= 1
+    assert len(set(node.choose_ports(3))) == 3
+    words = (job / "words").read_text()
+    assert "--overlap --nodes=1 --ntasks=1 --nodelist=n2 --mem=0 --gpu-bind=none" in words
+    assert "--cpus-per-task=3" in words
+
+
+def test_a_process_prints_has_heartbeats_and_ends_there(node, job):
+    code = (
+        "import os; os.write(int(os.environ['BUCKEYE_HEARTBEAT_FD']), b'{\"pulse\": 1e9}\\n'); "
+        "print(os.environ['WORD']); raise SystemExit(3)"
+    )
+    process = start(node, job, code, WORD="of the run")
+    assert process.wait() == 3
+    assert process.lost is None
+    assert process.pid > 0
+    assert (job / "stdout").read_text() == "of the run\n"
+    assert b'"pulse"' in os.read(process.heartbeats, 1000)
+    assert "of the run" not in (job / "words").read_text()
+
+
+def test_a_signal_reaches_the_session(node, job):
+    code = "import os, time; os.fork(); print('here', flush=True); time.sleep(600)"
+    process = start(node, job, code)
+    wait_for(lambda: (job / "stdout").read_text().count("here") == 2, "both print")
+    process.signal(signal.SIGTERM, session=True)
+    assert process.wait() == -signal.SIGTERM
+    process.signal(signal.SIGTERM, session=True)  # nobody is there any more
+
+
+def test_a_step_that_is_lost_is_a_lost_process_and_leaves_none(node, job):
+    process = start(node, job, WAITS)
+    wait_for(lambda: "here" in (job / "stdout").read_text(), "it prints")
+    step = psutil.Process(process.pid).parent()
+    assert "carry" in step.cmdline()
+    step.kill()
+    assert process.wait() == -signal.SIGKILL
+    assert process.lost.startswith("lost its node n2: ")
+    wait_for(lambda: not psutil.pid_exists(process.pid), "the process has ended")
+
+
+def test_a_node_that_lost_a_step_is_absent_until_it_answers(node, job, monkeypatch):
+    monkeypatch.setattr(srun, "_LOOK_SECONDS", 0.1)
+    process = start(node, job, WAITS)
+    wait_for(lambda: "here" in (job / "stdout").read_text(), "it prints")
+    assert node.absent is None
+    (job / "srun").rename(job / "away")
+    psutil.Process(process.pid).parent().kill()
+    wait_for(lambda: process.lost, "the step is lost")
+    assert node.absent == "node n2"
+    (job / "away").rename(job / "srun")
+    wait_for(lambda: node.absent is None, "it answers")
+
+
+def test_a_process_ends_with_the_launcher(node, job):
+    process = start(node, job, WAITS)
+    wait_for(lambda: "here" in (job / "stdout").read_text(), "it prints")
+    command = psutil.Process(process.pid).parent()
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    for descriptor in _pipes_to(command):
+        os.dup2(nothing, descriptor)  # closes it, as the kernel does when a launcher is killed
+    os.close(nothing)
+    assert process.wait() == -signal.SIGKILL
+    wait_for(lambda: not psutil.pid_exists(process.pid), "the process has ended")
+
+
+def _pipes_to(process):
+    """Our ends of the pipe that is the standard input of `process`."""
+    theirs = os.readlink(f"/proc/{process.pid}/fd/0")
+    ours = [int(name) for name in os.listdir("/proc/self/fd")]
+    return [number for number in ours if _target(number) == theirs]
+
+
+def _target(number):
+    try:
+        return os.readlink(f"/proc/self/fd/{number}")
+    except OSError:
+        return None
+
+
+def test_what_cannot_be_started_is_said(node, job, monkeypatch):
+    monkeypatch.setattr(hosts.os, "getcwd", lambda: "/nowhere")  # a folder that is not there is not used
+    process = start(node, job, "print('fine')")
+    assert process.wait() == 0
+
+
+@pytest.mark.parametrize(("version", "python"), [("0.0.1", sys.version.split()[0]), (__version__, "3.10.2")])
+def test_a_node_of_another_version_is_refused(job, monkeypatch, version, python):
+    told = Facts(
+        name="n2", version=version, python=python, cores=1, gpus=(), address="127.0.0.1", variables={}
+    )
+    monkeypatch.setattr(srun.SrunHost, "facts", lambda self: told)
+    said = rf"node 1 \(n2\) has version {version} of Buckeye and {python} of Python, and this host"
+    with (
+        pytest.raises(UsageError, match=said),
+        other_nodes(config(job)),
+    ):
+        pass
+
+
+def test_a_node_that_does_not_see_the_output_directory_is_refused(job, monkeypatch):
+    monkeypatch.setattr(srun.SrunHost, "sees", lambda self, path, content: False)
+    with pytest.raises(UsageError, match=r"does not see .*/out of this host"), other_nodes(config(job)):
+        pass
+    assert list((job / "out").iterdir()) == []
+
+
+def test_srun_that_fails_says_why(job):
+    (job / "srun").write_text("#!/bin/sh\necho 'srun: error: Node n2 is down' >&2\nexit 1\n")
+    with pytest.raises(RunError, match="srun: error: Node n2 is down"), other_nodes(config(job)):
+        pass
+
+
+def test_too_few_nodes_are_refused(job):
+    with (
+        pytest.raises(UsageError, match=r"cluster.nodes = 3, and job 7 has 2: n\[1-2\]"),
+        other_nodes(config(job, "--cluster.nodes", "3", "--cluster.inference-nodes", "0,1,2")),
+    ):
+        pass
+
+
+def test_nodes_of_a_heterogeneous_job_are_named_with_their_component(job, monkeypatch):
+    (job / "scontrol").write_text(
+        '#!/bin/sh\nif [ "$2" = hostnames ]; then echo "$3"; else echo "NodeAddr=127.0.0.1"; fi\n'
+    )
+    for name, value in {
+        "SLURM_HET_SIZE": "2",
+        "SLURM_JOB_NODELIST_HET_GROUP_0": "n1",
+        "SLURM_JOB_NODELIST_HET_GROUP_1": "g1",
+        "SLURM_JOB_CPUS_PER_NODE_HET_GROUP_0": "2",
+        "SLURM_JOB_CPUS_PER_NODE_HET_GROUP_1": "5",
+    }.items():
+        monkeypatch.setenv(name, value)
+    with other_nodes(config(job)):
+        words = (job / "words").read_text()
+    assert "--nodelist=g1" in words
+    assert "--het-group=1 --cpus-per-task=5" in words
+
+
+def test_outside_of_a_job_there_is_no_srun(tmp_path, monkeypatch):
+    monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)
+    with (
+        pytest.raises(UsageError, match="--launcher slurm --nodes 2"),
+        other_nodes(config(tmp_path, "--cluster.engine", "srun")),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("variables", "engine"),
+    [({}, "ray"), ({"SLURM_JOB_ID": "7"}, "srun"), ({"SLURM_JOB_ID": "7", "RAY_ADDRESS": "a:1"}, "ray")],
+)
+def test_the_engine_is_the_one_that_is_there(tmp_path, monkeypatch, variables, engine):
+    for name in ("SLURM_JOB_ID", "RAY_ADDRESS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert engine_of(config(tmp_path)) == engine
+
+
+def test_processors_of_nodes():
+    assert srun.cpus_per_node("72(x2),36") == [72, 72, 36]
+    assert srun.cpus_per_node("") == []
+
+
+@pytest.mark.parametrize(
+    ("own", "asked", "given"),
+    [("4,6", "0,1", "4,6"), ("4,6", "1", "6"), (None, "1", "1"), ("", "0", "0"), ("4", "", "")],
+)
+def test_device_ids_count_what_the_engine_has_given(own, asked, given):
+    environ = {} if own is None else {"CUDA_VISIBLE_DEVICES": own}
+    assert process_environment(environ, {"CUDA_VISIBLE_DEVICES": asked})["CUDA_VISIBLE_DEVICES"] == given
+
+
+@given(st.binary(max_size=200))
+def test_what_is_no_message_is_an_error_or_the_end(tmp_path_factory, data):
+    path = tmp_path_factory.mktemp("frames") / "pipe"
+    path.write_bytes(data)
+    with path.open("rb") as pipe:
+        try:
+            for event in frames(pipe):
+                assert isinstance(event, tuple)
+        except ValueError:
+            pass
+
+
+# Ray.
+
+
+def ray_config(tmp_path, address):
+    words = ("--cluster.engine", "ray", "--cluster.ray-address", address, "--cluster.join-timeout", "0.5")
+    return config(tmp_path, *words)
+
+
+def test_a_closed_port_is_said(tmp_path, caplog):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    caplog.set_level("INFO", "buckeye.remote")
+    with (
+        pytest.raises(RunError, match=rf"No Ray cluster has answered at 127.0.0.1:{port} within 0 s"),
+        other_nodes(ray_config(tmp_path, f"127.0.0.1:{port}")),
+    ):
+        pass
+    assert f"Waiting at most 0 s for the Ray cluster at 127.0.0.1:{port}" in caplog.text
+
+
+@pytest.mark.parametrize("address", ["localhost", "ray://", "10.0.0.1:port"])
+def test_what_is_no_address_is_said(tmp_path, address):
+    with pytest.raises(UsageError, match="expected HOST:PORT"), other_nodes(ray_config(tmp_path, address)):
+        pass
+
+
+def test_ray_is_an_extra(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(UsageError, match=r"ray"), other_nodes(ray_config(tmp_path, "10.0.0.1:1")):
+        pass
+
+
+def test_errors_of_ray_are_told_in_a_line():
+    pages = RuntimeError("The actor died.\n\nTraceback ...\nModuleNotFoundError: No module named 'buckeye'\n")
+    assert ray_cluster._told(pages).startswith("No module named 'buckeye': install buckeye-rl[train,ray]")
+    assert ray_cluster._told(TimeoutError()) == "TimeoutError"
+
+
+def test_a_node_that_does_not_say_that_a_process_ended_is_not_waited_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(remote_process, "_SILENT_SECONDS", 0.01)
+    sent = []
+    process = remote_process.RemoteProcess(tmp_path / "stdout", lambda *words: sent.append(words))
+    process.signal(signal.SIGKILL, session=True)
+    assert process.wait() == -signal.SIGKILL
+    assert sent == [(signal.SIGKILL, True)]
+    assert "has not said" in process.lost
+    process.printed(b"too late\n")
+    process.heard(b'{"pulse": 1.0}\n', 0.0)
+    assert (tmp_path / "stdout").read_bytes() == b""

@@ -1,0 +1,367 @@
+"""A job on another machine: started once, followed through cuts, ended when nobody looks after it."""
+
+import asyncio
+import contextlib
+import hashlib
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from buckeye.errors import RemoteError
+from buckeye.remote import job as jobs
+from buckeye.remote.connection import Link
+from buckeye.remote.follow import Follower
+from buckeye.remote.pull import Mirror
+from buckeye.remote.steer import Notes, stop_remote
+from buckeye.run_files.known_runs import JobThere
+from tests.remote.proxy import proxied
+from tests.remote.sshd import needs_sshd, processes_of, sshd
+from tests.run.made_runs import made_run
+
+pytestmark = [needs_sshd, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory):
+    with sshd(tmp_path_factory.mktemp("host")) as served:
+        yield served
+
+
+class Bench:
+    """One job on a host."""
+
+    def __init__(self, host, folder, script, *, dead_man=None):
+        self.host, self.folder = host, folder
+        self.told = []
+        wrapper = folder / "python"
+        wrapper.write_text(f'#!/bin/sh\nPYTHONPATH={os.path.abspath("src")} exec {sys.executable} "$@"\n')
+        wrapper.chmod(0o755)
+        self.job = jobs.Job(run_id=folder.name[-12:], folder=str(folder / "job"), python=str(wrapper))
+        self.here = folder / "here"
+        self.here.mkdir()
+        self.screen = io.BytesIO()
+        (folder / "script.py").write_text(script)
+        self.settings = {
+            "argv": [sys.executable, str(folder / "script.py")],
+            "cwd": str(folder),
+            "output_dir": "run",
+            "env": {},
+            "dead_man": dead_man,
+        }
+
+    def link(self, port=None):
+        return Link(
+            replace(self.host.target, port=port or self.host.target.port),
+            known_hosts=self.folder / "known",
+            identity_file=self.host.key,
+            own_settings=False,
+            tell=self.told.append,
+        )
+
+    async def start(self, link, secrets=()):
+        await link.connect(patience=60)
+        await jobs.prepare(link, self.job, self.settings)
+        await jobs.start(link, self.job, dict(secrets))
+
+    async def more_arrives(self):
+        before = len(self.screen.getvalue())
+        async with asyncio.timeout(300):
+            while len(self.screen.getvalue()) == before:
+                await asyncio.sleep(0.05)
+
+    def follower(self, link):
+        return Follower(
+            link=link,
+            job=self.job,
+            log=self.here / "remote.log",
+            screen=self.screen,
+            mirror=Mirror(self.here, (), self.told.append),
+            tell=self.told.append,
+        )
+
+    async def run(self, secrets=()):
+        link = self.link()
+        await self.start(link, secrets)
+        try:
+            return await self.follower(link).until_end()
+        finally:
+            await link.close()
+
+
+def test_the_code_and_every_byte_that_is_printed_arrive(host, tmp_path):
+    bench = Bench(
+        host,
+        tmp_path,
+        "import sys; print('ö'); sys.stdout.flush(); sys.stdout.buffer.write(bytes(range(256))); sys.exit(7)",
+    )
+    assert asyncio.run(bench.run()) == 7
+    assert (
+        bench.screen.getvalue()
+        == (bench.here / "remote.log").read_bytes()
+        == "ö\n".encode() + bytes(range(256))
+    )
+
+
+def test_a_job_is_started_once_however_often_it_is_asked_for(host, tmp_path):
+    bench = Bench(host, tmp_path, "print('begun', flush=True); import time; time.sleep(2)")
+
+    async def work():
+        link = bench.link()
+        await bench.start(link)
+        await jobs.start(link, bench.job, {})
+        await asyncio.sleep(1)
+        await jobs.start(link, bench.job, {})
+        code = await bench.follower(link).until_end()
+        await jobs.start(link, bench.job, {})
+        await link.close()
+        return code
+
+    assert asyncio.run(work()) == 0
+    assert bench.screen.getvalue() == b"begun\n"
+
+
+def test_keys_reach_the_job_and_stay_in_no_file_and_no_argument(host, tmp_path):
+    key = "sk-SECRETSECRET"
+    script = (
+        "import os, time; print(os.environ['HF_TOKEN'] == 'sk-' + 'SECRET' * 2, flush=True); time.sleep(4)"
+    )
+    bench = Bench(host, tmp_path, script)
+
+    async def work():
+        link = bench.link()
+        await bench.start(link, {"HF_TOKEN": key})
+        seen = []
+        for _ in range(20):
+            for pid in processes_of(host.folder):
+                with contextlib.suppress(OSError):
+                    seen.append(Path(f"/proc/{pid}/cmdline").read_bytes())
+            await asyncio.sleep(0.1)
+        code = await bench.follower(link).until_end()
+        await link.close()
+        return code, b"".join(seen)
+
+    code, seen = asyncio.run(work())
+    assert code == 0
+    assert bench.screen.getvalue() == b"True\n"
+    assert b"script.py" in seen
+    assert key.encode() not in seen
+    found = subprocess.run(["grep", "-rl", key, tmp_path, host.home], capture_output=True, check=False)
+    assert found.stdout == b""
+
+
+def test_keys_that_arrive_in_part_start_nothing_and_are_deleted(host, tmp_path):
+    """As if the laptop were lost in the middle: the announced length is not reached."""
+    bench = Bench(host, tmp_path, "print('begun')")
+
+    async def work():
+        link = bench.link()
+        await link.connect(patience=60)
+        await jobs.prepare(link, bench.job, bench.settings)
+        run = link.run
+
+        async def cut(argv, *, data=b"", **given):
+            return await run(argv, data=data[:-3], **given)
+
+        link.run = cut
+        try:
+            await jobs.start(link, bench.job, {"HF_TOKEN": "sk-SECRETSECRET"})
+        finally:
+            await link.close()
+
+    with pytest.raises(RemoteError, match="did not arrive whole"):
+        asyncio.run(work())
+    assert sorted(path.name for path in (tmp_path / "job").iterdir()) == ["job.json"]
+
+
+def test_a_log_arrives_whole_through_cuts(host, tmp_path):
+    """Three resets, a connection that is silent for longer than the keepalive, and a refusal."""
+    size = 100 * 2**20
+    script = (
+        "import sys, time\n"
+        "out = sys.stdout.buffer\n"
+        "for i in range(100):\n"
+        "    out.write((b'%07d\\n' % i) * 131072)\n"
+        "    out.flush()\n"
+        "    time.sleep(0.3)\n"
+    )
+    bench = Bench(host, tmp_path, script)
+
+    async def work(proxy):
+        link = bench.link(proxy.port)
+        await bench.start(link)
+        following = asyncio.create_task(bench.follower(link).until_end())
+        for _ in range(3):
+            await bench.more_arrives()
+            proxy.reset()
+        await bench.more_arrives()
+        proxy.silent = True
+        while sum("Trying again" in line for line in bench.told) < 4:
+            await asyncio.sleep(0.2)
+        proxy.silent = False
+        await bench.more_arrives()
+        proxy.refusing = True
+        proxy.reset()
+        await asyncio.sleep(2)
+        proxy.refusing = False
+        code = await following
+        await link.close()
+        return code
+
+    with proxied(host.target.port) as proxy:
+        assert asyncio.run(work(proxy)) == 0
+    expected = hashlib.sha256(b"".join((b"%07d\n" % i) * 131072 for i in range(100))).hexdigest()
+    log = (bench.here / "remote.log").read_bytes()
+    assert len(log) == size
+    assert hashlib.sha256(log).hexdigest() == expected == hashlib.sha256(bench.screen.getvalue()).hexdigest()
+    assert sum("Trying again" in line for line in bench.told) >= 5
+
+
+def test_a_job_that_is_killed_with_its_wrapper_is_said_to_have_vanished(host, tmp_path):
+    bench = Bench(host, tmp_path, "import time; time.sleep(60)")
+
+    async def work():
+        link = bench.link()
+        await bench.start(link)
+        while not (tmp_path / "job/pid").exists():
+            await asyncio.sleep(0.1)
+        os.kill(int((tmp_path / "job/pid").read_text()), signal.SIGKILL)
+        try:
+            return await bench.follower(link).until_end()
+        finally:
+            await link.close()
+
+    with pytest.raises(RemoteError, match="vanished"):
+        asyncio.run(work())
+
+
+def test_the_job_ends_by_itself_when_nobody_looks_after_it(host, tmp_path):
+    script = (
+        "import signal, sys, time\n"
+        "def stop(*_):\n"
+        "    print('checkpoint', flush=True)\n"
+        "    sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, stop)\n"
+        "print('begun', flush=True)\n"
+        "time.sleep(120)\n"
+    )
+    machine = {"url": "http://127.0.0.1:9/none"}
+    dead_man = {"seconds": 3.0, "expires": None, "grace": 30.0, "machine": machine}
+    bench = Bench(host, tmp_path, script, dead_man=dead_man)
+
+    async def work():
+        link = bench.link()
+        await bench.start(link)
+        await link.close()
+
+    asyncio.run(work())
+    wait_for(lambda: (host.folder / "shutdown").exists())
+    assert (tmp_path / "job/log").read_text() == "begun\ncheckpoint\n"
+    assert (tmp_path / "job/rc").read_text() == "0"
+    assert "nobody has looked after this job" in (tmp_path / "job/dead_man").read_text()
+    assert (host.folder / "shutdown").read_text() == "-h now\n"
+
+
+def test_a_run_that_is_stopped_from_here_may_finish_what_it_does(host, tmp_path):
+    script = (
+        "import signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: (print('checkpoint', flush=True), sys.exit(0)))\n"
+        "print('begun', flush=True)\n"
+        "time.sleep(120)\n"
+    )
+    bench = Bench(host, tmp_path, script)
+
+    async def work():
+        link = bench.link()
+        await bench.start(link)
+        follower = bench.follower(link)
+        following = asyncio.create_task(follower.until_end())
+        while b"begun" not in bench.screen.getvalue():
+            await asyncio.sleep(0.1)
+        follower.stop.set()
+        code = await following
+        await link.close()
+        return code
+
+    assert asyncio.run(work()) == 0
+    assert bench.screen.getvalue() == b"begun\ncheckpoint\n"
+
+
+def wait_for(condition, seconds=300):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.1)
+
+
+def test_what_is_asked_for_outside_of_the_run_is_refused(host, tmp_path):
+    bench = Bench(host, tmp_path, "")
+
+    async def work():
+        link = bench.link()
+        await link.connect(patience=60)
+        await jobs.prepare(link, bench.job, bench.settings)
+        async with jobs.questions(link, bench.job) as asked:
+            with pytest.raises(RemoteError, match="leads out"):
+                await asked.ask("read", path="../script.py", offset=0, length=1)
+            with pytest.raises(FileNotFoundError):
+                await asked.ask("read", path="none", offset=0, length=1)
+            look, _ = await asked.ask("look")
+        await link.close()
+        return look
+
+    look = asyncio.run(work())
+    assert (look["running"], look["started"], look["code"], look["files"]) == (False, False, None, [])
+    assert json.dumps(look)
+
+
+def test_a_job_that_nobody_looks_after_is_stopped_and_brought_home(host, tmp_path, monkeypatch):
+    """As after a laptop that was lost: the machine is asked, not a process that is gone."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    script = (
+        "import pathlib, signal, sys, time\n"
+        "run = pathlib.Path('run'); run.mkdir()\n"
+        "def end(*_):\n    (run / 'last.txt').write_text('checkpoint'); print('stopped'); sys.exit(3)\n"
+        "signal.signal(signal.SIGTERM, end)\n"
+        "print('begun', flush=True)\n"
+        "while True: time.sleep(0.1)\n"
+    )
+    bench = Bench(host, tmp_path, script)
+
+    async def begin():
+        link = bench.link()
+        await bench.start(link)
+        following = asyncio.create_task(bench.follower(link).until_end())
+        await bench.more_arrives()
+        following.cancel()
+        await link.close()
+
+    asyncio.run(begin())
+    run = made_run(tmp_path / "far", state="running", host="a-pod")
+    Notes(run, "aaaa1111", lambda _: None).update(
+        state="running",
+        job=JobThere(
+            id=bench.job.run_id,
+            pod=None,
+            target=str(host.target),
+            folder=bench.job.folder,
+            python=bench.job.python,
+            identity_file=str(host.key),
+            known_hosts=str(tmp_path / "known"),
+            tmux="tmux",
+            sent=("run.toml",),
+        ),
+    )
+    done = stop_remote(run, now=False, timeout=None, tell=bench.told.append)
+    assert done.was_running
+    assert (run / "last.txt").read_text() == "checkpoint"
+    assert b"stopped" in (run / "remote.log").read_bytes()
+    assert "asking root@127.0.0.1" in bench.told[-2]
+    assert stop_remote(run, now=False, timeout=None, tell=bench.told.append).was_running is False

@@ -1,0 +1,565 @@
+"""Checkpoints in an object store: whole ones count, whoever is killed when; only what is ours is deleted."""
+
+import contextlib
+import json
+import logging
+import os
+import shutil
+import tempfile
+import time
+import uuid
+from pathlib import Path
+
+import fsspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from buckeye.base.process import RunIdentity
+from buckeye.errors import BuckeyeError, CheckpointError, DiskFullError, StoreError, UsageError
+from buckeye.transport import object_store, uploads
+from buckeye.transport.checkpoint import (
+    list_checkpoints,
+    prune_checkpoints,
+    read_commit,
+    read_orchestrator_state,
+    save_checkpoint,
+    trainer_state,
+    verify_checkpoint,
+)
+from buckeye.transport.checkpoint_resume import bring
+from buckeye.transport.object_store import Store, name_in_store
+from buckeye.transport.uploads import Uploads
+
+MEMORY = fsspec.filesystem("memory")
+
+
+@pytest.fixture
+def url():
+    return f"memory://bucket/{uuid.uuid4().hex}"
+
+
+def made(directory, *, run_id="aaaa1111", attempt=1):
+    """The directory of a run that was started `attempt` times."""
+    directory.mkdir(parents=True, exist_ok=True)
+    begun = [{"attempt": n, "started": 1.5, "resumed_step": None} for n in range(1, attempt + 1)]
+    about = {"run_id": run_id, "attempt": attempt, "attempts": begun}
+    (directory / "run.json").write_text(json.dumps(about))
+    return directory
+
+
+def save(run, step, *, attempt=1, size=10_000):
+    def fill(folder):
+        (folder / "model").mkdir()
+        (folder / "model" / "model.safetensors").write_bytes(f"{step}.{attempt} ".encode() * (size // 4))
+        (folder / "optimizer.safetensors").write_bytes(bytes([step % 256]) * size)
+        (folder / "empty").touch()
+        return {}
+
+    identity = RunIdentity(run_id="aaaa1111", attempt=attempt)
+    save_checkpoint(run / "checkpoints", step, fill, orchestrator_state={"next": step}, identity=identity)
+
+
+def upload(run, url, *steps, **more):
+    store = Store(url)
+    for info in list_checkpoints(run / "checkpoints"):
+        if info.step in steps:
+            commit = read_commit(info.path)
+            store.upload(info.path, commit, name_in_store(info, commit), run, **more)
+    return store
+
+
+def steps_here(run):
+    """The steps of the whole checkpoints of a run's directory."""
+    found = list_checkpoints(run / "checkpoints")
+    for info in found:
+        verify_checkpoint(info)
+    return [info.step for info in found]
+
+
+def objects(url):
+    """Content by name of all that is in a place."""
+    root = url.removeprefix("memory:/")
+    return {name.removeprefix(f"{root}/"): MEMORY.cat_file(name) for name in MEMORY.find(root)}
+
+
+def test_a_run_whose_directory_is_gone_goes_on(tmp_path, url):
+    run, new = made(tmp_path / "run", attempt=3), tmp_path / "new"
+    save(run, 2, attempt=1)
+    save(run, 4, attempt=3)
+    upload(run, url, 2, 4)
+    bring(new, url, -1)
+    assert steps_here(new) == [4]
+    (info,) = list_checkpoints(new / "checkpoints")
+    assert info.attempt == 3
+    assert read_orchestrator_state(info) == {"next": 4}
+    assert (trainer_state(info) / "optimizer.safetensors").read_bytes() == b"\x04" * 10_000
+    assert json.loads((new / "run.json").read_text()) == json.loads((run / "run.json").read_text())
+    bring(new, url, 2)
+    assert steps_here(new) == [2, 4]
+    assert not list((new / "checkpoints").glob(".*"))
+
+
+def test_what_is_newer_here_stays_and_what_is_newer_there_comes(tmp_path, url):
+    run, older = made(tmp_path / "run"), made(tmp_path / "older")
+    for step in (2, 4):
+        save(run, step)
+    save(older, 2)
+    save(older, 6)
+    upload(run, url, 2, 4)
+    bring(older, url, -1)
+    assert steps_here(older) == [2, 6]
+    shutil.rmtree(older / "checkpoints" / "step_6")
+    bring(older, url, -1)
+    assert steps_here(older) == [2, 4]
+
+
+def test_a_store_that_has_nothing_brings_nothing(tmp_path, url):
+    bring(tmp_path / "run", url, -1)
+    assert not (tmp_path / "run" / "run.json").exists()
+
+
+def test_only_what_is_missing_comes(tmp_path, url, monkeypatch):
+    run = made(tmp_path / "run")
+    save(run, 2)
+    store = upload(run, url, 2)
+    (run / "checkpoints" / "step_2" / "trainer" / "optimizer.safetensors").unlink()
+    read = []
+    monkeypatch.setattr(
+        type(MEMORY),
+        "cat_ranges",
+        lambda fs, paths, *rest, **more: read.extend(paths) or _ranges(fs, paths, *rest),
+    )
+    bring(run, store.url, 2)
+    assert {path.rpartition("/")[2] for path in read} == {"optimizer.safetensors"}
+    assert steps_here(run) == [2]
+
+
+def _ranges(fs, paths, starts, ends):
+    return [fs.cat_file(path, start, end) for path, start, end in zip(paths, starts, ends, strict=True)]
+
+
+class Killed(BaseException):
+    """What a process knows of SIGKILL: nothing. No `except Exception` sees it."""
+
+
+def killing(monkeypatch, count):
+    """Let the fault point or the request number `count` be the last thing that happens."""
+    left = [count]
+
+    def passed(*_):
+        left[0] -= 1
+        if left[0] <= 0:
+            raise Killed
+
+    monkeypatch.setattr(object_store, "fault_point", passed)
+    for name in ("pipe_file", "rm_file", "put_file", "cat_ranges"):
+        monkeypatch.setattr(type(MEMORY), name, _then(getattr(type(MEMORY), name), passed))
+
+
+def _then(method, passed):
+    def wrapped(*words, **more):
+        passed()
+        return method(*words, **more)
+
+    return wrapped
+
+
+@settings(max_examples=12, deadline=None)
+@given(kills=st.lists(st.tuples(st.integers(1, 60), st.booleans()), max_size=4))
+def test_whoever_is_killed_when_the_last_committed_one_is_whole(kills):
+    """A run saves and uploads five checkpoints and is killed on the way, its directory is lost or not. What
+    was committed to the store is never lost, and in the end it has what it had without kills."""
+    url = f"memory://bucket/{uuid.uuid4().hex}"
+    with tempfile.TemporaryDirectory() as folder:
+        run, newest = made(Path(folder, "0")), 0
+        for number, (count, lost) in enumerate([*kills, (10_000, False)], 1):
+            with pytest.MonkeyPatch.context() as patch:
+                killing(patch, count)
+                patch.setattr(os, "fsync", lambda _: None)  # nobody takes the power away
+                with contextlib.suppress(Killed):
+                    train(run, url, attempt=number)
+            there = Store(url).checkpoints()
+            assert [info.step for info in there][-1:] >= [newest][: len(there)]
+            newest = there[-1].step if there else 0
+            fresh = Path(folder, f"seen{number}")
+            bring(fresh, url, -1)
+            assert steps_here(fresh) == [info.step for info in there[-1:]]
+            run = made(Path(folder, str(number))) if lost else run
+        assert [info.step for info in there] == [4, 5]
+        assert {name.partition("/")[0] for name in objects(url)} == {info.path.name for info in there}
+
+
+def train(run, url, *, attempt):
+    """Go on to step 5, uploading all the time."""
+    bring(run, url, -1)
+    going = Uploads(run, Store(url), keep=2, patience=1)
+    while going.look():
+        pass
+    for step in range(max([0, *(info.step for info in list_checkpoints(run / "checkpoints"))]) + 1, 6):
+        save(run, step, attempt=attempt, size=100)
+        while going.look():
+            pass
+        prune_checkpoints(run / "checkpoints", 2)
+
+
+def test_a_download_goes_on_where_it_ended(tmp_path, url, monkeypatch):
+    run, new = made(tmp_path / "run"), tmp_path / "new"
+    save(run, 2, size=100_000)
+    upload(run, url, 2)
+    monkeypatch.setattr(object_store, "_BLOCK", 1000)
+    monkeypatch.setattr(object_store, "_FILES_AT_ONCE", 1)
+    with pytest.MonkeyPatch.context() as patch:
+        killing(patch, 30)
+        with pytest.raises(Killed):
+            bring(new, url, -1)
+    assert not list_checkpoints(new / "checkpoints")
+    asked = []
+    method = type(MEMORY).cat_ranges
+
+    def counted(fs, paths, starts, ends, **more):
+        asked.append(sum(ends) - sum(starts))
+        return method(fs, paths, starts, ends, **more)
+
+    monkeypatch.setattr(type(MEMORY), "cat_ranges", counted)
+    before = sum(path.stat().st_size for path in (new / "checkpoints").rglob("*") if path.is_file())
+    assert before > 20_000
+    bring(new, url, -1)
+    assert steps_here(new) == [2]
+    whole = sum(path.stat().st_size for path in (run / "checkpoints" / "step_2").rglob("*") if path.is_file())
+    assert sum(asked) <= whole - before
+
+
+def test_what_an_earlier_download_has_left_is_not_believed(tmp_path, url):
+    run, new = made(tmp_path / "run"), tmp_path / "new"
+    save(run, 2)
+    (info,) = upload(run, url, 2).checkpoints()
+    left = new / "checkpoints" / f".{info.path.name}.download" / "trainer"
+    left.mkdir(parents=True)
+    (left / "optimizer.safetensors").write_bytes(b"x" * 5000)
+    (left / "empty").write_bytes(b"x")
+    bring(new, url, -1)
+    assert steps_here(new) == [2]
+
+
+def _of(manifest, **changes):
+    return {**manifest, **changes}
+
+
+def _renamed(name):
+    def change(manifest):
+        files, sizes = dict(manifest["files"]), dict(manifest["sizes"])
+        files[name], sizes[name] = files.pop("trainer/empty"), sizes.pop("trainer/empty")
+        return _of(manifest, files=files, sizes=sizes)
+
+    return change
+
+
+HOSTILE = {
+    "up": _renamed("trainer/../../../../escaped"),
+    "up at once": _renamed("../escaped"),
+    "absolute": _renamed("/tmp/escaped"),
+    "in a home": _renamed("~/escaped"),
+    "another folder": _renamed("configs/rl.json"),
+    "no folder": _renamed("COMMITTED"),
+    "twice": _renamed("trainer//empty"),
+    "dot": _renamed("trainer/./empty"),
+    "backslash": _renamed("trainer/..\\escaped"),
+    "zero byte": _renamed("trainer/em\0pty"),
+    "newline": _renamed("trainer/em\npty"),
+    "long": _renamed("trainer/" + "x" * 300),
+    "a file as folder": _renamed("trainer/optimizer.safetensors/x"),
+    "half a surrogate": _renamed("trainer/\ud800"),
+    "huge": lambda m: _of(m, sizes={**m["sizes"], "trainer/empty": 10**18}),
+    "negative": lambda m: _of(m, sizes={**m["sizes"], "trainer/empty": -1}),
+    "no sizes": lambda m: _of(m, sizes={}),
+    "wrong hash": lambda m: _of(m, files={**m["files"], "trainer/empty": "0" * 64}),
+    "no hash": lambda m: _of(m, files={**m["files"], "trainer/empty": "yes"}),
+    "a number as hash": lambda m: _of(m, files={**m["files"], "trainer/empty": 7}),
+    "no files": lambda m: _of(m, files={}, sizes={}),
+    "another step": lambda m: _of(m, step=40),
+    "another attempt": lambda m: _of(m, attempt=2),
+    "an infinite step": lambda m: _of(m, step=1e400),
+    "no run": lambda m: _of(m, run=None),
+    "a run elsewhere": lambda m: _of(m, run={**m["run"], "run_id": "../../x"}),
+    "a long history": lambda m: _of(m, run={**m["run"], "attempts": m["run"]["attempts"] * 40_000}),
+    "a list": lambda m: [m],
+}
+
+
+@pytest.mark.parametrize("change", HOSTILE.values(), ids=HOSTILE)
+def test_a_manifest_that_lies_is_passed_over(tmp_path, url, change, caplog):
+    run, new = made(tmp_path / "run"), made(tmp_path / "around" / "deep" / "new")
+    for step in (2, 4):
+        save(run, step)
+    *_, newer = upload(run, url, 2, 4).checkpoints()
+    path = f"{url}/{newer.path}/COMMITTED"
+    MEMORY.pipe_file(path, json.dumps(change(json.loads(MEMORY.cat_file(path)))).encode())
+    newest = Store(url)
+    with pytest.raises(CheckpointError):
+        newest.fetch(newer, new / "checkpoints")
+    bring(new, url, -1)
+    assert f"step 4 in the store: {url}/{newer.path}" in caplog.text
+    assert steps_here(new) == [2]
+    outside = [p for p in (tmp_path / "around").rglob("*") if p.is_file() and not p.is_relative_to(new)]
+    assert not outside
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"[" * 200_000, b"\xff", b"null", b"{}"])
+def test_a_manifest_that_is_none(tmp_path, url, text, caplog):
+    run = made(tmp_path / "run")
+    for step in (2, 4):
+        save(run, step)
+    *_, newer = upload(run, url, 2, 4).checkpoints()
+    MEMORY.pipe_file(f"{url}/{newer.path}/COMMITTED", text)
+    bring(made(tmp_path / "new"), url, -1)
+    assert steps_here(tmp_path / "new") == [2]
+    assert f"{newer.path}" in caplog.text
+
+
+def test_an_object_that_was_changed_is_noticed(tmp_path, url, caplog):
+    run = made(tmp_path / "run")
+    for step in (2, 4):
+        save(run, step)
+    *_, newer = upload(run, url, 2, 4).checkpoints()
+    MEMORY.pipe_file(f"{url}/{newer.path}/trainer/optimizer.safetensors", b"\x05" * 10_000)
+    bring(made(tmp_path / "new"), url, -1)
+    assert steps_here(tmp_path / "new") == [2]
+    assert "SHA-256" in caplog.text
+    assert not list((tmp_path / "new" / "checkpoints").glob(".*")), "a later start would not clean it"
+
+
+def test_without_room_nothing_is_begun(tmp_path, url, monkeypatch):
+    run = made(tmp_path / "run")
+    save(run, 2)
+    upload(run, url, 2)
+    monkeypatch.setattr(object_store, "free_bytes", lambda _: 1000)
+    with pytest.raises(DiskFullError, match=r"takes .* kB, and 1\.0 kB are free"):
+        bring(tmp_path / "new", url, -1)
+
+
+def test_the_place_of_another_run_is_refused(tmp_path, url):
+    run, other = made(tmp_path / "run"), made(tmp_path / "other", run_id="bbbb2222")
+    save(run, 2)
+    upload(run, url, 2)
+    before = objects(url)
+    with pytest.raises(UsageError, match=r"run aaaa1111, up to step 2, and .*other is run bbbb2222"):
+        bring(other, url, -1)
+    for directory in (tmp_path / "new", run):  # --clean begins anew in the directory of the same run
+        with pytest.raises(UsageError, match=r"this is a new run\. Nothing was touched"):
+            bring(directory, url, None)
+    assert objects(url) == before
+
+
+def test_only_what_is_ours_is_deleted(tmp_path, url):
+    run = made(tmp_path / "run")
+    for step in (2, 4, 6, 8):
+        save(run, step)
+    theirs = {
+        "notes.txt": b"n",
+        "step_2/COMMITTED": b"c",
+        "step_2-attempt_1-notours/trainer/x": b"x",
+        "step_2-attempt_1-abcdef/trainer/x": None,  # a name of ours: left by a writer that was killed
+    }
+    store = upload(run, url, 2, 4, 6, 8)
+    first = store.checkpoints()[0].path
+    theirs |= {f"{first}/README": b"r", f"{first}-copy/trainer/x": b"x"}
+    for name, content in theirs.items():
+        MEMORY.pipe_file(f"{url}/{name}", content or b"left")
+    MEMORY.pipe_file(f"{url}-beside/trainer/x", b"x")
+    assert store.tidy(2, protected={4}) == [2]
+    assert [info.step for info in store.checkpoints()] == [4, 6, 8]
+    kept = objects(url)
+    for name, content in theirs.items():
+        assert kept.get(name) == content
+    assert objects(f"{url}-beside") == {"trainer/x": b"x"}
+    assert not [name for name in kept if name.startswith(f"{first}/trainer")]
+
+
+def test_what_is_being_written_is_not_tidied_away(tmp_path, url):
+    run = made(tmp_path / "run")
+    save(run, 2)
+    store = upload(run, url, 2)
+    MEMORY.pipe_file(f"{url}/step_4-attempt_1-abcdef/trainer/optimizer.safetensors", b"x")
+    store.tidy(1, protected=())
+    assert [name for name in objects(url) if name.startswith("step_4")]
+
+
+def test_what_is_there_is_not_sent_again(tmp_path, url):
+    run = made(tmp_path / "run")
+    save(run, 2)
+    with pytest.MonkeyPatch.context() as patch:
+        killing(patch, 6)
+        with pytest.raises(Killed):
+            upload(run, url, 2)
+    there = sum(len(content) for content in objects(url).values())
+    (info,) = list_checkpoints(run / "checkpoints")
+    commit = read_commit(info.path)
+    size = sum((info.path / name).stat().st_size for name in commit["files"])
+    sent = Store(url).upload(info.path, commit, name_in_store(info, commit), run)
+    assert sent == size - there < size
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    monkeypatch.setattr(uploads, "_PAUSES", (0.01, 0.02))
+    monkeypatch.setattr(uploads, "_LAST_PAUSE", 0.01)
+    monkeypatch.setattr(uploads, "_LOOK_SECONDS", 0.01)
+
+
+def told(run):
+    return json.loads((run / "checkpoints" / "store.json").read_text())
+
+
+def test_uploads_follow_a_run_and_keep_as_many(tmp_path, url, quick):
+    run = made(tmp_path / "run")
+    with Uploads(run, Store(url), keep=2, patience=20) as going:
+        for step in (2, 4, 6):
+            save(run, step)
+            while not (run / "checkpoints" / "store.json").exists():
+                time.sleep(0.01)
+            while told(run)["committed"] != step:
+                time.sleep(0.01)
+    assert going.left == []
+    assert [info.step for info in Store(url).checkpoints()] == [4, 6]
+    assert told(run)["text"] == f"{url}: step 6 is there"
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [(r["process"], r["step"]) for r in records] == [("upload", 2), ("upload", 4), ("upload", 6)]
+    assert all(r["bytes"] > 20_000 and r["failures"] == 0 for r in records)
+
+
+def test_the_best_stays_also_when_nobody_knows_any_more_why(tmp_path, url, quick):
+    run, new = made(tmp_path / "run"), tmp_path / "new"
+    for step, reward in ((2, 0.9), (4, 0.5), (6, 0.5)):
+        save(run, step)
+        folder = run / "evals" / f"step_{step}"
+        folder.mkdir(parents=True)
+        figures = {"attempt": 1, "mean_reward": reward, "n": 10}
+        (folder / "env.json").write_text(json.dumps(figures))
+        (folder / "env.jsonl").touch()
+    with Uploads(run, Store(url), keep=1, patience=20):
+        pass
+    assert [info.step for info in Store(url).checkpoints()] == [2, 6]
+    bring(new, url, -1)
+    with Uploads(new, Store(url), keep=1, patience=20):
+        save(new, 8)
+    assert [info.step for info in Store(url).checkpoints()] == [2, 8]
+
+
+def test_a_store_that_fails_ends_nothing(tmp_path, url, quick, monkeypatch, caplog):
+    run, failing = made(tmp_path / "run"), [3]
+    method = type(MEMORY).put_file
+
+    def sometimes(*words, **more):
+        if failing[0] > 0:
+            failing[0] -= 1
+            raise ConnectionResetError("reset by peer")
+        return method(*words, **more)
+
+    monkeypatch.setattr(type(MEMORY), "put_file", sometimes)
+    monkeypatch.setattr(object_store, "_FILES_AT_ONCE", 1)
+    caplog.set_level(logging.INFO)
+    with Uploads(run, Store(url), keep=2, patience=20) as going:
+        save(run, 2)
+    assert going.left == []
+    warnings = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert [text.partition(" in a row")[0] for text in warnings] == [
+        f"Uploading has failed {n} times" for n in (1, 2, 3)
+    ]
+    assert "ConnectionResetError: reset by peer" in warnings[0]
+    assert "checkpoints are in" in warnings[0]
+    (record,) = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    assert record["failures"] == 3
+    assert told(run)["failures"] == 0
+
+
+@pytest.mark.parametrize(("place", "name"), [(Store, "checkpoints"), (uploads, "read_commit")])
+def test_a_checkpoint_that_is_deleted_before_it_is_uploaded_is_no_failure(
+    tmp_path, url, quick, monkeypatch, caplog, place, name
+):
+    run, function = made(tmp_path / "run"), getattr(place, name)
+
+    def too_late(*words):
+        shutil.rmtree(run / "checkpoints" / "step_4", ignore_errors=True)
+        return function(*words)
+
+    save(run, 2)
+    save(run, 4)
+    monkeypatch.setattr(place, name, too_late)
+    with Uploads(run, Store(url), keep=2, patience=20) as going:
+        pass
+    assert going.left == []
+    assert "has failed" not in caplog.text
+    assert [info.step for info in Store(url).checkpoints()] == [2]
+
+
+@pytest.mark.parametrize("patience", [0.3, 100])
+def test_the_end_of_a_run_does_not_wait_for_ever(tmp_path, url, quick, monkeypatch, caplog, patience):
+    """Not longer than it is told to, and not for a store that refuses."""
+    run, store = made(tmp_path / "run"), Store(url)
+    error = TimeoutError("no answer") if patience < 1 else PermissionError("Access Denied")
+
+    def fails(*_, **__):
+        raise error
+
+    monkeypatch.setattr(type(MEMORY), "put_file", fails)
+    with Uploads(run, store, keep=2, patience=patience) as going:
+        save(run, 2)
+    assert going.left == [2]
+    last = caplog.records[-1].getMessage()
+    assert "the checkpoint of step 2" in last
+    assert str(run / "checkpoints") in last
+    assert "failures in a row" in told(run)["text"]
+    monkeypatch.undo()
+    with Uploads(run, Store(url), keep=2, patience=20) as going:
+        pass
+    assert going.left == []
+
+
+def test_uploads_that_are_behind_say_so_and_begin_with_the_newest(tmp_path, url, quick, caplog):
+    run = made(tmp_path / "run")
+    for step in (2, 4, 6, 8):
+        save(run, step)
+    caplog.set_level(logging.INFO)
+    with Uploads(run, Store(url), keep=2, patience=20):
+        pass
+    texts = [record.getMessage() for record in caplog.records]
+    assert "The uploads are behind: the checkpoints of steps 6, 8 are not in" in texts[0]
+    begun = [text.partition(":")[0] for text in texts if text.startswith("Uploading")]
+    assert begun == ["Uploading the checkpoint of step 8", "Uploading the checkpoint of step 6"]
+    assert told(run)["committed"] == 8
+
+
+def test_what_is_uploaded_is_not_deleted_meanwhile(tmp_path):
+    run = made(tmp_path / "run")
+    for step in (2, 4):
+        save(run, step)
+    with uploads._held(run / "checkpoints" / "step_2"):
+        assert prune_checkpoints(run / "checkpoints", 1) == []
+    assert prune_checkpoints(run / "checkpoints", 1) == [2]
+
+
+def test_a_checkpoint_that_lacks_a_file_is_not_committed(tmp_path, url):
+    run = made(tmp_path / "run")
+    save(run, 2)
+    (info,) = list_checkpoints(run / "checkpoints")
+    commit, name = read_commit(info.path), name_in_store(info, read_commit(info.path))
+    (info.path / "trainer" / "optimizer.safetensors").unlink()
+    store = Store(url)
+    with pytest.raises(FileNotFoundError):
+        store.upload(info.path, commit, name, run)
+    assert store.checkpoints() == []
+
+
+def test_every_error_is_one_message_without_what_is_secret(tmp_path, monkeypatch):
+    monkeypatch.setattr(object_store, "need", _absent)
+    with pytest.raises(UsageError, match="s3fs"):
+        Store("s3://bucket/prefix")
+
+
+def _absent(module, what):
+    raise UsageError(f"{what} needs {module}")
+
+
+def test_errors_are_ours():
+    assert issubclass(StoreError, BuckeyeError)

@@ -1,0 +1,92 @@
+"""Offers as a person sees them."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from buckeye.errors import UsageError
+from buckeye.remote.base import GpuRequest, Offer
+from buckeye.remote.connection import parse_target
+from buckeye.remote.offers import ask_price, offer_table
+
+
+def offer(price: float, **given) -> Offer:
+    return Offer(
+        provider="prime",
+        gpus=GpuRequest(count=2, type="A100_80GB"),
+        price_per_hour=price,
+        disk_gb=200,
+        cloud="datacrunch",
+        region="eu_north",
+        location="FIN-01, FI",
+        socket="SXM5",
+        security="secure_cloud",
+        **given,
+    )
+
+
+@pytest.mark.parametrize("width", [36, 60, 80, 200])
+def test_the_table_fits_and_never_loses_the_price(width):
+    lines = offer_table([offer(price) for price in (2.5, 12.25)], width=width).splitlines()
+    assert max(map(len, lines)) <= width
+    assert [line.split()[2] for line in lines[1:]] == ["2.50", "12.25"]
+    assert ("secure" in lines[1]) == (width == 200)
+
+
+def test_what_is_not_shown_is_counted():
+    table = offer_table([offer(price) for price in range(1, 8)], width=80, most=3)
+    assert table.splitlines()[-1] == "(4 more, which cost more)"
+
+
+def test_where_nobody_can_be_asked_the_flag_is_named(monkeypatch):
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: False, raising=False)
+    with pytest.raises(UsageError, match="--yes"):
+        ask_price(offer(2.5))
+
+
+@pytest.mark.parametrize(("answer", "rented"), [("y", True), (" Yes ", True), ("", False), ("no", False)])
+def test_only_a_yes_rents(monkeypatch, answer, rented):
+    asked = []
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr("builtins.input", lambda question: asked.append(question) or answer)
+    assert ask_price(offer(2.5)) is rented
+    assert asked == ["Rent 2xA100_80GB from datacrunch for $2.50 an hour? [y/N] "]
+
+
+@pytest.mark.parametrize(
+    ("text", "target"),
+    [
+        ("host", "root@host:22"),
+        ("me@host:2200", "me@host:2200"),
+        ("me@[2001:db8::1]:2200", "me@2001:db8::1:2200"),
+        ("ssh me@host:1 -p 2", "me@host:2"),
+    ],
+)
+def test_addresses(text, target):
+    assert str(parse_target(text)) == target
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "a b",
+        "me@",
+        "@host",
+        "-oX@h",
+        "me@-h",
+        "h:0",
+        "h:65536",
+        "h:x",
+        "h -p",
+        "h -p 1 -v",
+        "me@h;ls",
+        "[::1",
+        "'",
+    ],
+)
+def test_what_is_no_address(text):
+    with pytest.raises(ValueError, match=r".+"):
+        parse_target(text)

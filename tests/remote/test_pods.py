@@ -1,0 +1,402 @@
+"""The life of a pod, from the offers to the confirmed end, whatever happens on the way."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+
+import pytest
+
+from buckeye.errors import AccountError, PodGoneError, RemoteError, UsageError
+from buckeye.remote.base import GpuRequest, RemoteRequest
+from buckeye.remote.pods import rented
+from buckeye.remote.providers.choose import SshProvider
+from tests.remote.landlord import row
+
+
+def ordered(house) -> list[str]:
+    """The rows (cloudId) of the orders, in turn."""
+    requests = house.landlord.requests
+    return [body["pod"]["cloudId"] for method, path, body in requests if method == "POST" and "pods" in path]
+
+
+def test_the_cheapest_that_fits_is_rented_and_ended(house):
+    with house.rented() as pod:
+        assert [p["_cloud"] for p in house.landlord.alive] == ["2A100.cheap"]
+        assert str(pod.ssh[0]) == "root@127.0.0.1:2222"
+        assert house.ledger.is_looked_after(pod.name)
+        assert (house.entry.pod_id, house.entry.ssh) == (pod.id, ("root@127.0.0.1:2222",))
+        house.time.sleep(7200)
+        pod.known_hosts.write_text("key")
+        pod.check()
+        hours = pod.hours()
+        assert pod.cost() == pytest.approx(hours * 2.58)
+    assert house.landlord.alive == []
+    assert not pod.known_hosts.exists()
+    assert not house.ledger.is_looked_after(pod.name)
+    assert house.entry.outcome == "finished"
+    # 5 minutes until it is ready, in looks every 8 seconds, 2 hours, and a second to see that it is gone.
+    assert house.entry.hours(0) == pytest.approx((304 + 7200 + 1) / 3600)
+    assert house.told[-1].startswith(f"{pod.name}: finished; 2.08 h, $5.38")
+    waiting = [text for text in house.told if text.startswith("Waiting")]
+    assert "PROVISIONING, 0 min" in waiting[0]
+    assert any("INSTALLING 50%" in text for text in waiting)
+    table = house.told[0].splitlines()
+    assert [line.split()[2] for line in table[1:]] == ["2.58", "2.90", "3.40"]
+
+
+def test_what_is_ordered_is_written_down_before(house, monkeypatch):
+    seen = []
+    create = house.provider.create
+
+    def spy(offer, spec):
+        seen.append((house.entry.name, house.entry.pod_id, house.entry.price_per_hour, spec.name))
+        return create(offer, spec)
+
+    monkeypatch.setattr(house.provider, "create", spy)
+    with house.rented() as pod:
+        pass
+    assert seen == [(pod.name, None, 2.58, pod.name)]
+    assert pod.name.startswith("buckeye-ab12cd34-")
+    assert len(pod.name) <= 30
+
+
+@pytest.mark.parametrize("error", [ValueError("a defect"), KeyboardInterrupt(), SystemExit(3)])
+def test_the_pod_ends_with_an_error(house, error):
+    with pytest.raises(type(error)), house.rented():
+        raise error
+    assert house.landlord.alive == []
+    expected = "interrupted" if isinstance(error, KeyboardInterrupt) else f"failed: {error}"
+    assert house.entry.outcome == expected
+    assert "The pod is gone." in house.told[-1]
+
+
+@pytest.fixture
+def handled():
+    """handled(signal, handler): who handles a signal of this process, for the time of a test."""
+    with contextlib.ExitStack() as before:
+
+        def handle(number, handler):
+            before.callback(signal.signal, number, signal.signal(number, handler))
+
+        yield handle
+
+
+@pytest.mark.parametrize("on_interrupt", [signal.default_int_handler, signal.SIG_IGN])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_the_pod_ends_with_a_signal(house, handled, number, on_interrupt):
+    """Also in a process that a script has started with `&`, which ignores SIGINT."""
+    handled(signal.SIGINT, on_interrupt)
+    handled(number, signal.SIG_DFL)
+    with pytest.raises(KeyboardInterrupt), house.rented():
+        os.kill(os.getpid(), number)
+    assert house.landlord.alive == []
+    assert signal.getsignal(number) == signal.SIG_DFL
+
+
+@pytest.mark.parametrize("moment", range(0, 10, 2))
+def test_ctrl_c_at_any_moment_of_the_wait(house, moment):
+    looks = iter(range(1000))
+
+    def interrupt():
+        if next(looks) == moment * 4:
+            raise KeyboardInterrupt
+
+    house.on_sleep = interrupt
+    with pytest.raises(KeyboardInterrupt), house.rented():
+        raise AssertionError
+    assert house.landlord.alive == []
+    assert house.entry.outcome == "interrupted"
+
+
+@pytest.mark.parametrize("arrives", ["before", "after"])
+def test_ctrl_c_while_the_order_is_on_its_way(house, monkeypatch, arrives):
+    create = house.provider.create
+
+    def interrupted(offer, spec):
+        if arrives == "after":
+            create(offer, spec)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(house.provider, "create", interrupted)
+    with pytest.raises(KeyboardInterrupt), house.rented():
+        raise AssertionError
+    assert house.landlord.alive == []
+    assert house.entry.ended is not None
+
+
+def interrupted(house, on_sleep) -> None:
+    """Rent a pod, press Ctrl-C, and have `on_sleep` called in every pause from then on."""
+
+    def press():
+        house.on_sleep = on_sleep
+        signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt), house.rented():
+        press()
+
+
+def test_the_second_ctrl_c_says_what_is_left_and_does_not_stop_the_end(house):
+    house.landlord.deletes_needed = 3
+    presses = iter([signal.SIGINT])
+    interrupted(house, lambda: [signal.raise_signal(number) for number in presses])
+    assert "Ctrl-C once more leaves it running" in house.text()
+    assert house.landlord.alive == []
+
+
+def test_the_third_ctrl_c_leaves_the_pod_and_says_how_to_end_it(house):
+    house.landlord.deletes_needed = 99
+    interrupted(house, lambda: signal.raise_signal(signal.SIGINT))
+    (pod,) = house.landlord.alive
+    assert f"buckeye rl pods terminate {pod['name']}" in house.told[-1]
+    assert f"({pod['id']}) may still run for $2.58 an hour" in house.told[-1]
+    assert house.entry.ended is None
+
+
+def test_keep_leaves_the_pod_and_says_so(house):
+    with house.rented(keep=True) as pod:
+        pass
+    assert len(house.landlord.alive) == 1
+    assert house.entry.keep
+    assert f"buckeye rl pods terminate {pod.name}" in house.told[-1]
+
+
+def test_keep_does_not_keep_a_pod_that_was_never_ready(house):
+    house.landlord.ready_after = 1e9
+    with (
+        pytest.raises(RemoteError, match=r"not ready after 30 minutes: INSTALLING 50%"),
+        house.rented(keep=True),
+    ):
+        raise AssertionError
+    assert house.landlord.alive == []
+    assert "30 min, $1.29" in house.told[-1]
+
+
+def test_an_offer_that_is_refused_gives_way_to_the_next(house):
+    house.landlord.refusing = {"2A100.cheap"}
+    with house.rented(max_price=3) as pod:
+        assert [p["_cloud"] for p in house.landlord.alive] == ["2A100.middle"]
+        assert pod.price_per_hour == 2.90
+    assert "datacrunch at $2.58 an hour" in house.text()
+    assert "Requested GPU is not available" in house.text()
+    assert house.landlord.alive == []
+
+
+def test_a_pod_that_costs_more_than_was_offered_gives_way_to_the_next(house):
+    house.landlord.lying = {"2A100.cheap": 25.80}
+    with house.rented(max_price=3):
+        assert [p["_cloud"] for p in house.landlord.alive] == ["2A100.middle"]
+    assert "costs $25.80 an hour, not $2.58" in house.text()
+    assert house.landlord.alive == []
+
+
+def test_a_pod_that_fails_gives_way_to_the_next(house):
+    house.landlord.failing = {"2A100.cheap": "no driver"}
+    with house.rented(max_price=3):
+        assert [p["_cloud"] for p in house.landlord.alive] == ["2A100.middle"]
+    assert "will never be ready: no driver" in house.text()
+
+
+def test_a_pod_that_is_taken_away_in_the_wait_gives_way_to_the_next(house):
+    def take_away():
+        if house.landlord.alive and house.landlord.alive[0]["_cloud"] == "2A100.cheap":
+            house.landlord.vanish(house.landlord.alive[0]["id"])
+
+    house.on_sleep = take_away
+    with house.rented(max_price=3):
+        assert [p["_cloud"] for p in house.landlord.alive] == ["2A100.middle"]
+
+
+def test_when_all_refuse_nothing_is_left(house):
+    house.landlord.refusing = {"2A100.cheap", "2A100.middle", "2A100.dear"}
+    with (
+        pytest.raises(RemoteError, match=r"None of 3 offers.*Nothing is rented"),
+        house.rented(max_price=9),
+    ):
+        raise AssertionError
+    assert house.entry.ended is not None
+    assert house.entry.cost(house.time.now()) == 0
+
+
+def test_an_empty_wallet_is_not_tried_again_elsewhere(house):
+    house.landlord.fault("POST", "/pods", times=9, code=402, body=b'{"detail": "Insufficient funds"}')
+    with pytest.raises(AccountError, match="402"), house.rented():
+        raise AssertionError
+    assert sum(method == "POST" for method, path, _ in house.landlord.requests if "pods" in path) == 1
+    assert house.landlord.alive == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"max_price": 2.0}, r"3 costs more than --max-price 2.*cheapest costs \$2\.58 an hour"),
+        ({"gpus": GpuRequest(count=3, type="A100_80GB")}, "3 has 2 GPUs"),
+        ({"gpus": GpuRequest(count=1, type="B200_180GB")}, "offers no B200_180GB now"),
+        ({"regions": ("africa",)}, "1 is in canada"),
+        ({"disk_gb": 5000}, "has no disk of 5000 GB"),
+    ],
+)
+def test_when_nothing_fits_the_reasons_are_counted(house, changes, reason):
+    with pytest.raises(RemoteError, match=reason), house.rented(**changes):
+        raise AssertionError
+    assert house.ledger.entries() == []
+    assert not any(method == "POST" for method, _, _ in house.landlord.requests)
+
+
+@pytest.mark.parametrize("region", ["canada", "CA", "ca-1"])
+def test_a_region_can_be_a_country_or_a_data_centre(house, region):
+    with house.rented(regions=(region,)):
+        assert [p["_cloud"] for p in house.landlord.alive] == ["2A100.dear"]
+    assert "1 is in eu_north" in house.text()
+
+
+def test_nothing_is_ordered_before_the_price_is_confirmed(house):
+    house.answer = False
+    with pytest.raises(RemoteError, match="not confirmed"), house.rented(yes=False):
+        raise AssertionError
+    assert house.asked == [2.58]
+    assert not any(method == "POST" for method, _, _ in house.landlord.requests)
+    assert house.ledger.entries() == []
+
+
+def test_a_higher_price_is_asked_for_again(house):
+    house.landlord.refusing = {"2A100.cheap"}
+    house.landlord.rows.append(row("2A100.same", "A100_80GB", 2, "nebius", 2.58))
+    house.landlord.failing = {"2A100.same": "broken"}
+    with house.rented(yes=False):
+        assert [p["_cloud"] for p in house.landlord.alive] == ["2A100.middle"]
+    assert house.asked == [2.58, 2.90]
+
+
+def test_yes_alone_confirms_the_price_of_the_first_offer_only(house):
+    house.landlord.refusing = {"2A100.cheap", "2A100.same"}
+    house.landlord.rows.append(row("2A100.same", "A100_80GB", 2, "nebius", 2.58))
+    with (
+        pytest.raises(RemoteError, match=r"costs \$2\.90 an hour, .*\$2\.58.*--max-price 2\.90"),
+        house.rented(),
+    ):
+        raise AssertionError
+    assert ordered(house) == ["2A100.cheap", "2A100.same"]
+    assert (house.asked, house.landlord.alive) == ([], [])
+    assert house.entry.ended is not None
+
+
+def test_a_pod_above_the_limit_is_given_back_though_its_offer_was_below(house):
+    house.landlord.lying = {"2A100.cheap": 2.59}  # which passes for 2.58, but not for a limit of 2.58
+    with (
+        pytest.raises(RemoteError, match=r"\$2\.590 an hour, more than --max-price 2\.58"),
+        house.rented(max_price=2.58),
+    ):
+        raise AssertionError
+    assert (ordered(house), house.landlord.alive) == (["2A100.cheap"], [])
+
+
+def test_an_order_without_an_answer_that_arrives_late_is_ended_too(house):
+    late = []
+    pods = house.provider.pods
+
+    def blind():
+        return [pod for pod in pods() if house.landlord.pods[pod.id]["_cloud"] != "2A100.cheap" or late]
+
+    house.provider.pods = blind
+    house.landlord.fault("POST", "/pods", code=504, done=True)
+    house.on_sleep = lambda: late.append(1) if house.time.now() - 1_800_000_000 > 200 else None
+    with house.rented(max_price=3):
+        assert [p["_cloud"] for p in house.landlord.alive] == ["2A100.middle"]
+    assert "An order that was not answered has made a second pod" in house.text()
+
+
+def test_the_end_is_ordered_until_it_is_confirmed(house):
+    house.landlord.deletes_needed = 3
+    with house.rented():
+        house.landlord.fault("DELETE", "/pods", times=2, cut=True)
+        house.landlord.fault("GET", "/pods", times=2, code=503)
+    assert house.landlord.alive == []
+
+
+def test_an_end_that_is_never_confirmed_is_an_error_that_says_what_to_do(house):
+    house.landlord.deletes_needed = 10_000
+    with pytest.raises(RemoteError, match=r"not confirmed after 10 minutes"), house.rented() as pod:
+        pass
+    assert house.entry.ended is None
+    with pytest.raises(ValueError, match="first"), house.rented():
+        raise ValueError("first")
+    assert "buckeye rl pods terminate" in house.told[-1]
+    del pod
+
+
+def test_a_key_that_is_withdrawn_ends_the_wait_for_the_end(house):
+    with pytest.raises(RemoteError, match=r"401(.|\n)*may still run"), house.rented():
+        house.landlord.fault("GET", "/pods", times=999, code=401)
+
+
+def test_hours_that_are_over_are_told(house):
+    with house.rented(max_hours=1.5) as pod:
+        house.time.sleep(3600)
+        pod.check()
+        house.time.sleep(1800)
+        with pytest.raises(RemoteError, match="--max-hours is over"):
+            pod.check()
+
+
+def test_a_pod_that_is_gone_is_told(house):
+    with house.rented() as pod:
+        house.landlord.vanish(pod.id)
+        with pytest.raises(PodGoneError, match="gone"):
+            pod.check()
+    assert house.entry.ended is not None
+
+
+def test_hosts_are_neither_made_nor_ended(house):
+    provider = SshProvider(["me@10.0.0.1:2200", "10.0.0.2"])
+    request = RemoteRequest(provider="ssh", max_hours=1)
+    with rented(
+        provider,
+        request,
+        run_id="ab12cd34",
+        disk_gb=5,
+        confirm=house.confirm,
+        tell=house.told.append,
+        clock=house.clock,
+        ledger=house.ledger,
+    ) as pod:
+        assert list(map(str, pod.ssh)) == ["me@10.0.0.1:2200", "root@10.0.0.2:22"]
+        assert pod.identity_file is None
+        assert pod.cost() == 0
+        house.time.sleep(3600)
+        with pytest.raises(RemoteError, match="max-hours"):
+            pod.check()
+    assert (house.asked, house.told, house.ledger.entries()) == ([], [], [])
+
+
+@pytest.mark.parametrize("hosts", [(), ("a b",), ("-oProxyCommand=x",), ("h:99999",), ("h", "root@h:22")])
+def test_hosts_that_are_none(hosts):
+    with pytest.raises(UsageError, match="--host"):
+        SshProvider(hosts)
+
+
+def test_ctrl_c_while_an_offer_is_given_up_rents_no_other(house):
+    house.landlord.lying = {"2A100.cheap": 25.80}
+    presses = iter([signal.SIGINT])
+    house.on_sleep = lambda: [signal.raise_signal(number) for number in presses]
+    with pytest.raises(KeyboardInterrupt), house.rented():
+        raise AssertionError
+    assert house.landlord.alive == []
+    assert ordered(house) == ["2A100.cheap"]
+
+
+def test_a_pod_is_ended_though_the_ledger_is_lost(house, caplog):
+    with house.rented():
+        for path in house.ledger.folder.iterdir():
+            path.unlink()
+        house.ledger.folder.rmdir()
+        house.ledger.folder.write_text("in the way")
+    assert house.landlord.alive == []
+    assert "cannot be written down" in caplog.text
+
+
+def test_max_hours_are_over_before_the_pod_is_ready(house):
+    with pytest.raises(RemoteError, match="--max-hours is over"), house.rented(max_hours=0.05):
+        raise AssertionError
+    assert house.landlord.alive == []

@@ -1,0 +1,203 @@
+"""`buckeye rl pods` against a landlord on the loopback."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import re
+import shlex
+import time
+
+import pytest
+
+from buckeye.remote.base import GpuRequest, RemoteRequest
+from buckeye.remote.ledger import Entry, Ledger
+from buckeye.remote.pods import rented
+from buckeye.remote.providers.choose import open_provider
+from tests.remote.landlord import KEY, Landlord, serve
+
+
+@pytest.fixture
+def landlord(tmp_path, monkeypatch):
+    """A landlord whose pods are ready at once, and a user who has the key."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("BUCKEYE_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("PRIME_API_KEY", KEY)
+    for name in ("PRIME_TEAM_ID", "PRIME_CONTEXT", "PRIME_BASE_URL", "PRIME_SSH_KEY_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+    key = tmp_path / ".ssh" / "prime_key.pem"
+    key.parent.mkdir()
+    key.write_text("not read")
+    key.with_name("prime_key.pem.pub").write_text("ssh-ed25519 AAAA me\n")
+    found = Landlord(active_after=0, ready_after=0)
+    with serve(found) as url:
+        monkeypatch.setenv("PRIME_API_BASE_URL", url)
+        yield found
+
+
+@pytest.fixture
+def run(run_rl):
+    """Carry out `rl pods WORDS`: exit code, stdout, stderr."""
+    return functools.partial(run_rl, "pods")
+
+
+def rent(**changes):
+    """Rent a pod, as a run does."""
+    request = RemoteRequest(gpus=GpuRequest(count=2, type="A100_80GB"), yes=True, **changes)
+    with (
+        open_provider("prime") as provider,
+        rented(
+            provider,
+            request,
+            run_id="ab12cd34",
+            disk_gb=50,
+            confirm=lambda offer: True,
+            tell=lambda text: None,
+        ) as pod,
+    ):
+        return pod
+
+
+def change(name, **changes) -> Entry:
+    """Write something else into the ledger."""
+    return Ledger().write(dataclasses.replace(Ledger().read(name), **changes))
+
+
+def leave_behind(landlord) -> Entry:
+    """A pod whose process was killed."""
+    pod = rent(keep=True)
+    return change(pod.name, keep=False, outcome=None)
+
+
+def test_a_pod_that_was_left_behind_is_shown_and_ended(landlord, run):
+    entry = leave_behind(landlord)
+    code, out, err = run("list")
+    assert code == 0
+    assert re.search(
+        rf"{entry.name} +{entry.pod_id} +2xA100_80GB +ready +nobody +2\.58 +\d+ min +\$\d\.\d\d", out
+    )
+    assert "pods gc" in err
+    assert run("gc")[0] == 2  # nobody can be asked
+    assert len(landlord.alive) == 1
+    code, out, _ = run("gc", "--yes")
+    assert (code, landlord.alive) == (0, [])
+    assert re.search(r"gc; \d+ min, \$\d\.\d\d", out)
+    assert "1 pod ended." in out
+    assert run("list")[1] == "No pod is rented.\n"
+    ((shown),) = json.loads(run("list", "--all", "--json")[1])
+    assert (shown["name"], shown["state"], shown["outcome"]) == (entry.name, "over", "gc")
+    assert run("gc", "--yes", "--json")[1] == "[]\n"
+
+
+def test_pods_of_a_run_and_kept_ones_stay(landlord, run):
+    kept = rent(keep=True)
+    other = leave_behind(landlord)
+    with Ledger().looked_after(other.name):
+        assert "There is nothing to end" in run("gc", "--yes")[1]
+        shown = {pod["name"]: pod["care"] for pod in json.loads(run("list", "--json")[1])}
+    assert shown == {kept.name: "kept", other.name: "run"}
+    assert len(landlord.alive) == 2
+
+
+def test_pods_that_only_the_provider_knows_are_told_and_ended_on_demand(landlord, run):
+    pod = rent(keep=True)
+    for path in Ledger().folder.glob(f"{pod.name}*"):
+        path.unlink()
+    code, out, err = run("gc", "--yes")
+    assert (code, len(landlord.alive)) == (0, 1)
+    assert pod.name in err
+    assert "somebody else's" in err
+    assert run("list")[1].count("unknown") == 1
+    code, out, _ = run("gc", "--yes", "--all", "--json")
+    assert (code, landlord.alive) == (0, [])
+    assert json.loads(out)[0]["pod_id"] == pod.id
+
+
+def test_a_pod_that_is_gone_and_an_order_that_came_to_nothing_are_written_off(landlord, run):
+    entry = leave_behind(landlord)
+    landlord.vanish(entry.pod_id)
+    name = "buckeye-00000000-0000"
+    Ledger().write(
+        Entry(
+            name=name, run_id="0" * 8, provider="prime", gpus="1xH100", price_per_hour=9, ordered=time.time()
+        )
+    )
+    ended = {entry["name"]: entry for entry in json.loads(run("gc", "--json")[1])}
+    assert {name: found["outcome"] for name, found in ended.items()} == {
+        entry.name: "gone",
+        name: "never made",
+    }
+    assert ended[name]["cost"] == 0
+    assert run("list")[1] == "No pod is rented.\n"
+
+
+def test_an_order_whose_process_was_killed_before_the_answer_is_found_by_name(landlord, run):
+    entry = leave_behind(landlord)
+    change(entry.name, pod_id=None)
+    assert run("gc", "--yes")[0] == 0
+    assert landlord.alive == []
+
+
+def test_one_pod_is_ended_by_any_of_its_names(landlord, run):
+    entry = leave_behind(landlord)
+    for word in (entry.name, entry.pod_id, entry.pod_id[:8], entry.run_id):
+        assert run("logs", word)[1].startswith(f"starting {entry.name}")
+    assert run("terminate", entry.pod_id)[0] == 2  # nobody can be asked
+    code, out, _ = run("terminate", entry.pod_id, "--yes", "--json")
+    assert (code, landlord.alive) == (0, [])
+    assert json.loads(out)[0]["outcome"] == "terminated"
+
+
+def test_a_word_that_means_no_pod_or_several(landlord, run):
+    assert "There is no pod x. There is none at all." in run("terminate", "x", "--yes")[2]
+    names = {leave_behind(landlord).name, leave_behind(landlord).name}
+    code, _, err = run("terminate", "ab12cd34", "--yes")
+    assert code == 2
+    assert all(name in err for name in names)
+    assert len(landlord.alive) == 2
+
+
+def test_the_way_to_the_terminal_of_a_run(landlord, run, tmp_path):
+    entry = leave_behind(landlord)
+    code, out, _ = run("attach", entry.name)
+    assert code == 0
+    assert shlex.split(out) == [
+        *("ssh", "-t", "-i", str(tmp_path / ".ssh" / "prime_key.pem"), "-p", "2222"),
+        *("-o", f"UserKnownHostsFile={tmp_path}/home/pods/{entry.name}.known_hosts"),
+        *(
+            "-o",
+            "StrictHostKeyChecking=accept-new",
+            "root@127.0.0.1",
+            "tmux",
+            "-L",
+            "buckeye-ab12cd34",
+            "attach",
+        ),
+    ]
+    assert run("logs", entry.name)[1] == f"starting {entry.name}\n\n"
+
+
+def test_what_could_be_rented(landlord, run):
+    code, out, err = run("offers", "2xA100", "--max-price", "3")
+    assert code == 0
+    assert [line.split()[2] for line in out.splitlines()[1:]] == ["2.58", "2.90"]
+    assert "1 costs more than --max-price 3" in err
+    found = json.loads(run("offers", "4xH100", "--json")[1])
+    assert [(offer["cloud"], offer["price_per_hour"]) for offer in found] == [("datacrunch", 7.96)]
+    code, _, err = run("offers", "2xA100", "--region", "africa")
+    assert code == 1
+    assert "1 is in canada" in err
+
+
+def test_without_a_key_or_with_a_wrong_one(landlord, run, monkeypatch):
+    monkeypatch.setenv("PRIME_API_KEY", "pit_wrong")
+    code, _, err = run("list")
+    assert code == 1
+    assert "401" in err
+    assert "pit_wrong" not in err
+    monkeypatch.delenv("PRIME_API_KEY")
+    code, _, err = run("list")
+    assert code == 2
+    assert "PRIME_API_KEY" in err

@@ -1,0 +1,152 @@
+"""What a run elsewhere is made of: files, words, keys; and what cannot travel."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from buckeye.config.rl import ClusterConfig
+from buckeye.errors import UsageError
+from buckeye.remote.launch import check_single_node
+from buckeye.remote.project import read_project
+from tests.run.made_runs import made_run
+
+CONFIG = """
+output_dir = "{output}"
+max_steps = 2
+[model]
+name = "{model}"
+[orchestrator]
+batch_size = 8
+rollouts_per_example = 4
+[[orchestrator.env]]
+id = "{env}"
+args = {{ path = "{path}" }}
+[trainer]
+[inference]
+"""
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    folder = tmp_path / "project"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for name in ("HF_TOKEN", "WANDB_API_KEY", "PRIME_API_KEY", "OPENAI_API_KEY", "BUCKEYE_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("BUCKEYE_HOME", raising=False)
+    (folder / "env.py").write_text("")
+    (folder / ".gitignore").write_text("tasks.json\n")
+    (folder / "tasks.json").write_text("[]")
+
+    def write(*, output="outputs/a", model="org/name", env="env.py", path="tasks.json"):
+        text = CONFIG.format(output=output, model=model, env=env, path=path)
+        (folder / "run.toml").write_text(text)
+        return Path("run.toml")
+
+    return write
+
+
+def test_files_that_are_named_travel_and_the_words_stay(project):
+    found = read_project(project(), resume=False)
+    assert found.arguments == ("@", "run.toml")
+    assert set(found.manifest.files) == {".gitignore", "env.py", "run.toml", "tasks.json"}
+    assert found.output_there == "outputs/a"
+
+
+def test_a_folder_elsewhere_gets_another_name_there(project, tmp_path):
+    found = read_project(project(output=tmp_path / "far" / "b"), resume=False)
+    assert found.arguments[2:] == ("--output-dir", "outputs/b")
+    assert found.output_dir == tmp_path / "far" / "b"
+
+
+def test_a_model_that_is_a_folder_elsewhere_travels(project, tmp_path):
+    model = tmp_path / "models" / "tiny"
+    model.mkdir(parents=True)
+    (model / "config.json").write_text("{}")
+    found = read_project(project(model=model), resume=False)
+    assert found.manifest.files[".buckeye-model/tiny/config.json"] == model / "config.json"
+    assert found.arguments[2:] == ("--model.name", ".buckeye-model/tiny")
+
+
+def test_keys_that_are_known_or_given_to_servers_go_along_and_no_others(project, monkeypatch):
+    values = {"HF_TOKEN": "1", "JUDGE_KEY": "2", "OTHER": "3", "PRIME_API_KEY": "4"}
+    for name, value in values.items():
+        monkeypatch.setenv(name, value)
+    server = {"command": "judge", "env": {"KEY": "${JUDGE_KEY}", "PLACE": "$HOME", "RENT": "$PRIME_API_KEY"}}
+    task = {
+        "id": "a",
+        "prompt": "Say $OTHER.",
+        "mcp_config": {"judge": server},
+        "evaluate_tool": {"name": "end"},
+    }
+    Path("tasks.json").write_text(json.dumps([task]))
+    config = project(env="buckeye-vf-gym")
+    config.write_text(config.read_text().replace("path =", "taskset ="))
+    assert dict(read_project(config, resume=False).secrets) == {"HF_TOKEN": "1", "JUDGE_KEY": "2"}
+    assert dict(read_project(project(), resume=False).secrets) == {"HF_TOKEN": "1"}
+    config = project()
+    config.write_text(config.read_text().replace("args =", 'variables = ["OTHER"]\nargs ='))
+    assert dict(read_project(config, resume=False).secrets) == {"HF_TOKEN": "1", "OTHER": "3"}
+
+
+def test_what_rollouts_begin_with_travels_whole_and_so_do_functions_that_grade(project, tmp_path):
+    """Also what would else be left out: a repository's history, and what `.gitignore` names."""
+    for name in ("start/.git/HEAD", "start/.env.example", "start/notes.txt", "own/data.db"):
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).write_text("content")
+    Path(".gitignore").write_text("own/\ngraders/\n")
+    Path("graders").mkdir()
+    Path("graders/check.py").write_text("def grade(**given):\n    return 1.0\n")
+    task = {"id": "a", "prompt": "Act.", "mcp_config": {"s": {"command": "server"}}, "files": "own"}
+    Path("tasks.json").write_text(json.dumps([task]))
+    Path("gym.yaml").write_text(
+        "system_prompt: Act.\naction_mappings: {act: {_tool: act}}\nfiles: start\n"
+        "grade: {python: 'graders/check.py:grade'}\n"
+    )
+    config = project(env="buckeye-vf-gym")
+    text = config.read_text().replace(
+        'path = "tasks.json"', 'taskset = "tasks.json", config_path = "gym.yaml"'
+    )
+    config.write_text(text)
+    wanted = {"start/.git/HEAD", "start/.env.example", "start/notes.txt", "own/data.db", "graders/check.py"}
+    assert wanted <= set(read_project(config, resume=False).manifest.files)
+    Path("gym.yaml").write_text(Path("gym.yaml").read_text().replace("start", str(tmp_path)))
+    with pytest.raises(UsageError, match="is not in the folder where we are, which is what travels"):
+        read_project(config, resume=False)
+
+
+def test_what_is_outside_of_the_project_is_refused(project, tmp_path):
+    (tmp_path / "far.json").write_text("[]")
+    for path in (tmp_path / "far.json", "../far.json", Path("tasks.json").resolve()):
+        with pytest.raises(
+            UsageError, match="outside of the folder that travels, or named so that only this"
+        ):
+            read_project(project(path=path), resume=False)
+
+
+def test_an_environment_of_the_hub_is_installed_there(project):
+    (needed,) = read_project(project(env="someone/other@1.2"), resume=False).environments
+    assert (needed.what, needed.wheel) == ("someone/other@1.2", None)
+    assert read_project(project(), resume=False).environments == ()
+
+
+def test_there_is_nothing_to_resume(project):
+    with pytest.raises(UsageError, match="there is no run in outputs/a"):
+        read_project(project(), resume=True)
+
+
+def test_a_checkpoint_that_does_not_fit_is_refused_before_a_machine_is_rented(project, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    config = project()
+    made_run(Path("outputs/a"), checkpoints=(4,))  # of which the configuration wants two steps
+    with pytest.raises(UsageError, match="max_steps = 2, and it has done 4"):
+        read_project(config, resume=True)
+
+
+@pytest.mark.parametrize(("nodes", "hosts"), [(1, 2), (2, 1), (2, 2)])
+def test_a_run_on_several_nodes_does_not_travel(nodes, hosts):
+    check_single_node(ClusterConfig(), hosts=1)
+    with pytest.raises(UsageError, match="this run has 2"):
+        check_single_node(ClusterConfig(nodes=nodes), hosts=hosts)

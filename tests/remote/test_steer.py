@@ -1,0 +1,188 @@
+"""A run elsewhere is known from its first second, says how old its news are, and is stopped in a hurry."""
+
+import json
+import subprocess
+import sys
+from contextlib import nullcontext
+
+import pytest
+
+from buckeye.errors import RemoteError
+from buckeye.remote import steer
+from buckeye.remote.steer import Notes, stop_remote
+from buckeye.run_files.directory import locked, refuse_used
+from buckeye.run_files.known_runs import JobThere, register
+from tests.remote.laptop import Laptop, wait_for
+from tests.run.made_runs import made_run
+
+NOWHERE = "root@127.0.0.1:1"
+
+
+def job_at(target, folder, **changes):
+    place = {
+        "id": "ab12cd34",
+        "pod": None,
+        "target": target,
+        "folder": str(folder / "job"),
+        "python": sys.executable,
+        "identity_file": None,
+        "known_hosts": str(folder / "known"),
+        "tmux": "tmux -L buckeye-ab12cd34 attach",
+        "sent": (),
+    }
+    return JobThere(**{**place, **changes})
+
+
+@pytest.fixture(autouse=True)
+def _state(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def notes(tmp_path):
+    output = tmp_path / "outputs" / "far"
+    output.mkdir(parents=True)
+    told = []
+    made = Notes(output, "ab12cd34", told.append)
+    register(output, "ab12cd34")
+    made.tell("Waiting for the pod: PROVISIONING 40%")
+    return made, output
+
+
+@pytest.mark.parametrize(
+    ("held", "changes", "state", "reason"),
+    [
+        (True, {}, "starting", "Waiting for the pod: PROVISIONING 40%"),
+        (False, {}, "failed", "who started it was killed after: Waiting for the pod"),
+        (False, {"state": "over", "doing": "No offer fits."}, "failed", "No offer fits."),
+    ],
+)
+def test_a_start_is_known_before_there_is_a_machine(notes, run_rl, held, changes, state, reason):
+    made, output = notes
+    made.update(**changes)
+    with locked(output) if held else nullcontext():
+        for word in ("far", "ab12", "outputs/far"):
+            seen = json.loads(run_rl("status", word, "--json")[1])
+            assert (seen["run_id"], seen["state"], seen["stale"]) == ("ab12cd34", state, False)
+            assert seen["reason"].startswith(reason)
+        assert state in run_rl("list")[1]
+        assert reason in run_rl("status", "far")[1]
+    refuse_used(output, resume_command="")  # nothing has run: the same command may be typed again
+
+
+def test_a_start_that_says_nothing_is_stale(notes, run_rl):
+    made, output = notes
+    made._away = made._away.__class__(run_id="ab12cd34", state="starting", started=1.0, said=1.0)
+    with locked(output):
+        steer.write_elsewhere(output, made._away)
+        assert "stale: starting on another machine" in run_rl("status", "far")[1]
+        assert "stale (starting)" in run_rl("list")[1]
+
+
+def test_a_machine_that_was_lost_is_no_running_run(tmp_path, run_rl):
+    output = made_run(tmp_path / "far", state="running", host="pod-1")
+    made = Notes(output, "aaaa1111", lambda _: None)
+    made.update(state="running", job=job_at(NOWHERE, tmp_path))
+    assert json.loads(run_rl("status", "far", "--json")[1])["state"] == "running"
+    made.update(state="over", doing="Pod x is gone.")
+    seen = json.loads(run_rl("status", "far", "--json")[1])
+    assert (seen["state"], seen["reason"]) == ("failed", "Pod x is gone.")
+
+
+def test_a_run_is_as_it_was_after_a_resume_that_came_to_nothing(tmp_path, run_rl):
+    made = Notes(made_run(tmp_path / "far", state="finished"), "aaaa1111", lambda _: None)
+    with locked(tmp_path / "far"):
+        made.tell("Waiting for the pod")
+        assert json.loads(run_rl("status", "far", "--json")[1])["state"] == "starting"
+    made.update(state="over", doing="The price was not confirmed.")
+    seen = json.loads(run_rl("status", "far", "--json")[1])
+    assert (seen["state"], seen["reason"]) == ("finished", None)
+
+
+def test_a_host_that_does_not_answer_is_told_within_seconds(tmp_path, monkeypatch):
+    monkeypatch.setattr(steer, "_REACH_SECONDS", 0.5)
+    output = made_run(tmp_path / "far", state="running", host="pod-1")
+    Notes(output, "aaaa1111", lambda _: None).update(
+        state="running", job=job_at(NOWHERE, tmp_path, pod="buckeye-x")
+    )
+    told = []
+    with pytest.raises(RemoteError, match=r"No connection to root@127.0.0.1:1.*Nothing was stopped.*rl pods"):
+        stop_remote(output, now=False, timeout=None, tell=told.append)
+    assert told[0] == f"nobody here looks after the run any more: asking {NOWHERE} to stop it"
+
+
+WATCHER = """
+import signal, sys, time
+from pathlib import Path
+from buckeye.remote.steer import Notes
+from buckeye.run_files.directory import locked
+
+signals = []
+signal.signal(signal.SIGTERM, lambda *_: signals.append(1))
+with locked(Path("far")):
+    notes = Notes(Path("far"), "ab12cd34", lambda _: None)
+    notes.tell("running")
+    while len(signals) < int(sys.argv[1]):
+        time.sleep(0.02)
+        if signals and not notes._away.stopping:
+            notes.update(stopping=True)
+            notes.tell("Bringing home what is not here yet ...")
+"""
+
+
+@pytest.fixture
+def watcher(tmp_path):
+    """A process that looks after a run and ends after so many signals."""
+    started = []
+
+    def start(signals):
+        process = subprocess.Popen([sys.executable, "-c", WATCHER, str(signals)], cwd=tmp_path)
+        started.append(process)
+        path = tmp_path / "far" / "remote.json"
+        wait_for(
+            lambda: path.exists() and b'"running"' in path.read_bytes(), lambda: "no watcher", seconds=60
+        )
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def test_a_stop_says_what_it_waits_for_and_can_be_hurried(tmp_path, watcher):
+    watching = watcher(2)
+    told = []
+
+    def leave_while_it_fetches(line):
+        told.append(line)
+        if "Bringing home" in line:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        stop_remote(tmp_path / "far", now=False, timeout=60, tell=leave_while_it_fetches)
+    assert all(line.startswith(f"waiting for process {watching.pid} (") for line in told)
+    with pytest.raises(KeyboardInterrupt):  # asked again, it only goes on to wait
+        stop_remote(tmp_path / "far", now=False, timeout=60, tell=leave_while_it_fetches)
+    assert watching.poll() is None
+    stop_remote(tmp_path / "far", now=True, timeout=60, tell=told.append)
+    assert watching.wait(60) == 0  # one more signal, and not two, which would keep it from ending in order
+
+
+@pytest.mark.slow
+def test_a_command_is_seen_and_stopped_while_it_connects(tmp_path, monkeypatch):
+    laptop = Laptop(tmp_path / "laptop", tmp_path)
+    monkeypatch.delenv("XDG_STATE_HOME")
+    running = laptop.start("--provider", "ssh", "--host", NOWHERE)
+    try:
+        wait_for(lambda: "Connecting to" in laptop.said(), laptop.said, seconds=120)
+        (seen,) = json.loads(laptop.command("list", "--json"))
+        assert (seen["name"], seen["state"]) == ("run", "starting")
+        laptop.command("stop", "run")
+        assert running.wait(60) == 130
+        seen = json.loads(laptop.command("status", "run", "--json"))
+        assert (seen["state"], seen["reason"]) == ("failed", "interrupted")
+    finally:
+        running.kill()
+        running.wait()

@@ -1,0 +1,412 @@
+"""`buckeye rl init` touches nothing of the user's: what a command line names is copied, nothing else can be
+written to, and nothing is left."""
+
+import hashlib
+import json
+import os
+import re
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from tests.command import run_here
+from tests.setup.init.test_init import EVALUATE, SERVER, STARTS, calls, tool
+
+from buckeye.mcp.config import load_gym_config
+from buckeye.mcp.sandbox.confinement import keeps_all_else
+from buckeye.mcp.tasks.lock import ToolEntry
+from buckeye.setup.init import examples, trial
+from buckeye.setup.init.named_paths import copy_without_keys, named_paths
+from buckeye.setup.init.source import find_source
+
+NOTES = Path(__file__).parents[1] / "workdir" / "notes_server.py"
+needs_walls = pytest.mark.skipif(bool(keeps_all_else()), reason="no namespaces here")
+GIT_CONFIG = """[core]
+\tbare = false
+\tworktree = /elsewhere
+[remote "origin"]
+\turl = https://me:secret@example.com/x.git
+[credential]
+\thelper = store
+[user]
+\tname = me
+"""
+
+
+@pytest.fixture
+def place(tmp_path):
+    """A home, a folder of the user's with a repository in it, and an empty folder to work in."""
+    for name in ("home/.cache", "work", "user/project/.git/hooks", "user/project/sub"):
+        (tmp_path / name).mkdir(parents=True)
+    project = tmp_path / "user" / "project"
+    (project / ".git" / "HEAD").write_text("ref: refs/heads/main\n")
+    (project / ".git" / "config").write_text(GIT_CONFIG)
+    (project / ".git" / "hooks" / "post-commit").write_text("#!/bin/sh\nscp x y:\n")
+    (project / "a.txt").write_text("hello")
+    (project / ".env").write_text("TOKEN=secret")
+    (project / "sub" / "inside").symlink_to("../a.txt")
+    (project / "sub" / "outside").symlink_to(tmp_path / "home")
+    (tmp_path / "home" / ".netrc").write_text("secret")
+    return tmp_path
+
+
+def seen(*folders):
+    """What is in folders: paths, modes, times and contents."""
+    found = {}
+    for folder in folders:
+        for path in [folder, *sorted(folder.rglob("*"))]:
+            about = path.lstat()
+            content = path.read_bytes() if path.is_file() and not path.is_symlink() else b""
+            found[str(path)] = (about.st_mode, about.st_mtime_ns, hashlib.sha256(content).hexdigest())
+    return found
+
+
+def started(place, tools, name="tool_server.py"):
+    """A program with these tools."""
+    (place / "tools.json").write_text(json.dumps(tools))
+    program = place / name
+    program.write_text(STARTS.format(server=str(SERVER), tools=str(place / "tools.json")))
+    return program
+
+
+def run(place, *words):
+    env = {
+        "PATH": os.environ["PATH"],
+        "HOME": str(place / "home"),
+        "XDG_CACHE_HOME": str(place / "cache"),
+        "TMPDIR": os.environ.get("TMPDIR", "/tmp"),
+    }
+    return run_here("rl", "init", *words, cwd=place / "work", env=env)
+
+
+def run_alone(place, *words):
+    """In a process of its own, which ends."""
+    env = {"PATH": os.environ["PATH"], "HOME": str(place / "home"), "XDG_CACHE_HOME": str(place / "cache")}
+    argv = [sys.executable, "-m", "buckeye", "rl", "init", *map(str, words)]
+    return subprocess.run(argv, cwd=place / "work", env=env, capture_output=True, text=True, check=False)
+
+
+@needs_walls
+def test_what_is_the_users_stays_as_it_is_and_tools_act_on_a_copy(place):
+    project, home = place / "user" / "project", place / "home"
+    paths = [project / "a.txt", project / "new", home / ".netrc", home / "planted", place / "outside"]
+    tools = [tool("write", " ".join(map(str, [*paths, "~/planted", "here"]))), tool("look")]
+    program = started(place, tools)
+    before = seen(place / "user", home)
+    done = run_alone(place, "--command", f"{sys.executable} {program} {project}", "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert seen(place / "user", home) == before
+    assert not (place / "outside").exists()
+    assert not (place / "tools.log").exists()  # the server's own log, beside its program
+    said = json.loads(done.stdout)
+    assert {one["action"]: one["ending"] for one in said["proof"]["trials"]} == {
+        "write": "worked",
+        "look": "worked",
+    }
+    copy = place / "work" / "configs" / "tool_server-files" / "project"
+    assert (copy / "a.txt").read_text() == "hello"
+    assert not (copy / "here").exists()  # what tools did went with the session
+    config = load_gym_config(place / "work" / "configs" / "tool_server.yaml")
+    assert config.files == str(copy.parent)
+    assert config.job.metadata["server"]["args"] == [str(program), "{workdir}/project"]
+    left = [path for path in (place / "cache").rglob("*") if not path.is_dir() and path.name != ".lock"]
+    assert left == []
+
+
+def test_a_copy_has_no_keys_remotes_and_hooks_and_no_way_out(place, tmp_path):
+    project, copy = place / "user" / "project", tmp_path / "copy"
+    done = copy_without_keys(project, copy)
+    found = sorted(str(path.relative_to(copy)) for path in copy.rglob("*"))
+    assert found == [".git", ".git/HEAD", ".git/config", "a.txt", "sub", "sub/inside"]
+    assert (copy / ".git" / "config").read_text() == "[core]\n\tbare = false\n[user]\n\tname = me\n"
+    assert (copy / "sub" / "inside").read_text() == "hello"
+    assert str(done) == (
+        f"3 files, {21 + len(GIT_CONFIG) + 5} B; without .env; without git's remotes and hooks; "
+        "without 1 links and mounts that lead out of it"
+    )
+
+
+def test_a_large_folder_is_copied_up_to_a_limit_and_that_is_said(place, tmp_path, monkeypatch):
+    folder = place / "user" / "large"
+    (folder / "deep").mkdir(parents=True)
+    for name in ("a", "b", "deep/c"):
+        (folder / name).write_bytes(bytes(400))
+    monkeypatch.setattr("buckeye.setup.init.named_paths._MOST_BYTES", 1000)
+    done = copy_without_keys(folder, tmp_path / "copy")
+    assert (done.files, done.bytes, done.cut) == (2, 800, 1)
+    assert not (tmp_path / "copy" / "deep" / "c").exists()
+    assert str(done).endswith("1 files more are too much to copy")
+
+
+@pytest.mark.parametrize(
+    ("command", "made", "named"),
+    [
+        ("uvx mcp-server-git --repository {p}/repo", "uvx mcp-server-git --repository @/repo", ["repo"]),
+        (
+            "npx -y @org/server-files {p}/repo {p}/x.db",
+            "npx -y @org/server-files @/repo @/x.db",
+            ["repo", "x.db"],
+        ),
+        ("{p}/bin/serve --db={p}/x.db", "{p}/bin/serve --db=@/x.db", ["x.db"]),
+        (
+            "python {p}/serve.py --db sqlite:///{p}/x.db",
+            "python {p}/serve.py --db sqlite:///@/x.db",
+            ["x.db"],
+        ),
+        ("python -m serve {p}/repo/deep", "python -m serve @/deep", ["deep"]),
+        (
+            "uv run --directory {p}/repo serve.py {p}/x.db",
+            "uv run --directory {p}/repo serve.py @/x.db",
+            ["x.db"],
+        ),
+        ("env STORE={p}/x.db npx -y server", "env STORE=@/x.db npx -y server", ["x.db"]),
+        ("serve {p}/repo {p}/repo/deep", "serve @/repo @/repo/deep", ["repo"]),
+        ("serve --db {p}/new.db --port 80 stdio", "serve --db @/new.db --port 80 stdio", []),
+        ("docker run -v {p}/repo:/data image", "docker run -v @/repo:/data image", ["repo"]),
+        ("serve x.db", "serve @/x.db", ["x.db"]),
+        ("serve repo", "serve repo", []),
+        ("serve --repository repo", "serve --repository @/repo", ["repo"]),
+        ("serve --repository other", "serve --repository other", []),
+        ("serve ./repo http://x/y -", "serve @/repo http://x/y -", ["repo"]),
+    ],
+)
+def test_the_words_of_a_command_that_are_the_users_files(tmp_path, monkeypatch, command, made, named):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "repo" / "deep").mkdir(parents=True)
+    (tmp_path / "bin").mkdir()
+    for name in ("x.db", "serve.py", "bin/serve"):
+        (tmp_path / name).touch()
+    found = named_paths(command.format(p=tmp_path).split())
+    assert " ".join(found.words) == made.format(p=tmp_path).replace("@/", "{workdir}/").replace(
+        "npx -y {workdir}", "npx -y @"
+    )
+    assert {name: path.name for name, path in found.paths.items()} == {name: name for name in named}
+
+
+@pytest.mark.parametrize(
+    ("command", "words", "env"),
+    [
+        ("env F=./a.db A='b c' server --x y=1", ["server", "--x", "y=1"], {"F": "./a.db", "A": "b c"}),
+        ("FILE={user}/project node server.js", ["node", "server.js"], {"FILE": "{workdir}/project"}),
+        ("env -i A=b server", ["env", "-i", "A=b", "server"], {}),
+        ("env", ["env"], {}),
+        ("A=b", ["A=b"], {}),
+    ],
+)
+def test_variables_before_a_program_are_its_environment(place, command, words, env):
+    command = command.replace("{user}", str(place / "user"))
+    written = find_source(None, command=command, headers={}, build=False).written
+    assert [written.command, *written.args] == words
+    assert written.env == env
+
+
+def test_tools_that_reach_far_are_called_only_when_asked_for(place, monkeypatch):
+    monkeypatch.setattr(trial, "keeps_all_else", lambda: "so that the server can write its log")
+    send = tool("send") | {"annotations": {"openWorldHint": True}}
+    wipe = tool("clear") | {"annotations": {"destructiveHint": True}}
+    command = f"{sys.executable} {started(place, [send, wipe, tool('look'), EVALUATE])}"
+    words = ("--command", command, "--include", "*")
+    done = run(place, *words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "send   held back    it announces openWorldHint; --try-all calls it" in done.stdout
+    assert "clear  held back    it announces destructiveHint; --try-all calls it" in done.stdout
+    assert calls(place) == [("look", {})]
+    done = run(place, *words, "--try-all", "--force")
+    assert re.search(r"send   worked", done.stdout)
+    assert re.search(r"clear  worked", done.stdout)
+    assert {name for name, _ in calls(place)} == {"send", "clear", "look"}
+
+
+def test_tools_are_chosen_by_name_and_pattern(place):
+    tools = [tool("get_one"), tool("get_two"), tool("reset_all"), tool("put_one")]
+    command = f"{sys.executable} {started(place, tools)}"
+
+    def actions(*words):
+        done = run(place, "--command", command, "--json", "--dry-run", *words)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)["actions"]
+
+    assert actions() == ["get_one", "get_two", "put_one"]
+    assert actions("--include", "get_*", "--exclude", "get_two") == ["get_one"]
+    assert actions("--include", "reset_all") == ["reset_all"]  # who names it wants it
+    wrong = run(place, "--command", command, "--include", "get_on")
+    assert wrong.returncode == 2
+    assert "--include get_on: no tool is called so. Did you mean get_one" in wrong.stderr
+    none = run(place, "--command", command, "--exclude", "*")
+    assert (none.returncode, "leave no tool" in none.stderr) == (2, True)
+    long = started(place, [tool("get_one", "x " * 190), *(tool(f"t{n}", "y " * 190) for n in range(9))])
+    done = run(place, "--command", f"{sys.executable} {long}")
+    assert re.search(
+        r"^tools: 10 described in \d+ tokens .*that is much: .*--include TOOL", done.stdout, re.M
+    )
+
+
+def test_an_edited_file_is_tried_again_and_stays(place):
+    command = f"{sys.executable} {started(place, [tool('look'), tool('old')])}"
+    assert run(place, "--command", command).returncode == 0
+    path = place / "work" / "configs" / "tool_server.yaml"
+    path.write_text(path.read_text().replace("  look:\n", "  look:  # mine\n"))
+    mine = path.read_text()
+    started(place, [tool("look"), tool("fresh")])
+    done = run(place, "--again", path)
+    assert done.returncode == 1
+    assert "mapped, and not there any more: old" in done.stdout
+    assert "there, and not mapped: fresh" in done.stdout
+    assert path.read_text() == mine
+    path.write_text(re.sub(r"  old:\n(    .*\n)+", "", mine))
+    done = run(place, "--again", path, "--json")
+    assert done.returncode == 0, done.stdout
+    assert json.loads(done.stdout)["proof"]["trials"][0]["ending"] == "worked"
+    assert "--output is for a new file" in run(place, "--again", path, "-o", "x.yaml").stderr
+    path.write_text(re.sub(r"    server: .*\n", "", path.read_text()))
+    done = run(place, "--again", path)
+    assert (done.returncode, "does not say which environment it is for" in done.stderr) == (2, True)
+
+
+def test_all_servers_that_tasks_name_are_taken(place):
+    first = started(place, [tool("look"), tool("both")], "first.py")
+    (place / "more.json").write_text(json.dumps([tool("fetch"), tool("both")]))
+    second = place / "second.py"
+    second.write_text(STARTS.format(server=str(SERVER), tools=str(place / "more.json")))
+    servers = {
+        name: {"command": sys.executable, "args": [str(program)]}
+        for name, program in (("a", first), ("b", second))
+    }
+    task = {"prompt": "p", "mcp_config": servers, "evaluate_tool": {"name": "judge", "arguments": {}}}
+    (place / "work" / "t.json").write_text(json.dumps([task]))
+    for words in (("--tasks", "t.json"), ("--tasks", "t.json", "--command", f"{sys.executable} {second}")):
+        done = run(place, *words, "--json", "--dry-run")
+        assert done.returncode == 0, done.stderr
+        assert sorted(json.loads(done.stdout)["actions"]) == ["a/both", "b/both", "fetch", "look"]
+
+
+def test_example_tasks_are_written_that_pass_their_own_check(place):
+    tools = [tool("look", "Look around."), tool("say", "Say it. Aloud.", ["words"], words={"type": "string"})]
+    done = run(place, "--command", f"{sys.executable} {started(place, tools)}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    path = place / "work" / "configs" / "tool_server-tasks.json"
+    assert f"configs/{path.name}: 3 tasks to begin with" in done.stdout
+    assert "--dataset configs/tool_server-tasks.json" in done.stdout
+    first, second, both = json.loads(path.read_text())
+    assert first["prompt"] == 'Say it (words: "example"). Then end the task.'
+    said = {"tool": "say", "any": True, "json_path": '$["words"]', "exact": "example"}
+    assert first["grade"] == [
+        {"calls": {"tool": "say", "arguments": {"words": "example"}}},
+        {"result": said},
+    ]
+    assert second["prompt"] == "Look around. Then end the task."
+    order = [{"tool": "say", "arguments": {"words": "example"}}, {"tool": "look", "arguments": {}}]
+    assert both["grade"] == [{"calls": {"in_order": order}}, {"result": said}]
+    program = str(place / "tool_server.py")
+    assert first["mcp_config"] == {"environment": {"command": sys.executable, "args": [program]}}
+    assert load_gym_config(path.with_name("tool_server.yaml")).job.metadata["server"]["args"] == [program]
+    path.write_text("[]")  # a person's by now
+    run(place, "--command", f"{sys.executable} {program}", "--force")
+    assert path.read_text() == "[]"
+
+
+def test_a_slow_server_has_no_example_tasks_and_that_is_said(place, monkeypatch):
+    monkeypatch.setattr(examples, "_SECONDS", 0.0)
+    done = run(place, "--command", f"{sys.executable} {started(place, [tool('look')])}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "within 0 s there was no time to play more tasks" in done.stderr
+    assert [path.name for path in (place / "work" / "configs").iterdir()] == ["tool_server.yaml"]
+
+
+@pytest.mark.slow
+def test_a_failed_start_leaves_nothing(place):
+    program = place / "dies.py"
+    program.write_text("import subprocess, sys\nsubprocess.Popen(['sleep', '1234567'])\nsys.exit(3)\n")
+    done = run_alone(place, "--command", f"{sys.executable} {program} {place / 'user' / 'project'}")
+    assert done.returncode == 1
+    assert "it ended with exit code 3" in done.stderr
+    assert list((place / "work").iterdir()) == []
+    assert [path for path in (place / "cache").rglob("*") if not path.is_dir() and path.name != ".lock"] == []
+    listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+    assert "sleep 1234567" not in listed
+
+
+def test_a_program_is_no_lock_file(place):
+    program = started(place, [tool("look")], "serve.py")
+    done = run(place, program)
+    assert (done.returncode, f'--command "python {program}"' in done.stderr) == (2, True)
+    script = place / "serve"
+    script.write_text(f"#!/bin/sh\nexec {sys.executable} {program}\n")
+    script.chmod(0o755)
+    assert "look  worked" in run(place, script).stdout
+
+
+def test_tasks_with_files_and_functions_are_tried_on_their_files(place):
+    """The server's grade is 1 where its folder has one note."""
+    tasks = place / "user" / "tasks.json"
+    (tasks.parent / "start").mkdir()
+    (tasks.parent / "start" / "notes.txt").write_text("milk\n")
+    (tasks.parent / "check.py").write_text("def grade(**given):\n    return 1.0\n")
+    server = {"command": sys.executable, "args": [str(NOTES)]}
+    task = {"id": "a", "prompt": "Look.", "mcp_config": {"notes": server}, "files": "start"}
+    task |= {"evaluate_tool": {"name": "evaluate"}, "grade": {"python": "check.py:grade"}}
+    tasks.write_text(json.dumps([task]))
+    before = seen(place / "user")
+    ran = run(place, "--tasks", str(tasks), "--include", "notes")
+    assert ran.returncode == 0, ran.stderr
+    assert "the first task's grading gave 1" in ran.stdout
+    assert seen(place / "user") == before
+
+
+def test_a_tool_that_may_change_what_cannot_be_copied_is_held_back(place):
+    reads = tool("read") | {"annotations": {"readOnlyHint": True}}
+    program = started(place, [tool("write_row"), reads])
+    command = f"{sys.executable} {program} postgresql://me:secret@localhost/shop"
+    said = json.loads(run(place, "--command", command, "--json").stdout)
+    found = {one["action"]: (one["ending"], one["said"]) for one in said["proof"]["trials"]}
+    assert found["read"][0] == "worked"
+    assert found["write_row"] == (
+        "held back",
+        "it may change what is at postgresql://localhost/shop, of which there is no copy; --try-all calls it",
+    )
+
+
+def test_devices_and_pipes_are_not_taken_for_files(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path in ("/dev/zero", "/dev/urandom", str(tmp_path / "pipe")):
+        assert named_paths(["server", f"--log={path}"]).paths == {}
+
+
+def test_example_tasks_look_at_what_calls_leave_behind(place):
+    done = run(place, "--command", f"{sys.executable} {started(place, [tool('write', 'kept.txt')])}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    first, *_ = json.loads((place / "work" / "configs" / "tool_server-tasks.json").read_text())
+    assert first["grade"] == [
+        {"calls": {"tool": "write", "arguments": {}}},
+        {"result": {"tool": "write", "any": True, "contains": "written"}},
+        {"state": {"file": "kept.txt", "contains": "planted"}},
+    ]
+
+
+def test_the_rows_that_a_database_has_more_of_are_counted(tmp_path):
+    before, after = tmp_path / "before.db", tmp_path / "after.db"
+    for path, rows in ((before, "(1)"), (after, "(1), (2)")):
+        with closing(sqlite3.connect(path)) as database:
+            database.executescript(
+                f"create table same (a); create table odd (a); insert into odd values {rows}"
+            )
+    wanted = {"query": 'SELECT count(*) FROM "odd"', "rows": [[2]]}
+    assert examples._changed(after, before) == ("database", wanted)
+    assert examples._changed(before, before) is None
+
+
+def test_what_a_tool_announces_of_its_result_is_looked_at_first():
+    schema = {"properties": {"total": {"type": "integer"}, "result": {"type": "string"}}}
+    entry = ToolEntry(name="sum", output_schema=schema)
+    said = examples._result(entry, '{"note": "made up", "total": 5}')
+    assert (said["json_path"], said["exact"]) == ('$["total"]', 5)
+    plain = ToolEntry(name="sum", output_schema={"properties": {"result": {"type": "integer"}}})
+    assert examples._result(plain, "5") == {
+        "tool": "sum",
+        "any": True,
+        "json_path": '$["result"]',
+        "exact": 5,
+    }

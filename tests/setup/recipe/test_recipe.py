@@ -1,0 +1,244 @@
+"""A run's configuration from its parts."""
+
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from buckeye.config.load import load_config
+from buckeye.config.rl import RLConfig
+from buckeye.errors import ConfigError, UsageError
+from buckeye.launch.preflight.devices import Gpus
+from buckeye.mcp.config import GymConfig
+from buckeye.mcp.tasks.task_schema import McpTask
+from buckeye.setup.recipe.compose import Recipe, run_text, to_toml
+from buckeye.setup.recipe.estimate import estimate_time
+from buckeye.setup.recipe.model import SUGGESTED, ModelFacts, model_facts, refuse_hosted
+from buckeye.setup.recipe.sizes import choose_sizes, described_text, learning_rate
+from buckeye.setup.recipe.where import plan_gpus
+
+GYM = GymConfig.model_validate(
+    {
+        "system_prompt": "x" * 300,
+        "parser": {"use_thinking": False},
+        "action_mappings": {"go": {"_tool": "go"}},
+        "defaults": {"max_turns": 2},
+    }
+)
+
+
+def tasks(count, prompt="p" * 90):
+    server = {"s": {"command": "server"}}
+    return [
+        McpTask(id=f"t{i}", prompt=prompt, mcp_config=server, evaluate_tool={"name": "evaluate"})
+        for i in range(count)
+    ]
+
+
+def model(parameters=600_000_000, positions=4096):
+    return ModelFacts(name="org/m", path=None, parameters=parameters, positions=positions)
+
+
+def recipe(count=16, held_out=(), layout=None, facts=None):
+    facts = facts or model()
+    sizes = choose_sizes(tasks(count), held_out, GYM, facts, on_gpu=layout is not None)
+    return Recipe(
+        config=Path("configs/e.yaml"),
+        dataset="tasks.json",
+        model=facts,
+        sizes=sizes,
+        layout=layout,
+        output_dir=Path("outputs/e"),
+    )
+
+
+def loaded(text, tmp_path):
+    (tmp_path / "run.toml").write_text(text)
+    return load_config(RLConfig, ["@", str(tmp_path / "run.toml")], environ={})
+
+
+def test_sizes_follow_the_tasks_the_prompts_and_the_turns():
+    sizes = choose_sizes(tasks(16), [], GYM, model(), on_gpu=False)
+    assert (sizes.groups, sizes.batch_size) == (4, 32)
+    assert sizes.prompt_tokens == 32 + 100 + 30  # for the template, 300 and 90 characters
+    assert sizes.seq_len == 640  # 162 and twice 128 + 96 make 610
+    assert sizes.max_tokens == 128
+    assert sizes.max_steps == 20  # three times through 16 tasks would be 12
+    assert choose_sizes(tasks(3), [], GYM, model(), on_gpu=True).groups == 3
+    assert choose_sizes(tasks(600), [], GYM, model(), on_gpu=True).max_steps == 113  # 1800 tasks, 16 a batch
+
+
+def test_a_model_that_cannot_read_the_prompt_is_refused():
+    with pytest.raises(UsageError, match=r"has 1162 tokens, and org/m reads 1024 at most"):
+        choose_sizes(tasks(1, "p" * 3090), [], GYM, model(positions=1024), on_gpu=False)
+
+
+def gym(max_turns):
+    return GYM.model_copy(update={"defaults": GYM.defaults.model_copy(update={"max_turns": max_turns})})
+
+
+def test_long_descriptions_make_long_rollouts_and_who_asks_for_a_length_gets_it():
+    described, facts = tasks(16, "p" * 9000), model(positions=8192)
+    usual = choose_sizes(described, [], gym(100), facts, on_gpu=False)
+    assert usual.prompt_tokens == 32 + 100 + 3000
+    assert usual.seq_len == 4032  # four turns of 128 + 96 behind 3132, and not 2048
+    asked = choose_sizes(described, [], gym(100), facts, on_gpu=False, asked=3300)
+    assert (asked.seq_len, asked.max_tokens) == (3300, 128)
+    assert choose_sizes(tasks(16), [], gym(30), facts, on_gpu=False).seq_len == 6912  # 162 and 30 times 224
+    assert choose_sizes(tasks(16), [], gym(100), facts, on_gpu=False).seq_len == 2048
+    assert choose_sizes(described, [], gym(30), facts, on_gpu=False, room=3456).seq_len == 3456
+    with pytest.raises(UsageError, match=r"3132 tokens, and there is memory for 3136\. 100 of them describe"):
+        choose_sizes(described, [], gym(30), facts, on_gpu=False, room=3136)
+    with pytest.raises(UsageError, match=r"3132 tokens, and --seq-len is 3000\."):
+        choose_sizes(described, [], gym(30), facts, on_gpu=False, asked=3000)
+
+
+def test_it_is_said_what_share_of_a_rollout_describes_tools():
+    sizes = choose_sizes(tasks(16), [], GYM, model(), on_gpu=False)
+    assert described_text(sizes, 1) == (
+        "1 described in 100 tokens (estimated by their characters), 16% of a rollout"
+    )
+    long = GYM.model_copy(update={"system_prompt": "x" * 3000})
+    sizes = choose_sizes(tasks(16), [], long, model(), on_gpu=False)  # 1062 and twice 224 make 1510
+    assert sizes.seq_len == 1536
+    assert (
+        "1000 tokens (estimated by their characters), 65% of a rollout; that is much: `buckeye rl init ... "
+        in (described_text(sizes, 12))
+    )
+
+
+def test_the_file_is_what_rl_reads_and_flags_go_over_it(tmp_path):
+    made = recipe(held_out=tasks(50))
+    config = loaded(run_text(made), tmp_path)
+    assert config.orchestrator.env[0].args == {"taskset": "tasks.json", "config_path": "configs/e.yaml"}
+    assert (config.orchestrator.batch_size, config.orchestrator.rollouts_per_example) == (32, 8)
+    assert config.trainer.max_steps == config.orchestrator.max_steps == 20
+    assert config.orchestrator.eval.interval == 20
+    assert config.orchestrator.eval.num_examples == 32
+    assert config.trainer.model.name == config.inference.model.name == "org/m"
+
+    text = run_text(
+        made, ["--max-steps", "7", "--trainer.optim.type", "muon", "--no-inference.model.enforce-eager"]
+    )
+    changed = loaded(text, tmp_path)
+    assert (changed.trainer.max_steps, changed.orchestrator.eval.interval) == (7, 7)
+    assert changed.trainer.optim.type == "muon"
+    assert (
+        loaded(run_text(made, ["--orchestrator.eval.interval", "5"]), tmp_path).orchestrator.eval.interval
+        == 5
+    )
+    with pytest.raises(ConfigError, match="--max-stepz: no such setting"):
+        run_text(made, ["--max-stepz", "7"])
+    with pytest.raises(UsageError, match=r"orchestrator\.ckpt: a TOML file cannot say None"):
+        run_text(made, ["--orchestrator.ckpt", "None"])
+
+
+def test_gpus_and_adapters_are_written_down(tmp_path):
+    facts = model(8_000_000_000)
+    config = loaded(run_text(recipe(layout=plan_gpus(Gpus(2), facts.parameters), facts=facts)), tmp_path)
+    assert (config.inference_gpu_ids, config.trainer_gpu_ids) == ([0], [1])
+    assert config.trainer.model.experimental.lora is not None
+    assert config.trainer.optim.lr == 1e-5 == learning_rate(facts.parameters, lora=True)
+    assert config.orchestrator.batch_size == 128
+
+
+SCALARS = st.booleans() | st.integers(-(2**60), 2**60) | st.floats(allow_nan=False) | st.text(max_size=20)
+VALUES = st.recursive(
+    SCALARS | st.lists(SCALARS, max_size=3),
+    lambda inner: (
+        st.dictionaries(st.text(max_size=8), inner, max_size=4)
+        | st.lists(st.dictionaries(st.text(max_size=8), inner, max_size=3), min_size=1, max_size=3)
+    ),
+    max_leaves=12,
+)
+
+
+@given(st.dictionaries(st.text(max_size=8), VALUES, max_size=5))
+def test_any_settings_come_back_from_toml(values):
+    # TOML has no surrogates, which no setting has either
+    try:
+        json.dumps(values, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return
+    assert tomllib.loads(to_toml(values, {})) == values
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "guessed"),
+    [
+        ("Qwen/Qwen3-0.6B", 600_000_000, False),
+        ("HuggingFaceTB/SmolLM2-135M-Instruct", 135_000_000, False),
+        ("meta-llama/Llama-3.2-1B-Instruct", 1_000_000_000, False),
+        ("org/model", 1_000_000_000, True),
+    ],
+)
+def test_the_size_of_a_model_is_in_its_name(name, parameters, guessed):
+    facts = model_facts(name)
+    assert (facts.parameters, facts.guessed) == (parameters, guessed)
+
+
+@pytest.mark.parametrize(
+    ("name", "hosted"),
+    [
+        ("gpt-4o-mini", "OPENAI_API_KEY"),
+        ("openai/o3", "OPENAI_API_KEY"),
+        ("claude-sonnet-4-5", "ANTHROPIC_API_KEY"),
+        ("google/gemini-2.5-pro", "GEMINI_API_KEY"),
+        ("openai/gpt-oss-20b", None),
+        ("gpt2", None),
+        ("EleutherAI/gpt-j-6b", None),
+        ("google/gemma-3-1b-it", None),
+        *((name, None) for name, _ in SUGGESTED),
+    ],
+)
+def test_models_whose_weights_nobody_has_are_only_evaluated(name, hosted):
+    if hosted is None:
+        refuse_hosted(name, dataset="t", config="c")
+        return
+    with pytest.raises(UsageError, match=hosted) as caught:
+        refuse_hosted(name, dataset="my tasks.json", config="configs/e.yaml")
+    assert "--arg 'taskset=my tasks.json' --arg config_path=configs/e.yaml" in str(caught.value)
+
+
+def test_the_time_of_an_alike_run_is_taken_and_else_estimated(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    config = loaded(run_text(recipe(held_out=tasks(6))), tmp_path)
+    rough = estimate_time(config, model(), cores=2, layout=None)
+    assert rough.source == "roughly estimated"
+    # 12 multiplications a parameter and token, 32 rollouts of half of 640 tokens, 6e10 a second, 20 steps;
+    # for the evaluations 4 multiplications, and twice as many rollouts as there are held-out tasks
+    evaluated = 2 * 6
+    work = 20 * (1 + 12 * 600_000_000 * 32 * 320 / 6e10) + 4 * 600_000_000 * evaluated * 320 / 6e10
+    assert rough.seconds == pytest.approx(40 + work)
+    assert (rough.least, rough.most) == (pytest.approx(20 + work / 3), pytest.approx(80 + work * 3))
+
+    run = tmp_path / "earlier"
+    (run / "configs").mkdir(parents=True)
+    (run / "configs" / "rl.json").write_text(config.model_dump_json())
+    (run / "run.json").write_text(json.dumps({"run_id": "abcd1234"}))
+    lines = [{"process": "trainer", "step": i, "time": 100.0 + 7 * i} for i in range(1, 5)]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    known = tmp_path / "state" / "buckeye" / "runs" / "abcd1234.json"
+    known.parent.mkdir(parents=True)
+    known.write_text(json.dumps({"run_id": "abcd1234", "directory": str(run), "registered": 1.0}))
+    assert estimate_time(config, model(), cores=2, layout=None) == rough  # it is not known how it went
+
+    events = [("start", 50.0), ("weights", 107.0), ("weights", 128.0), ("finish", 131.0)]
+    texts = [json.dumps({"time": at, "event": kind, "attempt": 1}) for kind, at in events]
+    (run / "events.jsonl").write_text("".join(text + "\n" for text in texts))
+    measured = estimate_time(config, model(), cores=2, layout=None)
+    # 57 s to the first weights, of which 7 are the step; 3 s after the last; 20 steps of 7 s
+    assert (measured.seconds, measured.source) == (50 + 3 + 140.0, f"as in {run}")
+    assert measured.least == measured.most
+
+
+def test_a_run_without_end_has_no_time_and_none_is_not_written(tmp_path):
+    text = run_text(recipe(held_out=tasks(6)), ["--max-steps", "None", "--orchestrator.eval", "None"])
+    config = loaded(text, tmp_path)
+    assert (config.max_steps, config.orchestrator.eval) == (None, None)
+    assert estimate_time(config, model(), cores=2, layout=None) is None
+    with pytest.raises(UsageError, match=r"wandb\.log_extras: a TOML file cannot say None"):
+        run_text(recipe(), ["--wandb.log-extras", "None"])  # it is something else by itself

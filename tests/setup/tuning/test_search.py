@@ -1,0 +1,146 @@
+"""Which learning rates are tried, on made curves."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.command import run_here
+from tests.setup.tuning.here import config_of
+
+from buckeye.config.shared import TensorboardConfig, TrackioConfig, WandbConfig
+from buckeye.config.trainer import LinearSchedulerConfig
+from buckeye.setup.tuning import forks
+from buckeye.setup.tuning.forks import Fork
+from buckeye.setup.tuning.search import approach, climb, nearest
+from buckeye.setup.tuning.tune import Tuning
+
+TARGET = 0.01
+
+
+@given(st.floats(-9.0, 3.0), st.floats(1.5, 2.5), st.floats(-6.0, 0.0))
+def test_the_target_is_found_from_far_away(start, power, where):
+    """The change grows as a power of the rate, is 0.01 at 10^where, and breaks all at 1000 times that."""
+
+    def change(rate):
+        relative = rate / 10**where
+        return math.nan if relative > 1e3 else min(2.0, TARGET * relative**power)
+
+    found = approach(change, 10 ** (where + start / 3), TARGET, tries=8, more=lambda: True)
+    assert TARGET / 2 <= change(nearest(found, TARGET)) <= TARGET * 2
+
+
+def test_what_always_breaks_ends_with_the_smallest_rate():
+    found = approach(lambda rate: math.nan, 1.0, TARGET, tries=3, more=lambda: True)
+    assert list(found) == [1.0, pytest.approx(1 / 30), pytest.approx(1 / 900)]
+    assert nearest(found, TARGET) == min(found)
+
+
+def test_a_change_of_nothing_is_a_rate_that_is_too_low():
+    assert list(approach(lambda rate: 0.0, 1.0, TARGET, tries=2, more=lambda: True)) == [1.0, 30.0]
+    assert list(approach(lambda rate: 0.0, 1.0, TARGET, tries=2, more=lambda: False)) == [1.0]
+
+
+@given(st.integers(-4, 4))
+def test_the_best_of_a_grid_is_climbed_to(best):
+    found = climb(lambda rate: -abs(math.log(rate, 3) - best), 1.0)
+    assert round(math.log(max(found, key=found.get), 3)) == best
+    tried = sorted(round(math.log(rate, 3)) for rate in found)
+    assert {best - 1, best + 1} <= set(tried)  # a worse one at each side
+    assert len(tried) == len(set(tried)) <= abs(best) + 3
+
+
+def test_without_time_nothing_more_is_tried():
+    scores = iter([0.1, 0.2, None])
+    assert list(climb(lambda rate: next(scores), 1.0).values()) == [0.1, 0.2]
+    assert climb(lambda rate: None, 1.0) == {}
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--budget", "10m"], "`rl tune` needs a configuration"),
+        (["@", "run.toml", "--budget", "soon"], "'soon' is no time, such as 90s, 10m or 1h"),
+        (["@", "run.toml", "--budget"], "`rl tune`: argument --budget: expected one argument"),
+        (["@", "run.toml", "--dry-run"], "leave --dry-run, --resume and --clean out"),
+        (["@", "run.toml", "-o", "there"], "there exists already. Name a new folder: -o DIR"),
+    ],
+)
+def test_wrong_words(tmp_path, words, told):
+    (tmp_path / "run.toml").write_text("max_steps = 2\n")
+    (tmp_path / "there").mkdir()
+    done = run_here("rl", "tune", *words, cwd=tmp_path)
+    assert done.returncode == 2
+    assert told in done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run.toml", "there"]
+
+
+def test_forks_are_logged_nowhere_else(tmp_path, monkeypatch):
+    monkeypatch.setattr(forks, "_carry_out", lambda argv, log, seconds: "not today")
+    config = config_of(tmp_path / "run", tmp_path / "model", tmp_path / "env.py", lr=1e-3)
+    logged = {"wandb": WandbConfig(), "trackio": TrackioConfig(), "tensorboard": TensorboardConfig()}
+    config = config.model_copy(update=logged)
+    fork = forks.train_fork(config, tmp_path / "one", 1e-4, 3, seconds=1.0)
+    assert fork.why == "not today"
+    made = json.loads((tmp_path / "one.json").read_text())
+    assert [made[name] for name in logged] == [None, None, None]
+    assert made["trainer"]["optim"]["lr"] == 1e-4
+
+
+def test_below_a_rate_that_is_too_high_lower_ones_are_tried():
+    scores = {3e-3: -math.inf, 1e-3: 0.4, 1e-3 / 3: 0.2}
+    found = climb(
+        lambda rate: next(value for known, value in scores.items() if known == pytest.approx(rate)), 3e-3
+    )
+    assert list(found) == pytest.approx([3e-3, 1e-3, 1e-3 / 3])
+
+
+def fork(*steps):
+    return Fork(rate=1e-3, directory=Path("fork"), seconds=1.0, rewards=[[step] * 8 for step in steps])
+
+
+def test_a_fork_is_judged_by_its_second_half_and_then_by_its_first():
+    assert fork(0.0, 0.1, 0.4, 0.6).score == pytest.approx((0.1 + 10 * 1.0) / 22)
+    assert fork(0.1, 0.2, 0.4).score == pytest.approx((0.1 + 10 * 0.6) / 21)
+    assert fork(0.0, 0.5, 1.0, 1.0).score > fork(0.0, 0.1, 1.0, 1.0).score  # as far, but sooner
+    assert fork(0.0, 0.5, 0.6, 0.6).score < fork(0.0, 0.1, 0.6, 0.8).score  # sooner, but not as far
+    assert not fork(0.0, 0.2, 0.4).fell
+    assert fork(0.0, 0.6, 0.4, 0.2).fell
+
+
+def test_a_fork_that_had_lost_all_for_a_while_is_not_trusted():
+    assert fork(0.2, 0.9, 0.0, 0.1, 0.0, *[1.0] * 15).fell
+    assert not fork(0.2, 0.9, 0.0, 0.0, *[1.0] * 16).fell  # two steps may be hard tasks
+    assert not fork(0.2, 0.9, 0.3, 0.3, 0.3, *[1.0] * 15).fell
+
+
+@pytest.mark.parametrize(
+    ("budget", "ends", "steps"),
+    [(500.0, 60, 45), (500.0, 30, 30), (5000.0, None, 100), (60.0, 60, 12), (60.0, 4, 4)],
+)
+def test_forks_are_as_long_as_there_is_time_for(tmp_path, monkeypatch, budget, ends, steps):
+    monkeypatch.setattr(Tuning, "_left", lambda self: self.budget)
+    config = config_of(tmp_path / "run", tmp_path / "model", tmp_path / "env.py", lr=1e-3)
+    tuning = Tuning(
+        config=config.model_copy(update={"max_steps": ends}),
+        root=tmp_path / "tuned",
+        budget=budget,
+        tell=print,
+    )
+    still = replace(fork(0.1, 0.1, 0.1), seconds=16.0, step_seconds=2.0)
+    assert tuning._fork_steps(still) == steps  # (500 / 5 - 10) / 2
+
+
+@pytest.mark.parametrize(("steps", "scheduler"), [(40, "linear"), (12, "constant")])
+def test_a_fork_that_is_all_of_the_run_keeps_its_scheduler(tmp_path, monkeypatch, steps, scheduler):
+    monkeypatch.setattr(forks, "_carry_out", lambda argv, log, seconds: "not today")
+    config = config_of(tmp_path / "run", tmp_path / "model", tmp_path / "env.py", lr=1e-3, steps=40)
+    falling = config.trainer.model_copy(update={"scheduler": LinearSchedulerConfig(decay=10)})
+    config = config.model_copy(update={"trainer": falling})
+    forks.train_fork(config, tmp_path / "one", 1e-4, steps, seconds=1.0)
+    made = json.loads((tmp_path / "one.json").read_text())
+    assert made["trainer"]["scheduler"]["type"] == scheduler
+    assert made["trainer"]["max_steps"] == steps

@@ -1,0 +1,111 @@
+"""`rl tune` on small tasks: real forks, from learning rates that are far too high and far too low."""
+
+import json
+import socket
+import statistics
+import tomllib
+from pathlib import Path
+
+import pytest
+import torch
+from tests.analysis.diagnosis.small_runs import ENVIRONMENT, warm_model
+from tests.command import run_here
+from tests.setup.tuning.here import RUN, carry_out, config_of, play
+
+from buckeye import runs
+from buckeye.analysis.diagnosis.diagnose import diagnose
+from buckeye.config.load import load_config
+from buckeye.config.rl import RLConfig
+from buckeye.run_files.record import RunRecord, write_record
+from buckeye.setup.tuning import forks
+from buckeye.setup.tuning.tune import Tuning
+
+pytestmark = pytest.mark.slow
+
+LETTERS = "text[:3].count('a') / 3"
+DIFFERENT = "len(set(text[:3])) == 3"
+
+
+@pytest.fixture(scope="module")
+def warm(tmp_path_factory):
+    threads = torch.get_num_threads()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("BUCKEYE_THREADS", "1")  # two that wait for each other crawl on busy cores
+        yield warm_model(tmp_path_factory.mktemp("warm"))
+    torch.set_num_threads(threads)
+
+
+def environment(folder, reward):
+    env = folder / "words.py"
+    env.write_text(ENVIRONMENT.format(prompt="say {number}", late=0, reward=reward))
+    return env
+
+
+@pytest.mark.parametrize("start", [0.15, 0.00016])
+def test_from_thirty_times_too_high_or_too_low_it_reaches_the_target(tmp_path, warm, monkeypatch, start):
+    monkeypatch.setattr(forks, "_carry_out", play)
+    env, told = environment(tmp_path, LETTERS), []
+    tuning = Tuning(
+        config=config_of(tmp_path / "run", warm, env, lr=start),
+        root=tmp_path / "tuned",
+        budget=3600.0,
+        tell=told.append,
+    )
+    found = tuning.run()
+    assert found.by_training
+    written = tomllib.loads(Path(found.file).read_text())
+    assert written["trainer"]["optim"]["lr"] == pytest.approx(found.lr, rel=1e-3)
+    events = [json.loads(line)["what"] for line in (tmp_path / "tuned" / "events.jsonl").open()]
+    assert events[:2] == ["begin", "still"]
+    assert events[-1] == "chosen"
+    config = config_of(tmp_path / "run", warm, env, lr=start)
+    done = forks.train_fork(config, tmp_path / "again", found.lr, 20, seconds=3600.0)
+    rewards = [step.reward for step in runs.open(done.directory).steps if step.reward is not None]
+    assert statistics.fmean(rewards[-3:]) > 0.95
+
+
+def collapsed(folder, model, env):
+    """The configuration of a run that has gone on from step 4 with far too high a learning rate."""
+    config_of(folder, model, env, lr=3e-3)
+    words = ["@", str(folder / "run.toml"), "--ckpt.interval", "4", "--log.file", "false"]
+    higher = ["--resume", "--trainer.optim.lr", "10.0"]
+    carry_out(load_config(RLConfig, [*words, "--max-steps", "4"], environ={}))
+    config = load_config(RLConfig, [*words, "--max-steps", "12", *higher], environ={})
+    carry_out(config)
+    record = RunRecord(
+        run_id="collapsed",
+        attempt=2,
+        state="finished",
+        host=socket.gethostname(),
+        launcher=None,
+        arguments=tuple(words),
+        working_directory=str(folder),
+        max_steps=12,
+        max_async_level=0,
+        start_step=4,
+        stop_seconds=60.0,
+        started=0.0,
+    )
+    write_record(config.output_dir, record)
+    return config
+
+
+def test_the_alarm_of_a_collapse_names_a_fork(tmp_path, warm):
+    run = collapsed(tmp_path, warm, environment(tmp_path, DIFFERENT)).output_dir
+    (alarm,) = [one for one in diagnose(run).findings if "rl fork" in one.advice]
+    assert f"`buckeye rl fork {run} --step 4`" in alarm.advice
+
+
+def test_the_command(tmp_path, warm):
+    """From the words to the file, with forks that are processes."""
+    values = {"folder": tmp_path, "model": warm, "env": environment(tmp_path, LETTERS), "lr": 5e-3}
+    (tmp_path / "run.toml").write_text(RUN.format(**values, steps=40, batch=16, seed=0))
+    done = run_here(
+        "rl", "tune", "@", "run.toml", "--max-steps", "4", "--budget", "20m", "--json", cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["file"] == str(tmp_path / "out-tune" / "tuned.toml")
+    assert all(fork["why"] == "" for fork in found["forks"])
+    again = run_here("rl", "@", "run.toml", "@", found["file"], "--dry-run", cwd=tmp_path)
+    assert again.returncode == 0, again.stderr

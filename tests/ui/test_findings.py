@@ -1,0 +1,61 @@
+"""What `rl diagnose` says reaches the page."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from unittest import mock
+
+import pytest
+
+from buckeye.base.distribution import is_there
+from buckeye.ui.findings import findings_of
+from buckeye.ui.sources import OpenRun
+from tests.ui.made import make_run
+from tests.waiting import HANG
+
+
+def test_without_the_satellite_it_is_said_what_to_install(tmp_path):
+    run = OpenRun("run", make_run(tmp_path / "run", tokens=False))
+    with mock.patch("buckeye.ui.findings.is_there", return_value=False):
+        assert "buckeye-audit, which is not installed" in findings_of(run)["missing"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not is_there("buckeye.evaluation"), reason="findings are of buckeye-audit")
+def test_findings_are_those_of_rl_diagnose(tmp_path):
+    path = make_run(tmp_path / "run", state="failed")
+    event = '{"time": 1700000100, "event": "failure", "attempt": 1, "cause": "out of memory"}\n'
+    with (path / "events.jsonl").open("a") as file:
+        file.write(event)
+    run = OpenRun("run", path)
+    told = findings_of(run)
+    assert told["step"] == 3
+    first = told["findings"][0]
+    assert (first["name"], first["confidence"], first["cause"]) == ("failed", "sure", "out of memory")
+    assert first["evidence"][0]["command"].startswith("buckeye rl logs")
+    with mock.patch("buckeye.ui.findings._diagnose", side_effect=AssertionError):
+        assert findings_of(run) == told  # nothing is new
+
+
+def test_a_diagnosis_that_fails_is_no_end_of_the_page(tmp_path):
+    run = OpenRun("run", make_run(tmp_path / "run", tokens=False))
+    with mock.patch("buckeye.ui.findings.sys.executable", "/bin/false"):
+        assert "could not be diagnosed" in findings_of(run)["missing"]
+
+
+def test_a_slow_diagnosis_holds_up_neither_another_run_nor_another_question(tmp_path):
+    runs = [OpenRun(name, make_run(tmp_path / name, tokens=False)) for name in ("slow", "quick")]
+    begun, end = threading.Event(), threading.Event()
+
+    def diagnose(run):
+        if run.name == "slow":
+            begun.set()
+            assert end.wait(HANG)
+        return {"findings": [], "missing": run.name}
+
+    with mock.patch("buckeye.ui.findings._diagnose", diagnose), ThreadPoolExecutor() as pool:
+        slow = pool.submit(findings_of, runs[0])
+        assert begun.wait(HANG)
+        assert pool.submit(findings_of, runs[1]).result(HANG)["missing"] == "quick"
+        assert len(runs[0].steps) == 4
+        end.set()
+        assert slow.result(HANG)["missing"] == "slow"

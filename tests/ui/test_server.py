@@ -1,0 +1,157 @@
+"""Who is served, with what headers, and what is refused."""
+
+import json
+import shutil
+from unittest import mock
+
+import pytest
+from starlette.testclient import TestClient
+
+from buckeye.errors import UsageError
+from buckeye.ui import STATIC
+from buckeye.ui.answers import ANSWERS
+from buckeye.ui.server import create_app
+from buckeye.ui.sources import Sources
+from tests.command import run_here
+from tests.ui.made import make_run
+
+
+def test_all_of_the_page_is_of_its_own_server(client):
+    page = client.get("/")
+    assert page.status_code == 200
+    policy = page.headers["content-security-policy"]
+    assert "script-src 'self'" in policy
+    assert "unsafe" not in policy
+    assert "default-src 'none'" in policy
+    for source in STATIC.rglob("*"):
+        if source.suffix in (".js", ".css", ".html") and source.parent.name != "vendor":
+            text = source.read_text(encoding="utf-8")
+            assert "innerHTML" not in text, source
+            assert " style=" not in text, source
+            assert "https://" not in text, source
+    for line in page.text.splitlines():
+        for part in line.split('"')[1::2]:
+            if part.startswith("static/"):
+                assert client.get(f"/{part}").status_code == 200, part
+
+
+@pytest.mark.parametrize(
+    "path", ["/static/../server.py", "/static/..%2fserver.py", "/static/nothing.js", "/x"]
+)
+def test_nothing_beside_the_page_is_served(client, path):
+    answer = client.get(path)
+    assert answer.status_code == 404
+    assert "import" not in answer.text
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Host": "rebound.example"}, 403),
+        ({"Origin": "http://elsewhere.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Origin": "http://127.0.0.1:8420"}, 200),
+        ({"Host": "localhost:8420"}, 200),
+    ],
+)
+def test_who_may_ask(client, headers, status):
+    assert client.get("/api/runs", headers=headers).status_code == status
+
+
+def test_elsewhere_than_on_the_loopback_a_key_is_asked_for(folder):
+    app = create_app(Sources(str(folder)), host="0.0.0.0", key="secret")
+    with TestClient(app, base_url="http://10.1.2.3:8420") as client:
+        assert client.get("/").status_code == 200
+        assert client.get("/static/style.css").status_code == 200
+        for path in ("/api/runs", "/api/runs/one/status", "/api/live"):
+            assert client.get(path).status_code == 401
+        wrong = {"Authorization": "Bearer wrong"}
+        assert client.get("/api/runs", headers=wrong).status_code == 401
+        right = {"Authorization": "Bearer secret"}
+        assert client.get("/api/runs", headers=right).json()["runs"][0]["name"] == "one"
+
+
+def test_what_cannot_be_asked_is_said(client):
+    assert "No run" in client.get("/api/runs/two/status").json()["error"]
+    assert "status" in client.get("/api/runs/one/nothing").json()["error"]
+    assert "pattern" in client.get("/api/runs/one/metrics").json()["error"]
+    assert "unknown field" in client.get("/api/runs/one/status", params={"x": 1}).json()["error"]
+    assert "expression" in client.get("/api/runs/one/metrics", params={"pattern": "("}).json()["error"]
+
+
+def test_runs_with_the_same_name_are_told_apart(tmp_path):
+    for place in ("a", "b"):
+        make_run(tmp_path / place / "run", tokens=False)
+    sources = Sources(str(tmp_path))
+    names = [run.name for run in sources.all()]
+    assert len(set(names)) == 2
+    assert [run.name for run in sources.all()] == names
+    assert sources.find(names[1]).path == tmp_path / "b" / "run"
+
+
+def test_a_directory_without_a_run_is_refused(tmp_path):
+    done = run_here("ui", tmp_path, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "without a run" in done.stderr
+    with pytest.raises(UsageError, match="nobody"):
+        Sources("nobody-knows-this")
+
+
+def test_nothing_is_written_but_the_index(tmp_path):
+    run = make_run(tmp_path / "run")
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+    app = create_app(Sources(str(run)))
+    with (
+        mock.patch("buckeye.ui.findings._diagnose", return_value={"findings": []}),
+        TestClient(app, base_url="http://127.0.0.1") as client,
+    ):
+        for name, one in ANSWERS.items():
+            if not one.parameters.__struct_fields__:
+                assert client.get(f"/api/runs/run/{name}").status_code == 200, name
+    new = {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.name != "index.sqlite"}
+    new.pop(run / "rollouts")
+    before.pop(run / "rollouts")
+    assert new == before
+
+
+def test_a_run_that_is_gone_or_damaged_is_left_out(tmp_path):
+    make_run(tmp_path / "one", tokens=False)
+    hurt = make_run(tmp_path / "two", tokens=False)
+    (hurt / "status.json").write_text("{")
+    (hurt / "metrics.jsonl").write_bytes(b'{"step": "x"}\n\xff\xff\n[[[[\n')
+    sources = Sources(str(tmp_path))
+    with TestClient(create_app(sources), base_url="http://127.0.0.1") as client:
+        states = {one["name"]: one["state"] for one in client.get("/api/runs").json()["runs"]}
+        assert states == {"one": "finished", "two": "unknown"}
+        assert "cannot be read" in client.get("/api/runs/two/status").json()["reason"]
+        assert client.get("/api/runs/two/overview").json()["steps"] == []
+        shutil.rmtree(tmp_path / "one")
+        assert [one["name"] for one in client.get("/api/runs").json()["runs"]] == ["two"]
+
+
+def test_events_say_what_is_new(folder):
+    """The stream of a run that goes on: first how it is, then what changed."""
+    import asyncio
+
+    from buckeye.ui.server import _Served
+
+    served = _Served(Sources(str(folder)))
+
+    async def first():
+        stream = served._events(served._sources.find("one"))
+        assert (await anext(stream)).startswith(b":")
+        told = await anext(stream)
+        await stream.aclose()
+        return told
+
+    told = asyncio.run(first()).decode()
+    assert told.startswith("event: changed\ndata: ")
+    assert set(json.loads(told.split("data: ")[1])) >= {"metrics", "events", "rollouts"}
+
+
+def test_a_run_whose_launcher_is_gone_says_that_it_was_killed(tmp_path):
+    make_run(tmp_path / "one", state="running", tokens=False)
+    with TestClient(create_app(Sources(str(tmp_path))), base_url="http://127.0.0.1:8420") as client:
+        status = client.get("/api/runs/one/status").json()
+    assert (status["state"], status["going_on"]) == ("dead", False)
+    assert status["reason"].startswith("its launcher ended without a word: it was killed")

@@ -1,0 +1,267 @@
+"""Programs and functions as agents, on the wire, by a policy that says what it is told to."""
+
+import asyncio
+import json
+import os
+import tomllib
+from itertools import islice
+
+import psutil
+import pytest
+from tests.places import ROOT
+from tests.waiting import wait_for
+from tests.workers.adapters.scripted import Speaker
+from tests.workers.workers.conftest import is_gone
+
+from buckeye.workers.proxy import serve
+from buckeye.workers.worker_side.adapters import AdapterError, load
+
+PROGRAM = """
+import json, os, subprocess, sys, time, urllib.request
+
+task = json.load(open(os.environ["BUCKEYE_TASK"]))
+mode = os.environ.get("MODE", "")
+if mode == "status":
+    sys.exit("going down")
+if mode == "children":
+    child = subprocess.Popen(["sleep", "100"])
+    with open("pids", "w") as file:
+        print(os.getpid(), child.pid, file=file)
+    time.sleep(100)
+headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"}
+body = json.dumps({"model": os.environ["BUCKEYE_MODEL"], "messages": task["messages"]}).encode()
+address = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+answer = json.load(urllib.request.urlopen(urllib.request.Request(address, body, headers)))
+text = answer["choices"][0]["message"]["content"]
+result = {"reward": float(text == task["data"]["answer"]), "components": {"letters": len(text)}}
+if mode == "file":
+    json.dump(result, open(os.environ["BUCKEYE_RESULT"], "w"))
+elif mode != "nothing":
+    print("said", text)
+    print(json.dumps(result))
+"""
+FUNCTIONS = """
+import json, urllib.request
+
+async def nothing_to_do(task, endpoint):
+    return 0.75
+
+def broken(task, endpoint):
+    raise RuntimeError("the agent fell over")
+
+def not_a_number(task, endpoint):
+    return float("nan")
+
+def echo(task, endpoint):
+    return {"base_url": endpoint["base_url"], "id": task["id"]}
+
+def judge(task, result):
+    said = result["stdout"] if "stdout" in result else result["id"]
+    return {"reward": 0.25, "components": {"length": len(said)}, "stop_reason": "judged"}
+
+def no_judge(task, result):
+    raise ValueError("the judge fell over")
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    (tmp_path / "program.py").write_text(PROGRAM)
+    (tmp_path / "functions.py").write_text(FUNCTIONS)
+    rows = [
+        '{"id": "a", "prompt": "say 2", "answer": "2"}',
+        "",
+        '{"prompt": "say 3", "data": {"answer": "3"}}',
+    ]
+    (tmp_path / "tasks.jsonl").write_text("\n".join(rows))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", os.environ["PATH"])  # the adapters change it
+    return tmp_path
+
+
+def rollouts(args, say=lambda *_: "2", *, tasks=2, deadline=60.0):
+    """The outcomes of the first tasks, and what the policy heard."""
+    adapter = load("agent", {"tasks": "tasks.jsonl", **args}, {})
+    speaker = Speaker(say)
+
+    async def play():
+        outcomes = []
+        for task in islice(adapter.tasks("train"), tasks):
+            async with serve(speaker) as endpoint:
+                names = ("base_url", "root_url", "api_key", "model")
+                values = {name: getattr(endpoint, name) for name in names} | {"sampling": {}}
+                outcomes.append(await adapter.rollout(task, values, {"deadline": deadline}))
+        await adapter.close()
+        return outcomes
+
+    return asyncio.run(play()), speaker
+
+
+def program(**env):
+    return {"command": ["python", "program.py"], "env": env}
+
+
+@pytest.mark.parametrize("mode", ["", "file"])
+def test_a_program_says_what_it_was_worth(folder, mode):
+    outcomes, speaker = rollouts(program(MODE=mode))
+    assert [outcome["reward"] for outcome in outcomes] == [1.0, 0.0]
+    assert [outcome["components"] for outcome in outcomes] == [{"letters": 1}, {"letters": 1}]
+    assert [heard[0]["content"] for heard in speaker.heard] == ["say 2", "say 3"]
+
+
+def test_a_function_judges_a_program(folder):
+    outcomes, _ = rollouts({**program(), "reward": "functions:judge"})
+    printed = 'said 2\n{"reward": 1.0, "components": {"letters": 1}}\n'
+    assert outcomes[0]["components"] == {"length": len(printed)}
+    assert (outcomes[0]["reward"], outcomes[0]["stop_reason"]) == (0.25, "judged")
+
+
+@pytest.mark.parametrize(
+    ("mode", "kind", "said"),
+    [
+        ("status", "ExitStatus", "ended with status 1:\ngoing down"),
+        ("nothing", "NoReward", "(it said nothing)"),
+    ],
+)
+def test_a_program_that_fails_is_an_error_with_its_last_lines(folder, mode, kind, said):
+    (outcome, _), _ = rollouts(program(MODE=mode))
+    assert outcome["reward"] is None
+    assert (outcome["error"]["boundary"], outcome["error"]["type"]) == ("agent", kind)
+    assert said in outcome["error"]["message"]
+
+
+def test_time_runs_out(folder):
+    (outcome, _), _ = rollouts(program(MODE="children"), deadline=0.5)
+    assert (outcome["error"]["boundary"], outcome["error"]["type"]) == ("agent", "Timeout")
+    assert "ended after 0.5 s" in outcome["error"]["message"]
+
+
+def test_all_its_processes_end_with_a_cancelled_rollout(folder):
+    adapter = load("agent", {"tasks": "tasks.jsonl", **program(MODE="children")}, {})
+    endpoint = {"base_url": "http://127.0.0.1:9/v1", "root_url": "http://127.0.0.1:9", "sampling": {}}
+    (task, _), pids = adapter.tasks("train"), folder / "pids"
+
+    async def play():
+        values = {**endpoint, "api_key": "none", "model": "none"}
+        playing = asyncio.ensure_future(adapter.rollout(task, values, {"deadline": 100.0}))
+        while not (pids.exists() and pids.read_text().endswith("\n")):
+            assert not playing.done(), playing.result()
+            await asyncio.sleep(0.02)
+        playing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await playing
+        await adapter.close()
+
+    asyncio.run(asyncio.wait_for(play(), 60))
+    for pid in map(int, pids.read_text().split()):
+        wait_for(lambda pid=pid: is_gone(pid), f"the end of process {pid}")
+
+
+def test_a_program_that_is_not_there(folder):
+    (outcome, _), _ = rollouts({"command": ["no-such-program"]})
+    assert "no-such-program cannot be started" in outcome["error"]["message"]
+
+
+def test_functions_are_agents(folder):
+    outcomes, _ = rollouts({"callable": "functions:nothing_to_do"})
+    assert [outcome["reward"] for outcome in outcomes] == [0.75, 0.75]
+    outcomes, _ = rollouts({"callable": "functions.py:echo", "reward": "functions:judge"})
+    assert [outcome["components"]["length"] for outcome in outcomes] == [1, 1]  # the ids "a" and "3"
+
+
+@pytest.mark.parametrize(
+    ("args", "boundary", "message"),
+    [
+        ({"callable": "functions:broken"}, "agent", "the agent fell over"),
+        ({"callable": "functions:not_a_number"}, "score", "must be a finite number, not 'nan'"),
+        ({"callable": "functions:echo"}, "score", "must be a finite number, not 'None'"),
+        ({"callable": "functions:echo", "reward": "functions:no_judge"}, "score", "the judge fell over"),
+    ],
+)
+def test_functions_that_fail(folder, args, boundary, message):
+    (outcome, _), _ = rollouts(args)
+    assert (outcome["reward"], outcome["error"]["boundary"]) == (None, boundary)
+    assert message in outcome["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ({}, "either command"),
+        ({"command": ["a"], "callable": "a:b"}, "either command"),
+        ({"command": "python a.py"}, "command must be a list"),
+        ({"comand": ["a"]}, "Did you mean 'command'?"),
+        ({"callable": "functions"}, '"module:function"'),
+        ({"callable": "functions:absent"}, "has no function absent"),
+        ({"callable": "nowhere:absent"}, "No module named 'nowhere'"),
+        ({"command": ["a"], "tasks": "absent.jsonl"}, "there is no such file"),
+        ({"command": ["a"], "cwd": "absent"}, "there is no such folder"),
+        ({"command": ["a"], "env": {"N": 1}}, "env must be a table of texts"),
+    ],
+)
+def test_wrong_arguments(folder, args, message):
+    with pytest.raises(AdapterError) as caught:
+        load("agent", {"tasks": "tasks.jsonl", **args}, {})
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("{", "line 2: Expecting"),
+        ('"text"', "a task is a JSON object"),
+        ('{"id": "b"}', 'either "prompt"'),
+        ('{"prompt": "a", "messages": []}', 'either "prompt"'),
+        ('{"messages": [{"content": "a"}]}', "objects with a role"),
+        ('{"prompt": 3}', "is a text"),
+        ('{"prompt": "a", "data": 3}', '"data" is an object'),
+        ('{"prompt": "a", "id": "first"}', "'first' is there twice"),
+    ],
+)
+def test_wrong_tasks_are_named_by_their_line(folder, row, message):
+    (folder / "tasks.jsonl").write_text(json.dumps({"id": "first", "prompt": "a"}) + "\n" + row)
+    with pytest.raises(AdapterError) as caught:
+        load("agent", {"command": ["a"], "tasks": "tasks.jsonl"}, {})
+    assert message in str(caught.value)
+    assert "tasks.jsonl, line 2" in str(caught.value)
+
+
+def test_the_example_plays_its_own_tasks(monkeypatch):
+    root = ROOT
+    monkeypatch.chdir(root)
+    monkeypatch.setenv("PATH", os.environ["PATH"])
+    args = tomllib.loads((root / "examples/agent/orch.toml").read_text())["env"][0]["args"]
+    tasks = [json.loads(line) for line in (root / "examples/agent/tasks.jsonl").read_text().splitlines()]
+    assert len(tasks) == 64
+    assert (tasks[0]["prompt"], tasks[0]["answer"]) == ("1 + 1 = ?", 2)
+    replies = {0: "2", 1: "Sum: 2", 2: "Sum: 9", 3: "9", 4: "9"}  # told the form once, then wrong, then never
+    outcomes, speaker = rollouts(args, lambda _, __, turn: replies[turn], tasks=3)
+    assert [outcome["reward"] for outcome in outcomes] == [1.0, 0.2, 0.0]
+    assert [len(heard) for heard in speaker.heard] == [1, 3, 1, 1, 3]
+
+
+def test_what_a_program_leaves_behind_does_not_keep_its_rollout(folder):
+    (folder / "leaves.py").write_text(
+        "import subprocess\n"
+        "child = subprocess.Popen(['sleep', '100'], start_new_session=True)\n"
+        "open('pid', 'w').write(str(child.pid))\n"
+        "print('{\"reward\": 0.5}')\n"
+    )
+    try:
+        (outcome,), _ = rollouts({"command": ["python", "leaves.py"]}, tasks=1)
+    finally:
+        psutil.Process(int((folder / "pid").read_text())).kill()
+    assert (outcome["reward"], outcome["error"]) == (0.5, None)
+
+
+def test_a_function_has_as_long_as_a_program(folder):
+    (folder / "slow.py").write_text(
+        "import asyncio\nasync def slow(task, endpoint):\n    await asyncio.sleep(100)\n"
+    )
+    (outcome,), _ = rollouts({"callable": "slow:slow", "timeout": 0.1}, tasks=1)
+    assert outcome["error"] == {
+        "boundary": "agent",
+        "type": "Timeout",
+        "message": "the function was ended after 0.1 s",
+        "trace": [],
+    }

@@ -1,0 +1,341 @@
+"""Environments of others, each in an interpreter of its own, played over the wire by a policy that says what
+it is told to. Their rewards are those that they give themselves to the same transcripts."""
+
+import asyncio
+import json
+import re
+import subprocess
+import zlib
+from pathlib import Path
+
+import pytest
+from tests.inference.chat_families import save_family
+from tests.workers.adapters.scripted import Speaker, multiplier, opened, play
+from tests.workers.adapters.venvs import CACHE, python_of
+from tests.workers.proxy.players import scripted
+
+from buckeye.errors import UsageError
+from buckeye.inference.render import ChatRenderer
+
+HERE = Path(__file__).resolve().parent
+PACKAGES, OWN = HERE / "packages", HERE / "own"
+V0 = ("verifiers-031", "verifiers-0114")
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+
+def own_scores(python, script, *words, job):
+    """What a library itself makes of a job."""
+    done = subprocess.run(
+        [python, OWN / script, *map(str, words)],
+        input=json.dumps(job),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def assert_scored_as_by_itself(played, scores):
+    assert len(played) == len(scores)
+    for (_, _, outcome), score in zip(played, scores, strict=True):
+        assert outcome.error is None, outcome.error
+        assert outcome.reward == pytest.approx(score["reward"], abs=1e-9)
+        for name, value in score["metrics"].items():
+            assert outcome.components[name] == pytest.approx(value), name
+
+
+def word_length(messages, tools, turn):
+    """The number of letters that is asked for; of words of three letters one too few."""
+    word = re.findall(r"of (\w+)", messages[-1]["content"])[-1]
+    return str(len(word) - (len(word) == 3))
+
+
+def bisect(messages, tools, turn):
+    """Guesses from the hints."""
+    low, high = 1, 9
+    for said, heard in zip(messages[1::2], messages[2::2], strict=False):
+        low = int(said["content"]) + 1 if heard["content"] == "higher" else low
+        high = int(said["content"]) - 1 if heard["content"] == "lower" else high
+    return str((low + high) // 2)
+
+
+@pytest.mark.parametrize("venv", V0)
+@pytest.mark.parametrize(
+    ("module", "say", "rewards"),
+    [
+        ("sums_v0", word_length, [1.0, 1.0, 0.0]),
+        ("tool_v0", multiplier, [1.0, 0.0, 1.0]),
+        ("guess_v0", bisect, [1 / 2, 1 / 3]),
+    ],
+)
+def test_verifiers_v0(venv, module, say, rewards):
+    python = python_of(venv)
+    environment = opened(PACKAGES / f"{module}.py", python)
+    assert environment.info["generation"] == "verifiers-v0"
+    assert environment.splits == ("train",)
+    played = play(environment, say)
+    assert [outcome.reward for _, _, outcome in played] == pytest.approx(rewards)
+    job = [
+        {"args": {}, "split": "train", "row": task.data["row"], "said": speaker.said}
+        for task, speaker, _ in played
+    ]
+    assert_scored_as_by_itself(played, own_scores(python, "v0.py", PACKAGES, module, job=job))
+
+
+@pytest.mark.parametrize("venv", V0)
+def test_verifiers_v0_scores_groups(venv):
+    """Of three replies the longest is paid half more; the wrong one is the longest."""
+    environment = opened(PACKAGES / "sums_v0.py", python_of(venv), {"in_groups": True})
+
+    async def play_group():
+        task = environment.tasks("train")[0]
+        speakers = [Speaker(lambda *_, text=text: text) for text in ("1", "11", "1")]
+        outcomes = [await environment.rollout_in_group(task, speaker) for speaker in speakers]
+        assert all(outcome.pending for outcome in outcomes)
+        finished = await environment.finish_group(task, outcomes)
+        await environment.close()
+        return finished
+
+    finished = asyncio.run(play_group())
+    assert [outcome.reward for outcome in finished] == [1.0, 0.5, 1.0]
+    assert [outcome.components["relative"] for outcome in finished] == [0.0, 1.0, 0.0]
+
+
+@pytest.mark.parametrize("venv", V0)
+@pytest.mark.parametrize(
+    ("module", "args", "said", "boundary", "message"),
+    [
+        ("sums_v0", {"broken": True}, "1", "score", "the grader broke"),
+        ("guess_v0", {}, "raise", "step", "the game fell over"),
+        ("guess_v0", {"setup_fails": True}, "1", "reset", "no place to play"),
+    ],
+)
+def test_what_fails_in_verifiers_v0_is_never_scored(venv, module, args, said, boundary, message):
+    environment = opened(PACKAGES / f"{module}.py", python_of(venv), args)
+    ((_, _, outcome),) = play(environment, lambda *_: said, tasks=1)
+    assert outcome.reward is None
+    assert outcome.boundary == boundary
+    assert message in outcome.error
+
+
+@pytest.mark.parametrize("venv", V0)
+def test_an_empty_reply_is_graded_and_a_limit_ends_the_rollout(venv):
+    python = python_of(venv)
+    ((_, _, empty),) = play(opened(PACKAGES / "sums_v0.py", python), lambda *_: "", tasks=1)
+    assert empty.error is None, empty.error
+    assert (empty.reward, empty.components["length"]) == (0.0, 0.0)
+    ((_, _, ended),) = play(opened(PACKAGES / "guess_v0.py", python, max_turns=2), lambda *_: "1", tasks=1)
+    assert (ended.reward, ended.stop_reason, ended.components["num_turns"]) == (0.0, "max_turns", 2.0)
+
+
+@pytest.mark.parametrize(
+    ("module", "args", "say", "rewards"),
+    [
+        ("sums_v1", {}, lambda messages, *_: "2", [1.0, 0.0, 0.0]),
+        ("sums_v1", {"harness": "program_harness"}, lambda messages, *_: "4", [0.0, 1.0, 0.0]),
+        ("tool_v1", {"limit": 3}, multiplier, [0.0, 1.0, 0.0]),
+    ],
+)
+def test_verifiers_v1(module, args, say, rewards):
+    python = python_of("verifiers-040")
+    environment = opened(PACKAGES / f"{module}.py", python, args)
+    assert environment.info["generation"] == "verifiers-v1"
+    played = play(environment, say)
+    assert [outcome.reward for _, _, outcome in played] == rewards
+    if module == "sums_v1":  # an own harness of the test asks once
+        job = [
+            {"settings": {}, "row": row, "said": speaker.said} for row, (_, speaker, _) in enumerate(played)
+        ]
+        scores = own_scores(python, "v1.py", PACKAGES, module, "program_harness", job=job)
+        assert_scored_as_by_itself(played, scores)
+    else:  # only the tool was asked for products
+        heard = [speaker.heard[-1][-1]["content"] for _, speaker, _ in played]
+        assert heard == ["7", "14", "21"]
+
+
+def test_verifiers_v1_with_a_harness_of_its_own_that_uv_runs(monkeypatch):
+    """The programs of verifiers' own harnesses are scripts whose needs `uv` installs, here once."""
+    monkeypatch.setenv("UV_CACHE_DIR", str(CACHE.parent / "uv"))
+    python, args = python_of("verifiers-040"), {"harness": "null"}
+    environment = opened(PACKAGES / "sums_v1.py", python, args, variables=("UV_CACHE_DIR",))
+    ((_, speaker, outcome),) = play(environment, lambda *_: "2", tasks=1)
+    assert (outcome.reward, outcome.error) == (1.0, None)
+    assert [message["role"] for message in speaker.heard[0]] == ["system", "user"]
+
+
+def test_verifiers_v1_splits_and_failures():
+    python = python_of("verifiers-040")
+    environment = opened(PACKAGES / "sums_v1.py", python, {"eval": {"split": "held out"}})
+    assert environment.splits == ("train", "eval")
+    ((task, _, outcome),) = play(environment, lambda *_: "200", split="eval", tasks=1)
+    assert (task.messages[-1]["content"], outcome.reward) == ("100 and 100?", 1.0)
+    ((_, _, failed),) = play(opened(PACKAGES / "sums_v1.py", python), lambda *_: "raise", tasks=1)
+    assert (failed.reward, failed.boundary) == (None, "score")
+    assert "the grader broke" in failed.error
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        ({}, ["2 players", "0 (black), 1 (white)", 'opponent = "self"']),
+        ({"seat": 0, "opponent": "random"}, ["no opponent 'random'", '"self"']),
+        ({"seat": "blak", "opponent": "self"}, ["no seat 'blak'", "0 (black), 1 (white)"]),
+        ({"white_is_the_world": True, "opponent": "self"}, ["is played by one"]),
+    ],
+)
+def test_a_game_of_verifiers_v1_is_refused_before_it_is_played(args, told):
+    with pytest.raises(UsageError) as refused:
+        opened(PACKAGES / "race_v1.py", python_of("verifiers-040"), args).tasks("train")
+    assert all(words in str(refused.value) for words in told), refused.value
+
+
+@pytest.mark.parametrize(
+    ("args", "reward", "trained"),
+    [
+        ({"seat": 0, "opponent": "self"}, 0.0, 1),
+        ({"seat": "white", "opponent": "self"}, 1.0, 2),
+        ({"white_is_the_world": True}, 0.0, 1),
+    ],
+)
+def test_one_seat_of_a_game_of_verifiers_v1(args, reward, trained, tmp_path):
+    """White says 2, Black 1, White 2. What the other agent says is neither recorded nor a turn."""
+    renderer = ChatRenderer(save_family("qwen2.5", tmp_path))
+    policy, engine = scripted(renderer, ["2", "1", "2"])
+    environment = opened(PACKAGES / "race_v1.py", python_of("verifiers-040"), args, max_turns=trained)
+
+    async def played():
+        try:
+            return await environment.rollout(environment.tasks("train")[0], policy)
+        finally:
+            await environment.close()
+
+    outcome = asyncio.run(played())
+    assert (outcome.reward, outcome.error) == (reward, None)
+    assert outcome.components["moves"] == 3.0
+    assert len(engine.prompts) == 3
+    assert (policy.turns, policy.replies) == (trained, ["1"] if trained == 1 else ["2", "2"])
+    assert len(policy.segments) == 1
+
+
+def test_reasoning_gym():
+    """The answers come from the questions: chain_sum asks for `State the final answer to ...: 57 - 87 =`."""
+    python = python_of("reasoning-gym")
+    args = {"seed": 5, "size": 8, "max_terms": 3}
+    environment = opened("reasoning-gym/chain_sum", python, args)
+
+    def add(messages, tools, turn):
+        signed = re.findall(r"([+-]?) ?(\d+)", messages[-1]["content"].partition(":")[2])
+        total = sum(-int(number) if sign == "-" else int(number) for sign, number in signed)
+        return f"<answer>{total}</answer>" if total % 2 else f"{total}"
+
+    played = play(environment, add, tasks=8)
+    rewards = [outcome.reward for _, _, outcome in played]
+    assert set(rewards) == {0.0, 1.0}
+    job = [{"index": task.data["index"], "text": speaker.said[-1]["content"]} for task, speaker, _ in played]
+    assert rewards == own_scores(python, "reasoning_gym_scores.py", "chain_sum", json.dumps(args), job=job)
+    apart = opened("reasoning-gym/chain_sum", python, args)
+    asked = {split: {t.messages[-1]["content"] for t in apart.tasks(split)} for split in ("train", "eval")}
+    assert not asked["train"] & asked["eval"]
+    asyncio.run(apart.close())
+
+
+def test_no_eval_task_of_reasoning_gym_asks_what_is_trained():
+    """Of the first 100, 13 ask what one of 2,000 train tasks asks; no question has a single answer."""
+    python = python_of("reasoning-gym")
+    environment = opened("reasoning-gym/propositional_logic", python, {})
+    asked = {
+        split: [task.messages[-1]["content"] for task in environment.tasks(split)]
+        for split in ("train", "eval")
+    }
+    assert not set(asked["train"]) & set(asked["eval"])
+    assert len(set(asked["eval"])) == len(asked["eval"]) == 100
+    assert "answer" not in environment.tasks("eval")[0].data
+    asyncio.run(environment.close())
+    few = opened("reasoning-gym/coin_flip", python, {})
+    with pytest.raises(UsageError, match="none is left to"):
+        few.tasks("eval")
+    asyncio.run(few.close())
+
+
+@pytest.mark.parametrize("game", ["GuessTheNumber-v0", "2048-v0-ultra-easy"])
+def test_textarena(game):
+    """Games that draw random numbers while they are played at once stay those of their seeds."""
+    python = python_of("textarena")
+    moves = {"2048-v0-ultra-easy": ["[up]", "[left]", "[down]", "[right]"]}
+
+    def move(messages, tools, turn):
+        hints = [message["content"].split()[-1] for message in messages[2:] if message["role"] == "user"]
+        if game in moves:
+            return moves[game][turn % 4]
+        low, high = 1, 20
+        for said, hint in zip((m for m in messages if m["role"] == "assistant"), hints, strict=False):
+            number = int(said["content"][1:-1])
+            low, high = (number + 1, high) if "higher" in hint else (low, number - 1)
+        return f"[{(low + high) // 2}]"
+
+    played = play(opened(f"textarena/{game}", python), move, tasks=4)
+    job = [
+        {"seed": task.data["seed"], "moves": [message["content"] for message in speaker.said]}
+        for task, speaker, _ in played
+    ]
+    for (_, speaker, outcome), own in zip(
+        played, own_scores(python, "textarena_scores.py", game, job=job), strict=True
+    ):
+        assert outcome.error is None, outcome.error
+        assert [outcome.components["game_reward"]] == own["rewards"]
+        assert outcome.reward == min(1.0, max(0.0, own["rewards"][0]))
+        for heard, said in zip(speaker.heard[1:], own["said"], strict=False):
+            assert heard[-1]["content"] == "\n\n".join(said)
+            assert heard[: len(heard) - 2] == speaker.heard[0] + heard[len(speaker.heard[0]) : -2]
+    if game == "GuessTheNumber-v0":
+        assert all(outcome.reward == 1.0 for _, _, outcome in played)
+
+
+@pytest.mark.parametrize("seat", [0, 1])
+def test_a_seat_of_textarena_is_paid_what_the_game_pays_it(seat):
+    """Both seats say moves that are not always allowed; the library alone makes the same of all of them."""
+    python, game = python_of("textarena"), "KuhnPoker-v0"
+
+    def move(messages, tools, turn):
+        return ("[check]", "[bet]", "[call]")[zlib.crc32(str(messages).encode()) % 3]
+
+    played = play(opened(f"textarena/{game}", python, {"seat": seat, "opponent": "self"}), move, tasks=6)
+    job = [
+        {"seed": task.data["seed"], "moves": [message["content"] for message in speaker.said], "players": 2}
+        for task, speaker, _ in played
+    ]
+    own = own_scores(python, "textarena_scores.py", game, job=job)
+    assert [outcome.components["game_reward"] for _, _, outcome in played] == [
+        one["rewards"][seat] for one in own
+    ]
+    assert len({one["rewards"][0] for one in own}) > 1
+
+
+@pytest.mark.parametrize("game", ["KuhnPoker-v0", "TicTacToe-v0", "ConnectFour-v0"])
+def test_an_opponent_at_random_never_loses_by_an_illegal_move(game):
+    settings = {"seat": 0, "opponent": "random"}
+    played = play(
+        opened(f"textarena/{game}", python_of("textarena"), settings), lambda *_: "[check]", tasks=6
+    )
+    assert [outcome.error for _, _, outcome in played] == [None] * 6
+    assert {outcome.components["opponent_illegal_move"] for _, _, outcome in played} == {0.0}
+
+
+def test_the_openai_agents_sdk_knows_nothing_of_it(tmp_path):
+    """An agent of that SDK with a tool; it speaks the Responses API by default."""
+    (tmp_path / "tasks.jsonl").write_text(
+        "\n".join(json.dumps({"id": str(n), "prompt": f"{n} times 7?", "answer": n * 7}) for n in (2, 3))
+    )
+    args = {"command": ["python", str(PACKAGES / "agents_sdk.py")], "tasks": str(tmp_path / "tasks.jsonl")}
+    environment = opened("agent", python_of("openai-agents"), args)
+    played = play(environment, multiplier, tasks=2)
+    assert [(outcome.reward, outcome.error) for _, _, outcome in played] == [(1.0, None), (0.0, None)]
+    assert [len(speaker.said) for _, speaker, _ in played] == [2, 2]
+    assert [outcome.components for _, _, outcome in played] == [{"tool_calls": 1.0}, {"tool_calls": 1.0}]

@@ -1,0 +1,154 @@
+"""Games of several players, of whom one is trained, by a library that the tests know."""
+
+import asyncio
+import random
+
+import pytest
+from tests.inference.chat_families import save_family
+from tests.workers.adapters.fake_textarena import install
+from tests.workers.proxy.players import scripted
+
+from buckeye.inference.render import ChatRenderer
+from buckeye.workers.proxy import Limits, serve
+from buckeye.workers.worker_side.adapters.base import AdapterError
+from buckeye.workers.worker_side.adapters.textarena import TextArena
+
+
+@pytest.fixture(scope="module")
+def renderer(tmp_path_factory):
+    return ChatRenderer(save_family("qwen2.5", tmp_path_factory.mktemp("qwen2.5")))
+
+
+@pytest.fixture(autouse=True)
+def _library(monkeypatch):
+    install(monkeypatch)
+
+
+def play(policy, game="Race-v0", *, limits=None, **args):
+    """The outcome of the first task, and what the wire counted."""
+
+    async def run():
+        adapter = TextArena(f"textarena/{game}", {"num_tasks": 1, **args})
+        (task,) = adapter.tasks("train")
+        async with serve(policy, limits=limits or Limits()) as endpoint:
+            address = {"base_url": endpoint.base_url, "api_key": endpoint.api_key, "model": "policy"}
+            return await adapter.rollout(task, address, {}), endpoint.usage
+
+    return asyncio.run(run())
+
+
+def sampled(policy, renderer):
+    """The texts that would be trained."""
+    return [
+        renderer.decode([t for t, mask in zip(s.token_ids, s.loss_mask, strict=True) if mask])
+        for s in policy.segments
+    ]
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        ({}, ["2 players", "0 (Black), 1 (White)", 'opponent = "random" or "self"']),
+        ({"seat": 0}, ["2 players", 'opponent = "random" or "self"']),
+        ({"seat": 2, "opponent": "self"}, ["no seat 2", "0 (Black), 1 (White)"]),
+        ({"seat": True, "opponent": "self"}, ["0 (Black), 1 (White)"]),
+        ({"seat": "Wite", "opponent": "self"}, ["no seat 'Wite'"]),
+        ({"seat": 0, "opponent": "selv"}, ["no opponent 'selv'", "Did you mean 'self'?"]),
+        ({"seat": 0, "opponent": "random", "shows_moves": False}, ["finds no move", 'opponent = "self"']),
+    ],
+)
+def test_a_game_of_several_is_refused_at_load_unless_all_seats_are_taken(args, told):
+    with pytest.raises(AdapterError) as refused:
+        TextArena("textarena/Race-v0", args)
+    assert all(words in str(refused.value) for words in told), refused.value
+
+
+@pytest.mark.parametrize(
+    ("game", "told"),
+    [
+        (
+            "Words-v0",
+            ["the data 'words' of nltk", "buckeye env shell textarena -- python -m nltk.downloader words"],
+        ),
+        ("Sums-v0", ["No module named 'numpy.core'", "buckeye env install textarena --with numpy"]),
+        ("Broken-v0", ["FileNotFoundError: no such folder: boards/"]),
+    ],
+)
+def test_a_game_that_cannot_be_set_up_says_why(game, told):
+    with pytest.raises(AdapterError) as refused:
+        TextArena(f"textarena/{game}", {})
+    assert all(words in str(refused.value) for words in told), refused.value
+    assert "player" not in str(refused.value)
+
+
+def test_against_itself_only_the_seat_is_trained_and_counted(renderer):
+    """White says 2, Black 1, White 2: White has brought the sum to 5 and Black has lost."""
+    policy, engine = scripted(renderer, ["[2]", "[1]", "[2]"])
+    outcome, usage = play(policy, seat=0, opponent="self", limits=Limits(max_turns=1, max_tokens=40))
+    assert (outcome["reward"], outcome["error"], outcome["stop_reason"]) == (0.0, None, "game_over")
+    assert outcome["components"] == {
+        "game_reward": -1.0,
+        "turns": 1,
+        "illegal_move": 0.0,
+        "opponent_illegal_move": 0.0,
+    }
+    assert sampled(policy, renderer) == ["[1]" + renderer.decode([engine.answers[1][-1]])]
+    assert (policy.turns, policy.replies, policy.completion_tokens) == (1, ["[1]"], len(engine.answers[1]))
+    assert [message["role"] for message in policy.messages] == ["system", "user", "assistant"]
+    assert policy.messages[1]["content"] == "Say [1] or [2]: five wins.\n\n[White] [2]"
+    assert (usage.calls, usage.turns, usage.completion_tokens, usage.dropped) == (
+        3,
+        1,
+        len(engine.answers[1]),
+        {},
+    )
+    second = renderer.decode(engine.prompts[2])
+    assert second.index("[2]") < second.index("[Black] [1]"), "White hears Black in its own conversation"
+
+
+def test_the_other_seat_of_the_same_game_has_won(renderer):
+    policy, engine = scripted(renderer, ["[2]", "[1]", "[2]"])
+    outcome, _ = play(policy, seat=1, opponent="self")
+    assert (outcome["reward"], outcome["components"]["turns"]) == (1.0, 2)
+    (segment,) = policy.segments
+    sampled_ids = [t for t, mask in zip(segment.token_ids, segment.loss_mask, strict=True) if mask]
+    assert sampled_ids == engine.answers[0] + engine.answers[2]
+
+
+def test_a_win_by_the_opponents_illegal_moves_is_told(renderer):
+    policy, _ = scripted(renderer, ["[2]", "[1]", "[7]", "[8]"])
+    outcome, _ = play(policy, seat=0, opponent="self")
+    assert (outcome["reward"], outcome["stop_reason"]) == (1.0, "game_over")
+    assert outcome["components"]["opponent_illegal_move"] == 1.0
+
+
+def test_a_game_that_is_over_before_the_seat_has_a_turn_is_no_reward(renderer):
+    policy, _ = scripted(renderer, ["[7]", "[8]"])
+    outcome, _ = play(policy, seat=0, opponent="self")
+    assert outcome["reward"] is None
+    assert outcome["error"]["message"] == "the game was over before Black had a turn"
+    assert policy.segments == []
+
+
+def test_an_opponent_at_random_makes_moves_that_the_game_allows(renderer):
+    """It moves by the task's seed: the same in every rollout of a task, and not in every task."""
+    games = set()
+    for seed in range(6):
+        heard = []
+        for _ in range(2):
+            policy, _ = scripted(renderer, ["[1]"] * 5)
+            outcome, usage = play(policy, seat=0, opponent="random", seed=seed)
+            assert outcome["error"] is None
+            assert outcome["components"]["opponent_illegal_move"] == 0.0
+            assert outcome["components"]["turns"] == usage.calls == policy.turns
+            heard.append([message["content"] for message in policy.messages])
+        assert heard[0] == heard[1]
+        games.add(str(heard[0]))
+    assert len(games) > 1
+
+
+def test_random_numbers_of_the_caller_are_left_alone():
+    random.seed(3)
+    wanted = random.Random(3).random()
+    TextArena("textarena/Race-v0", {"seat": 0, "opponent": "random"})
+    assert random.random() == wanted

@@ -1,0 +1,26 @@
+"""The Dakota environment, installed for `verifiers` before 0.4 and loaded by its full name."""
+
+import json
+
+import pytest
+from tests.places import ROOT
+from tests.workers.installed.test_install import Person
+
+pytestmark = pytest.mark.slow
+PROJECT = ROOT / "environments" / "dakota1890"
+LOAD = "from verifiers import load_environment; load_environment('harleycooper/dakota1890'); print('loaded')"
+
+
+def test_the_verification_line_runs_and_a_rollout_was_played(tmp_path):
+    person = Person(tmp_path)
+    for name in ("PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS"):
+        del person.variables[name]
+    done = person.env("install", PROJECT, seconds=1500)
+    assert done.returncode == 0, done.stderr
+    assert "is of kind verifiers-v0" in done.stderr
+    assert "tasks       2000 in split 'train'" in done.stdout
+    assert "reward      0.0" in done.stdout
+    loaded = person.env("shell", "dakota1890", "--", "python", "-c", LOAD)
+    assert (loaded.returncode, loaded.stdout.splitlines()[-1:]) == (0, ["loaded"]), loaded.stderr
+    (row,) = json.loads(person.env("list", "--json").stdout)
+    assert {"verifiers==0.3.1"} <= set(row["requirements"])

@@ -1,0 +1,89 @@
+"""What `buckeye env install` may be asked for."""
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from buckeye.errors import UsageError
+from buckeye.workers.installed.source import parse_source
+
+HUB = "https://hub.primeintellect.ai/harleycooper/simple/"
+
+
+@pytest.mark.parametrize(
+    ("text", "requirement", "env_id", "index"),
+    [
+        ("harleycooper/dakota1890", "dakota1890", "harleycooper/dakota1890", HUB),
+        ("harleycooper/dakota1890@0.1.12", "dakota1890==0.1.12", "harleycooper/dakota1890", HUB),
+        ("harleycooper/dakota1890@latest", "dakota1890", "harleycooper/dakota1890", HUB),
+        (
+            "harleycooper/dakota1890[verifiers-v0]@1",
+            "dakota1890[verifiers-v0]==1",
+            "harleycooper/dakota1890",
+            HUB,
+        ),
+        ("My_Env", "my-env", "my-env", None),
+        ("my-env==1.2", "my-env==1.2", "my-env", None),
+        ("my-env@1.2", "my-env==1.2", "my-env", None),
+        ("my-env[a,b]>=1", "my-env[a,b]>=1", "my-env", None),
+        ("reasoning-gym", "reasoning-gym", "reasoning-gym", None),
+        ("reasoning-gym/chain_sum", "reasoning-gym", "reasoning-gym", None),
+        ("textarena/Wordle-v0", "textarena", "textarena", None),
+    ],
+)
+def test_ids_and_packages(text, requirement, env_id, index):
+    source = parse_source(text)
+    assert (source.requirement, source.env_id, source.index) == (requirement, env_id, index)
+
+
+def test_an_index_of_ones_own_is_asked_instead_of_the_hubs():
+    assert parse_source("a/b", "https://packages.example/simple/").index == "https://packages.example/simple/"
+
+
+def test_a_project_is_a_path_even_where_it_could_be_an_id(tmp_path, monkeypatch):
+    project = tmp_path / "environments" / "some-env"
+    project.mkdir(parents=True)
+    (project / "pyproject.toml").write_text('[project]\nname = "Some.Env"\nversion = "1"\n')
+    monkeypatch.chdir(tmp_path)
+    source = parse_source("environments/some-env[extra]")
+    assert (source.kind, source.name, source.requirement) == ("path", "some-env", f"{project}[extra]")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("./nowhere", "does not exist"),
+        ("a/b/c", "names no environment"),
+        ("two words", "names no environment"),
+        ("--flag", "names no environment"),
+        ("", "names no environment"),
+        ("~nobody-of-this-name/env", "does not exist"),
+    ],
+)
+def test_what_is_refused(text, said):
+    with pytest.raises(UsageError, match=said):
+        parse_source(text)
+
+
+def test_a_folder_without_a_name_is_refused(tmp_path):
+    (tmp_path / "pyproject.toml").write_text("[tool.x]\n")
+    with pytest.raises(UsageError, match="no project that can be installed"):
+        parse_source(str(tmp_path))
+
+
+@pytest.mark.parametrize("who", ["me:hunter2", "hunter2", ":hunter2"])
+def test_a_password_in_an_index_is_refused(who):
+    with pytest.raises(UsageError, match=r"~/\.netrc") as refused:
+        parse_source("a/b", f"https://{who}@packages.example/simple/")
+    assert "hunter2" not in str(refused.value)
+
+
+@given(st.text(max_size=30))
+@example("~\0")
+def test_any_text_is_a_source_or_a_usage_error(text):
+    try:
+        source = parse_source(text)
+    except UsageError:
+        return
+    assert source.name
+    assert not source.requirement.startswith("-")

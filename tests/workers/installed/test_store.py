@@ -1,0 +1,66 @@
+"""What is known of the environments that are installed, where a record is damaged."""
+
+import json
+import os
+
+import pytest
+from tests.command import run_here
+
+from buckeye.errors import EnvironmentNotFoundError
+from buckeye.workers.installed import get_installed
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """One environment that is whole, one whose record is cut off, and a folder that is none."""
+    monkeypatch.setenv("BUCKEYE_HOME", str(tmp_path))
+    folder = tmp_path / "environments"
+    for name in ("sums", "torn", "mine"):
+        (folder / name).mkdir(parents=True)
+    record = {
+        "name": "sums",
+        "id": "maker/sums",
+        "version": "1.0",
+        "generation": "buckeye",
+        "module": "sums",
+        "source": "maker/sums",
+        "extras": [],
+        "index": None,
+        "python": folder / "sums" / "venv" / "bin" / "python",
+        "python_version": "3.11.7",
+        "constraints": [],
+        "requirements": ["sums==1.0"],
+        "installed_at": "2026-01-02T03:04:05Z",
+    }
+    text = json.dumps(record, default=str)
+    (folder / "sums" / "environment.json").write_text(text)
+    (folder / "torn" / "environment.json").write_text(text[:-40])
+    return tmp_path
+
+
+def listed(home, *words):
+    done = run_here("env", "list", *words, cwd=home, env={**os.environ, "COLUMNS": "120"})
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def test_a_damaged_record_does_not_hide_the_others(home):
+    done = listed(home)
+    rows = [line.split() for line in done.stdout.splitlines()[1:]]
+    assert rows[0][:3] == ["maker/sums", "1.0", "buckeye"]
+    assert rows[1][:3] == ["torn", "-", "damaged"]
+    assert len(rows) == 2
+    assert "torn/environment.json does not describe an environment" in done.stderr
+    assert "buckeye env install torn --force" in done.stderr
+
+
+def test_a_damaged_record_as_json(home):
+    whole, damaged = json.loads(listed(home, "--json").stdout)
+    assert (whole["name"], whole["version"]) == ("sums", "1.0")
+    assert damaged["name"] == "torn"
+    assert "--force" in damaged["damaged"]
+
+
+def test_a_name_that_is_not_installed_is_answered_with_what_is_there(home):
+    with pytest.raises(EnvironmentNotFoundError, match=r"there: sums, torn \(damaged\)"):
+        get_installed("other")

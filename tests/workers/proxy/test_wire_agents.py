@@ -1,0 +1,101 @@
+"""Agents that know nothing of training, by the clients that they would use: every token is captured once."""
+
+import asyncio
+import functools
+
+import pytest
+from tests.inference.chat_families import FAMILIES, save_family
+
+from buckeye.inference.render import ChatRenderer
+from buckeye.workers.proxy import serve
+
+from .players import anthropic_agent, chat_agent, openai_of, responses_agent, scripted
+
+AGENTS = {
+    "chat": chat_agent,
+    "responses": responses_agent,
+    "messages": anthropic_agent,
+}
+WAYS = [
+    ("chat", {}),
+    ("chat", {"stream": True}),
+    ("responses", {}),
+    ("responses", {"stream": True}),
+    ("responses", {"remembers": True}),
+    ("messages", {}),
+    ("messages", {"stream": True}),
+]
+CALLS = {
+    "tagged": '<tool_call>{"arguments":{"word": "dog"},  "name":"find"}</tool_call>',
+    "json": '{"name": "find", "parameters": {"word":"dog"}}',
+}
+
+
+@pytest.fixture(scope="session")
+def renderer_of(tmp_path_factory):
+    return functools.cache(lambda family: ChatRenderer(save_family(family, tmp_path_factory.mktemp(family))))
+
+
+def check_one_sample(agent, options, renderer):
+    call = CALLS[renderer.template.call_format]
+    thought = "<think>\nI should look.\n</think>\n\n" if renderer.template.thinks else ""
+    policy, engine = scripted(renderer, [thought + call, thought + call, thought + "The dog."])
+
+    async def play():
+        async with serve(policy) as endpoint:
+            return await AGENTS[agent](endpoint, **options), endpoint.usage
+
+    text, usage = asyncio.run(play())
+    assert text == "The dog."
+    assert (usage.turns, usage.stop_reason, usage.failure) == (3, None, None)
+    assert (policy.turns, policy.extended, policy.branched) == (3, 2, 0)
+    (segment,) = policy.segments
+    sampled = [t for t, mask in zip(segment.token_ids, segment.loss_mask, strict=True) if mask]
+    assert sampled == [t for answer in engine.answers for t in answer]
+    for prompt, answer in zip(engine.prompts, engine.answers, strict=True):
+        assert segment.token_ids[: len(prompt) + len(answer)] == prompt + answer
+    assert "dog was found" in renderer.decode(engine.prompts[1])
+
+
+@pytest.mark.parametrize(("agent", "options"), WAYS)
+def test_a_conversation_with_tools_is_one_sample(renderer_of, agent, options):
+    check_one_sample(agent, options, renderer_of("qwen3"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+@pytest.mark.parametrize(("agent", "options"), WAYS)
+def test_in_every_family_it_is_one_sample(renderer_of, family, agent, options):
+    check_one_sample(agent, options, renderer_of(family))
+
+
+def test_what_cannot_be_read_as_a_call_is_text_and_the_conversation_goes_on(renderer_of):
+    renderer = renderer_of("qwen2.5")
+    written = "<tool_call>\n{'name': find}\n</tool_call>"
+    policy, _ = scripted(renderer, [f"I look.\n{written}", "The dog."])
+
+    async def play():
+        async with serve(policy) as endpoint:
+            return await chat_agent(endpoint)
+
+    assert asyncio.run(play()) == f"I look.\n{written}"
+
+
+def test_an_agent_that_forgets_its_history_begins_a_sample(renderer_of):
+    renderer = renderer_of("qwen2.5")
+    policy, engine = scripted(renderer, ["One.", "Two.", "Three."])
+
+    async def play():
+        async with serve(policy) as endpoint, openai_of(endpoint) as client:
+            ask = {"role": "user", "content": "Go on."}
+            messages = [ask]
+            for turn in range(3):
+                made = await client.chat.completions.create(model="x", messages=messages)
+                messages += [made.choices[0].message, ask]
+                if turn == 1:  # it keeps a summary of what was said
+                    messages = [{"role": "user", "content": "One and two were said."}, ask]
+
+    asyncio.run(play())
+    assert (policy.turns, policy.extended, policy.branched) == (3, 1, 1)
+    trained = [[t for t, mask in zip(s.token_ids, s.loss_mask, strict=True) if mask] for s in policy.segments]
+    assert trained == [engine.answers[0] + engine.answers[1], engine.answers[2]]

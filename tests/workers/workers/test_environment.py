@@ -1,0 +1,183 @@
+"""Every way in which an environment can misbehave inside a rollout is an error of that rollout, with the
+boundary at which it happened. Its worker goes on, and so does this process."""
+
+import asyncio
+import json
+import os
+import re
+
+import pytest
+from tests.workers.workers.conftest import Says, play, rogue
+
+from buckeye.errors import InferenceError, UsageError
+
+
+def test_a_rollout_has_the_reward_that_the_environment_gives(environment):
+    [outcome] = play(environment, "good")
+    assert (outcome.reward, outcome.components, outcome.stop_reason) == (1.0, {"one": 1.0}, "answered")
+    assert (outcome.error, outcome.boundary) == (None, None)
+
+
+def test_tasks_are_those_of_the_environment_also_if_they_are_many(environment):
+    tasks = environment.tasks("train")
+    assert [task.id for task in tasks] == ["good", "raises", "asks"]
+    assert tasks[0].messages == ({"role": "user", "content": "do good"},)
+    assert tasks[0].data == {"name": "good"}
+    assert [task.id for task in environment.tasks("many")] == [str(number) for number in range(3000)]
+    assert environment.tasks("train") is tasks
+
+
+def test_splits_that_are_missing_or_broken_are_told_apart(environment):
+    with pytest.raises(KeyError, match="rogue has no split 'test'"):
+        environment.tasks("test")
+    with pytest.raises(UsageError, match=r"rogue cannot give its tasks of 'raises': load: .*no tasks today"):
+        environment.tasks("raises")
+    with pytest.raises(UsageError, match="without an id that is a text"):
+        environment.tasks("wrong")
+
+
+ERRORS = {
+    "raises": ("step", "RuntimeError: this is not how it is done"),
+    "reset": ("reset", "StepError: the episode cannot begin"),
+    "huge": ("step", r"RuntimeError: x{4000}\.\.\. \(50000000 characters in all\)"),
+    "surrogate": ("step", r"RuntimeError: half a letter: \?"),
+    "key": ("step", r"RuntimeError: refused with \(redacted\)"),
+    "exits": ("step", "SystemExit: 5"),
+    "nan": ("score", "the reward is nan, which is not finite"),
+    "infinite": ("score", "which is not finite"),
+    "text reward": ("score", "the reward is '1', not a number"),
+    "huge reward": ("score", r"the reward is '1+\.\.\. \(str\), not a number"),
+    "no reward": ("score", "there is no reward, and no error"),
+    "nan component": ("score", "component 'length' is nan"),
+    "text component": ("score", "component 'length' is 'long', not a number"),
+    "huge component": ("score", "a component's name is 'x+"),
+    "huge stop reason": ("score", "stop_reason is 'x+"),
+    "unknown key": ("score", "unknown key 'rewards'"),
+    "number": ("score", "the outcome is 5, not a dictionary"),
+    "nowhere": ("score", "names no boundary"),
+    "agent": ("agent", "Exit: it ended with 3"),
+    "both": ("score", "E: not graded"),
+    "object": ("score", "component 'x' is <object"),
+    "wrong turns": ("score", r"turn_rewards add up to 0\.5 and reward is 1"),
+    "late": ("score", "there is no reward, and no error"),
+}
+
+
+def test_what_goes_wrong_in_a_rollout_is_an_error_with_its_boundary_and_never_a_reward(environment):
+    before = environment.workers()
+    for name, outcome in zip(ERRORS, play(environment, *ERRORS), strict=True):
+        boundary, message = ERRORS[name]
+        assert outcome.reward is None, name
+        assert outcome.boundary == boundary, name
+        assert outcome.stop_reason == "error", name
+        assert re.search(message, outcome.error), f"{name}: {outcome.error}"
+    assert environment.workers() == before
+
+
+def test_an_error_says_where_it_was_raised(environment):
+    [outcome] = play(environment, "raises")
+    assert outcome.error.endswith(" in _raises)")
+    assert "/rogue.py:" in outcome.trace[-1]
+
+
+def test_what_an_environment_does_to_its_process_stays_there(environment):
+    before = environment.workers()
+    harmless = ["exits_elsewhere", "forks", "ignores_signals", "leaves_thread", "good"]
+    for name in harmless:
+        [outcome] = play(environment, name)
+        assert outcome.reward == 1.0, f"{name}: {outcome.error}"
+    assert environment.workers() == before
+    assert environment.ended_workers() == {}
+
+
+def test_a_worker_sees_nothing_of_our_variables_but_those_named(opened, monkeypatch, tmp_path):
+    monkeypatch.setenv("WANDB_API_KEY", "sesame-sesame")
+    monkeypatch.setenv("JUDGE_KEY", "open")
+    monkeypatch.setenv("PYTHONPATH", "/nowhere")
+    monkeypatch.setenv("BUCKEYE_HOME", str(tmp_path))
+    (tmp_path / ".env").write_text("SEARCH_KEY=from a file\n")
+    environment = opened(variables=("JUDGE_KEY", "SEARCH_KEY", "NOT_SET"))
+    [outcome] = play(environment, "environ")
+    seen, _ = json.JSONDecoder().raw_decode(outcome.error.removeprefix("step: RuntimeError: "))
+    assert (seen["JUDGE_KEY"], seen["SEARCH_KEY"]) == ("open", "from a file")
+    assert seen["PATH"] == os.environ["PATH"]
+    assert not {"WANDB_API_KEY", "PYTHONPATH", "NOT_SET"} & set(seen)
+    assert "127.0.0.1" in seen["NO_PROXY"]
+
+
+def test_a_cancelled_rollout_ends_over_there_and_its_worker_stays(environment):
+    async def cancel_one():
+        playing = asyncio.create_task(environment.rollout(rogue("waits"), None))
+        await asyncio.sleep(0.2)
+        playing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await playing
+
+    before = environment.workers()
+    asyncio.run(cancel_one())
+    assert play(environment, "good")[0].reward == 1.0
+    assert environment.workers() == before
+
+
+LOADING = {
+    "raises": r"RuntimeError: there is no data\nIts last lines:\nI was going to load",
+    "exits": "SystemExit: 3",
+    "dies": "died: the worker ended with exit code 7; its last lines:\na last word",
+    "garbage": "protocol: the worker sent something that is no message",
+    "nameless": "which has no name",
+    "hangs": "the loaded environment has not come within 0.5 s",
+}
+
+
+SLOW = {"exits", "garbage", "nameless"}
+
+
+@pytest.mark.parametrize("how", [pytest.param(h, marks=[pytest.mark.slow] * (h in SLOW)) for h in LOADING])
+def test_an_environment_that_cannot_be_loaded_says_why(opened, how):
+    with pytest.raises(UsageError, match="environment 'rogue' could not be loaded in") as caught:
+        opened({"load": how}, load_timeout=0.5 if how == "hangs" else 60.0)
+    assert re.search(LOADING[how], str(caught.value)), caught.value
+    assert "worker_side/main.py" not in str(caught.value)
+
+
+def test_a_worker_that_is_killed_while_it_loads_or_gives_its_tasks_is_replaced(opened, tmp_path):
+    environment = opened({"load": "killed", "marker": str(tmp_path / "marker")})
+    assert environment.ended_workers() == {"killed": 1}
+    assert len(environment.tasks("killed")) == 1
+    assert environment.ended_workers() == {"killed": 2}
+
+
+def test_an_interpreter_that_cannot_be_run_is_named(tmp_path):
+    from buckeye.envs.settings import WorkerSettings
+    from buckeye.workers.environment import open_worker_environment
+
+    missing = tmp_path / "bin" / "python"
+    with pytest.raises(UsageError, match=f"{missing} cannot be run: No such file"):
+        open_worker_environment("rogue", {}, missing, WorkerSettings())
+    with pytest.raises(UsageError, match="the worker ended with exit code 1"):
+        open_worker_environment("rogue", {}, "/bin/false", WorkerSettings())
+
+
+def test_the_model_is_asked_over_the_wire_and_its_answer_counts(environment):
+    policy = Says("0.75")
+    [outcome] = play(environment, "asks", policy=policy)
+    assert outcome.reward == 0.75
+    assert policy.asked == [[{"role": "user", "content": "do asks"}]]
+
+
+def test_a_model_that_cannot_answer_is_an_error_of_the_model_whatever_the_environment_makes_of_it(
+    environment,
+):
+    [outcome] = play(environment, "asks", policy=Says(error=InferenceError("no engine is left")))
+    assert (outcome.reward, outcome.boundary) == (None, "model")
+    assert "no engine is left" in outcome.error
+
+
+def test_a_rollout_that_comes_to_its_limit_says_which(opened):
+    environment = opened(max_turns=3)
+    policy = Says()
+    [outcome] = play(environment, "asks_always", policy=policy)
+    assert outcome.stop_reason == "max_turns"
+    assert outcome.reward is None  # this environment gives up when the model does not answer
+    assert len(policy.asked) == 3
+    assert play(environment, "asks")[0].stop_reason == "answered"

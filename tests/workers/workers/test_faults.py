@@ -1,0 +1,186 @@
+"""A worker that dies, hangs, floods or grows is replaced. What it played is an error, the next is not."""
+
+import asyncio
+import gc
+import os
+import re
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from tests.waiting import wait_for
+from tests.workers.workers.conftest import ADAPTER, Says, is_gone, play, rogue
+
+from buckeye.envs.settings import WorkerSettings
+from buckeye.errors import UsageError
+from buckeye.workers.environment import open_worker_environment
+
+
+@pytest.fixture(scope="module")
+def short_lived(opened):
+    """An environment whose workers come and go, with waits that are short."""
+    return opened(cancel_timeout=0.5, rollout_timeout=1.0)
+
+
+DEATHS = {
+    "dies": ("worker", "died", "ended with exit code 7; its last lines:\na last word"),
+    "crashes": ("worker", "killed", "was ended by signal 11"),
+    "closes_connection": ("worker", "killed", "the worker"),
+    "writes_garbage": ("worker", "protocol", "sent something that is no message"),
+    "blocks": ("timeout", "stuck", "the outcome has not come within 1.5 s"),
+    "ignores_cancel": ("timeout", "stuck", "the outcome has not come within 1.5 s"),
+}
+
+
+SLOW = {"crashes", "closes_connection", "blocks", "ignores_cancel"}
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in DEATHS])
+def test_a_worker_that_cannot_go_on_is_replaced(short_lived, name):
+    assert play(short_lived, "good")[0].reward == 1.0
+    counted = short_lived.ended_workers()
+    [before] = short_lived.workers()
+    boundary, kind, message = DEATHS[name]
+    [outcome] = play(short_lived, name)
+    assert outcome.reward is None
+    assert outcome.boundary == boundary
+    assert message in outcome.error
+    assert outcome.stop_reason == ("timeout" if boundary == "timeout" else "error")
+    wait_for(lambda: is_gone(before))
+    assert play(short_lived, "good")[0].reward == 1.0
+    assert short_lived.workers() != [before]
+    assert short_lived.ended_workers() == {**counted, kind: counted.get(kind, 0) + 1}
+
+
+def test_rollouts_beside_one_that_kills_the_worker_are_errors_too_and_can_be_played_again(short_lived):
+    outcomes = play(short_lived, "waits", "dies", "waits")
+    assert [outcome.boundary for outcome in outcomes] == ["worker"] * 3
+    assert all(outcome.reward is None for outcome in outcomes)
+    assert [outcome.reward for outcome in play(short_lived, "good", "good")] == [1.0, 1.0]
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_killed_from_outside_is_replaced(opened):
+    environment = opened()
+    [pid] = environment.workers()
+    os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: environment.ended_workers() == {"killed": 1})
+    assert play(environment, "good")[0].reward == 1.0
+
+
+@pytest.mark.slow
+def test_a_flood_of_output_is_stopped_and_its_end_is_kept(opened, tmp_path):
+    environment = opened(max_output_bytes=20_000_000, log_dir=tmp_path, log_name="rogue")
+    [outcome] = play(environment, "floods")
+    assert (outcome.reward, outcome.boundary) == (None, "worker")
+    assert "flooded: the worker printed more than 20000000 bytes in a minute" in outcome.error
+    assert environment.ended_workers() == {"flooded": 1}
+    assert 20_000_000 <= (tmp_path / "rogue.stdout").stat().st_size < 40_000_000
+
+
+@pytest.mark.slow
+def test_a_worker_that_grows_too_large_is_stopped(opened):
+    environment = opened(max_memory_bytes=200 << 20, heartbeat_timeout=4.0)
+    [outcome] = play(environment, "hoards")
+    assert (outcome.reward, outcome.boundary) == (None, "worker")
+    assert re.search("memory: the worker has grown to [2-9]\\d\\d MiB; .* 200 MiB", outcome.error)
+
+
+@pytest.mark.slow
+def test_a_worker_that_gives_no_sign_of_life_is_stopped(opened):
+    environment = opened(heartbeat_timeout=2.0)
+    [outcome] = play(environment, "holds_interpreter")
+    assert (outcome.reward, outcome.boundary) == (None, "worker")
+    assert "silent: the worker has given no sign of life for" in outcome.error
+
+
+def test_what_a_worker_started_ends_with_it(opened, tmp_path):
+    environment = opened(log_dir=tmp_path, log_name="rogue")
+    assert play(environment, "spawns")[0].reward == 1.0
+    [child] = re.findall(r"child (\d+)", (tmp_path / "rogue.stdout").read_text())
+    assert not is_gone(int(child))
+    asyncio.run(environment.close())
+    wait_for(lambda: is_gone(int(child)))
+
+
+@pytest.mark.slow
+def test_workers_that_never_finish_a_rollout_are_not_started_again_and_again(opened, tmp_path):
+    environment = opened({"load": "once", "marker": str(tmp_path / "marker")}, max_failures=2)
+    assert play(environment, "dies")[0].boundary == "worker"
+    outcomes = [play(environment, "good")[0] for _ in range(2)]
+    assert [outcome.boundary for outcome in outcomes] == ["worker", "worker"]
+    assert "2 workers in a row have ended before a rollout did, the next starts in" in outcomes[1].error
+    assert "exit code 9" in outcomes[1].error
+
+
+@pytest.mark.slow
+def test_rollouts_are_spread_over_several_workers(opened):
+    environment = opened(processes=2, rollout_timeout=1.0, cancel_timeout=1.0)
+    play(environment, "good")
+    assert len(set(environment.workers())) == 2
+    waiting, good = play(environment, "blocks", "good")  # one worker stands still, and the other does not
+    assert waiting.boundary == "timeout"
+    assert good.reward == 1.0
+
+
+@pytest.mark.slow
+def test_a_worker_that_stands_still_says_for_how_long(opened):
+    environment = opened(rollout_timeout=4.0, cancel_timeout=1.0, heartbeat_timeout=4.0)
+    [outcome] = play(environment, "blocks")
+    assert re.search(r"has not come within 5 s; its event loop has stood still for [2-5] s", outcome.error)
+
+
+@pytest.mark.slow
+def test_an_environment_that_is_closed_while_a_worker_starts_leaves_none(opened, tmp_path):
+    environment = opened({"load": "slow second", "marker": str(tmp_path / "marker")}, processes=2)
+
+    async def give_up():
+        playing = asyncio.create_task(environment.rollout(rogue("good"), None))
+        while not (tmp_path / "marker-2").exists():
+            await asyncio.sleep(0.02)
+        await environment.close()
+        return await playing
+
+    outcome = asyncio.run(give_up())
+    assert (outcome.reward, outcome.boundary) == (None, "worker")
+    wait_for(lambda: is_gone(int((tmp_path / "marker-2").read_text())))
+
+
+@pytest.mark.slow
+def test_a_closed_environment_plays_nothing_and_has_no_processes(opened):
+    environment = opened()
+    [pid] = environment.workers()
+    asyncio.run(environment.close())
+    wait_for(lambda: is_gone(pid))
+    assert play(environment, "good")[0].boundary == "worker"
+    with pytest.raises(UsageError, match="closed"):
+        environment.tasks("eval")
+
+
+@pytest.mark.slow
+def test_an_environment_that_nobody_holds_any_more_ends():
+    settings = WorkerSettings(adapter=ADAPTER)
+    environment = open_worker_environment("rogue", {}, Path(sys.executable), settings)
+    [pid] = environment.workers()
+    del environment
+    gc.collect()
+    wait_for(lambda: is_gone(pid))
+
+
+def test_a_rollout_that_is_cancelled_before_it_began_costs_no_worker(opened):
+    environment = opened(cancel_timeout=1.0)
+    assert play(environment, "good")[0].reward == 1.0
+
+    async def leave():
+        first = asyncio.create_task(environment.rollout(rogue("blocks_a_little"), Says()))
+        await asyncio.sleep(0.1)  # the worker's loop stands still by now
+        second = asyncio.create_task(environment.rollout(rogue("good"), Says()))
+        await asyncio.sleep(0.1)
+        second.cancel()
+        await first
+        await asyncio.sleep(1.5)  # longer than cancel_timeout
+
+    before = environment.workers()
+    asyncio.run(leave())
+    assert (environment.workers(), environment.ended_workers()) == (before, {})

@@ -1,0 +1,169 @@
+"""Rewards that depend on the other rollouts of a task."""
+
+import asyncio
+import os
+import signal
+import time
+
+import pytest
+from tests.waiting import HANG
+from tests.workers.workers.conftest import Says, play, rogue
+
+from buckeye.envs.base import GroupEnvironment, Outcome, Task
+from buckeye.inference.client import SamplingParams
+from buckeye.orchestrator.environments import NamedEnvironment
+from buckeye.orchestrator.player import RolloutPlayer, finished_outcomes
+from buckeye.orchestrator.task_sampler import GroupTask
+
+
+@pytest.fixture(scope="module")
+def grouped(opened):
+    return opened({"group": True}, processes=2)
+
+
+def finish(environment, task, outcomes):
+    return asyncio.run(finished_outcomes(environment, task, outcomes, [1] * len(outcomes), timeout=HANG))
+
+
+def play_in_group(environment, task, count):
+    async def all_of_them():
+        return await asyncio.gather(*(environment.rollout_in_group(task, Says()) for _ in range(count)))
+
+    return asyncio.run(all_of_them())
+
+
+def test_only_an_environment_with_group_rewards_is_one(environment, grouped):
+    assert isinstance(grouped, GroupEnvironment)
+    assert not isinstance(environment, GroupEnvironment)
+
+
+def test_a_group_is_scored_when_all_of_it_has_ended(grouped):
+    outcomes = play_in_group(grouped, rogue("good"), 3)
+    assert [(o.reward, o.error) for o in outcomes] == [(None, None)] * 3
+    assert len({outcome.pending for outcome in outcomes}) == 3
+    finished = finish(grouped, rogue("good"), outcomes)
+    assert sorted(outcome.reward for outcome in finished) == [0.0, 0.0, 1.0]
+    assert all(outcome.pending is None for outcome in finished)
+
+
+def test_a_rollout_alone_is_a_group_of_its_own(grouped):
+    assert play(grouped, "good")[0].reward == 1.0
+
+
+def test_failed_rollouts_are_left_out_of_the_group_and_stay_errors(grouped):
+    failed = Outcome(reward=None, error="step: E: no", boundary="step")
+    outcomes = [failed, *play_in_group(grouped, rogue("good"), 2)]
+    finished = finish(grouped, rogue("good"), outcomes)
+    assert finished[0] is failed
+    assert sorted(outcome.reward for outcome in finished[1:]) == [0.0, 1.0]
+
+
+def test_a_group_that_cannot_be_scored_is_an_error(grouped):
+    outcomes = play_in_group(grouped, rogue("good", "unscored"), 2)
+    finished = finish(grouped, rogue("good", "unscored"), outcomes)
+    assert [(outcome.reward, outcome.boundary) for outcome in finished] == [(None, "score")] * 2
+    assert finished[0].error.startswith("score: ValueError: nobody can be compared (rogue.py:")
+
+
+def test_a_group_whose_worker_has_ended_is_an_error(grouped):
+    outcomes = play_in_group(grouped, rogue("good"), 2)
+    for pid in grouped.workers():
+        os.kill(pid, signal.SIGKILL)
+    finished = finish(grouped, rogue("good"), outcomes)
+    assert [(outcome.reward, outcome.boundary) for outcome in finished] == [(None, "worker")] * 2
+
+
+@pytest.mark.slow
+def test_what_is_kept_for_a_group_that_was_given_up_is_forgotten(opened):
+    environment = opened({"group": True}, rollout_timeout=0.1)
+    play_in_group(environment, rogue("good"), 3)
+    assert play(environment, "kept_now")[0].error.count("3 are kept") == 1
+    time.sleep(1.0)
+    play_in_group(environment, rogue("good"), 1)
+    assert play(environment, "kept_now")[0].error.count("1 are kept") == 1
+
+
+class Ranked:
+    """Scores by the order in which rollouts ended. `finish` may be wrong in several ways."""
+
+    name = "ranked"
+
+    def __init__(self, finish=None):
+        self._count, self._finish = 0, finish
+
+    def tasks(self, split):
+        return [Task(id="t", messages=())]
+
+    async def rollout(self, task, policy):
+        raise AssertionError("a group is played")
+
+    async def rollout_in_group(self, task, policy):
+        self._count += 1
+        return Outcome(reward=None, pending=str(self._count))
+
+    async def finish_group(self, task, outcomes):
+        if self._finish is not None:
+            return self._finish(outcomes)
+        return [Outcome(reward=float(outcome.pending)) for outcome in outcomes]
+
+
+def group_of(environment, size):
+    async def play_it():
+        player = RolloutPlayer(
+            sampler=None,
+            renderer=None,
+            params=SamplingParams(max_tokens=8),
+            seq_len=64,
+            seed=0,
+            timeout=HANG,
+            retries=0,
+        )
+        env = NamedEnvironment(name="ranked", environment=environment)
+        return await player.start_group(GroupTask(index=0, env=env, task=environment.tasks("train")[0]), size)
+
+    return asyncio.run(play_it())
+
+
+def test_training_and_evaluation_play_in_groups():
+    assert sorted(group_of(Ranked(), 3).rewards) == [1.0, 2.0, 3.0]
+
+
+WRONG = {
+    "of 2 rollouts 1 were scored": lambda outcomes: [Outcome(reward=1.0)],
+    "left it without a reward": lambda outcomes: outcomes,
+    "the reward is nan": lambda outcomes: [Outcome(reward=float("nan"))] * 2,
+    "returned a float, not an Outcome": lambda outcomes: [1.0, 1.0],
+    "turn_rewards has 1 entries; there were 0 turns": lambda o: [Outcome(reward=1.0, turn_rewards=[1.0])] * 2,
+    "ZeroDivisionError": lambda outcomes: 1 / 0,
+}
+
+
+@pytest.mark.parametrize("message", WRONG)
+def test_a_wrong_scoring_is_an_error_and_never_a_reward(message):
+    group = group_of(Ranked(WRONG[message]), 2)
+    assert group.rewards == []
+    assert all(message in error for error in group.errors)
+    assert len(group.errors) == 2
+
+
+def test_what_has_failed_is_never_scored_and_a_scoring_that_cancels_itself_is_an_error():
+    task = rogue("good")
+    failed = Outcome(reward=None, error="step: E: no", boundary="step")
+    waiting = Outcome(reward=None, pending="1/a")
+
+    class Group:
+        name = "group"
+        tasks = rollout = rollout_in_group = print  # never called
+
+        def __init__(self, scored):
+            self.scored = scored
+
+        async def finish_group(self, task, outcomes):
+            if self.scored is None:
+                raise asyncio.CancelledError
+            return [Outcome(reward=self.scored) for _ in outcomes]
+
+    kept, scored = finish(Group(0.5), task, [failed, waiting])
+    assert (kept, scored.reward) == (failed, 0.5)
+    kept, cancelled = finish(Group(None), task, [failed, waiting])
+    assert (kept, cancelled.reward, cancelled.boundary) == (failed, None, "score")

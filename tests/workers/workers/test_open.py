@@ -1,0 +1,147 @@
+"""Where an environment is played: in this process, or in a worker of which interpreter."""
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from tests.workers.workers.conftest import Says
+
+from buckeye.envs import registry
+from buckeye.envs.outcomes import checked
+from buckeye.envs.registry import load_environment, open_environment
+from buckeye.envs.settings import WorkerSettings
+from buckeye.errors import EnvironmentNotFoundError, UsageError
+from buckeye.orchestrator.environments import NamedEnvironment, check_isolation
+from buckeye.workers.environment import WorkerEnvironment
+
+ECHO = '''
+"""The reward is the number that the model says, twice if it says so."""
+import os
+from buckeye.envs.base import Outcome, Task
+
+class Echo:
+    name = "echo"
+
+    def __init__(self, times):
+        self.times = times
+
+    def tasks(self, split):
+        prompts = {"train": ["one", "two"], "eval": ["three"]}[split]
+        data = {"pid": os.getpid()}
+        return [Task(id=p, messages=({"role": "user", "content": p},), data=data) for p in prompts]
+
+    async def rollout(self, task, policy):
+        if task.id == "two":
+            raise RuntimeError("two is too much")
+        rewards = [float((await policy.chat(task.messages)).text or 0) for _ in range(self.times)]
+        return Outcome(
+            reward=sum(rewards),
+            turn_rewards=rewards,
+            components={"times": self.times},
+            explanations={"times": f"asked {self.times} times", "long": "x" * 5000},
+        )
+
+def load_environment(times=2):
+    return Echo(times)
+'''
+
+
+@pytest.fixture
+def echo(tmp_path):
+    path = tmp_path / "echo.py"
+    path.write_text(ECHO)
+    return str(path)
+
+
+@pytest.fixture
+def isolated(echo):
+    environment = open_environment(echo, {"times": 3}, WorkerSettings(isolation="process"))
+    yield environment
+    asyncio.run(environment.close())
+
+
+def test_an_environment_written_for_buckeye_is_played_here_unless_it_shall_be_isolated(echo, isolated):
+    here = load_environment(echo, times=3)
+    assert isinstance(isolated, WorkerEnvironment)
+    assert isolated.info["generation"] == "buckeye"
+    [pid] = isolated.workers()
+    for split in ("train", "eval"):
+        mine, theirs = here.tasks(split), isolated.tasks(split)
+        assert [(task.id, task.messages) for task in mine] == [(task.id, task.messages) for task in theirs]
+        assert {task.data["pid"] for task in theirs} == {pid}
+    with pytest.raises(KeyError):
+        isolated.tasks("test")
+    task = here.tasks("train")[0]
+    mine, theirs = (asyncio.run(e.rollout(task, Says("0.5"))) for e in (here, isolated))
+    assert checked(mine) == theirs
+    assert theirs.turn_rewards == [0.5, 0.5, 0.5]
+    assert theirs.explanations["times"] == "asked 3 times"
+    failed = asyncio.run(isolated.rollout(here.tasks("train")[1], Says()))
+    assert (failed.reward, failed.boundary) == (None, "step")
+    assert "two is too much" in failed.error
+
+
+def test_what_a_call_beyond_the_limit_was_paid_belongs_to_the_last_turn(echo):
+    environment = open_environment(echo, {"times": 4}, WorkerSettings(isolation="process", max_turns=3))
+    outcome = asyncio.run(environment.rollout(environment.tasks("train")[0], Says("0.5")))
+    asyncio.run(environment.close())
+    assert (outcome.reward, outcome.turn_rewards) == (1.5, [0.5, 0.5, 0.5])
+    assert outcome.stop_reason == "max_turns"
+
+
+def test_an_installed_environment_runs_in_its_own_interpreter(monkeypatch):
+    installed = SimpleNamespace(python=Path("/bin/false"), module="their_module")
+    monkeypatch.setattr(registry, "find_installed", lambda env_id: installed)
+    with pytest.raises(UsageError, match="could not be loaded in /bin/false"):
+        load_environment("somebody/their-environment")
+
+
+def test_an_interpreter_that_is_named_is_taken(echo):
+    with pytest.raises(UsageError, match="could not be loaded in /bin/false"):
+        open_environment(echo, {}, WorkerSettings(python=Path("/bin/false")))
+
+
+@pytest.mark.parametrize("isolation", ["auto", "process"])
+def test_a_library_that_is_missing_is_named_with_the_command_that_installs_it(monkeypatch, isolation):
+    monkeypatch.setattr(registry, "find_installed", lambda env_id: None)
+    monkeypatch.setitem(registry._LIBRARIES, "textarena", "no_such_module")
+    with pytest.raises(EnvironmentNotFoundError, match=r"buckeye env install textarena$"):
+        open_environment("textarena/Wordle-v0", {}, WorkerSettings(isolation=isolation))
+
+
+@pytest.mark.parametrize("isolation", ["auto", "none", "process"])
+def test_what_is_nowhere_is_not_found_however_it_shall_be_played(isolation):
+    with pytest.raises(EnvironmentNotFoundError, match="buckeye env install no-such-env"):
+        open_environment("no-such-env", {}, WorkerSettings(isolation=isolation))
+
+
+def test_a_wrong_argument_is_an_error_at_once_also_in_a_worker(echo):
+    with pytest.raises(UsageError, match=r"takes no argument 'time'\. Did you mean 'times'"):
+        open_environment(echo, {"time": 3}, WorkerSettings(isolation="process"))
+
+
+LOOKS = """
+    async def check_isolation(self):
+        from buckeye.errors import UsageError
+        if self.times == 1:
+            raise UsageError("rollouts of this environment see what others do")
+        return f"rollouts are the same, {self.times} times"
+"""
+
+
+def test_a_look_at_whether_rollouts_see_each_other_is_had_in_the_worker(isolated, tmp_path):
+    assert "is not looked at" in asyncio.run(isolated.check_isolation())
+    path = tmp_path / "looks.py"
+    path.write_text(ECHO.replace("    def tasks(", f"{LOOKS}\n    def tasks("))
+    for times, said in ((2, "the same, 2 times"), (1, None)):
+        environment = open_environment(str(path), {"times": times}, WorkerSettings(isolation="process"))
+        named = [NamedEnvironment(name="looks", environment=environment)]
+        try:
+            if said is not None:
+                assert said in asyncio.run(environment.check_isolation())
+            else:
+                with pytest.raises(UsageError, match="see what others do"):
+                    asyncio.run(check_isolation(named))
+        finally:
+            asyncio.run(environment.close())
