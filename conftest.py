@@ -8,8 +8,6 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
-from buckeye.base.distribution import SATELLITES
-
 settings.register_profile(
     "any machine",
     deadline=None,
@@ -59,8 +57,7 @@ def _no_stop_is_requested(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def _logs_are_as_before_a_run() -> None:
     """What a test, or a fixture of a module, has played in this process has sent log lines elsewhere."""
-    for name in ("buckeye", *SATELLITES):
-        logger = logging.getLogger(name)
-        logger.propagate = True
-        logger.setLevel(logging.NOTSET)
-        logger.handlers.clear()
+    logger = logging.getLogger("buckeye")
+    logger.propagate = True
+    logger.setLevel(logging.NOTSET)
+    logger.handlers.clear()

@@ -9,7 +9,7 @@ __all__ = ["__version__", "load_environment"]
 
 
 def load_environment(env_id: str, **args: Any) -> Any:
-    """Load an installed environment by id; see `buckeye.envs.registry.load_environment`."""
-    from buckeye.envs.registry import load_environment as load
+    """Load an installed environment by id; see `buckeye.workers.opening.load_environment`."""
+    from buckeye.workers.opening import load_environment as load
 
     return load(env_id, **args)

@@ -24,6 +24,9 @@ All of them survive pickling, so they may cross a process border.
 
 from __future__ import annotations
 
+DEBUG_VARIABLE = "BUCKEYE_DEBUG"
+"""Set to 1, errors come with their traceback."""
+
 
 class BuckeyeError(Exception):
     """Base of all errors meant to be read by a person. `exit_code` is what a command ends with; `final` says

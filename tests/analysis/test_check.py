@@ -37,8 +37,8 @@ def one_process(request, monkeypatch):
 
 
 def here(env_id, args, splits, seed, seconds, variables):
-    from buckeye.envs.registry import load_environment
     from buckeye.evaluation.checks.fingerprint import fingerprint
+    from buckeye.workers.opening import load_environment
 
     return fingerprint(load_environment(env_id, **args), splits, seed)
 

@@ -4,22 +4,20 @@ import ast
 import re
 import shlex
 
-from typer.core import TyperGroup
-from typer.main import get_command
-
-from buckeye.cli.app import app
-from buckeye.cli.completion import app_of, configurations
-from buckeye.cli.launch import COMMANDS, RL_COMMANDS, RUN_COMMANDS
+from buckeye.cli.schema import configurations
+from buckeye.cli.slurm import LauncherFlags
+from buckeye.cli.tree import BY_WORDS, GROUPS, children, find
+from buckeye.cli.typed import typer_command
 from buckeye.config.help import flag_names
 from buckeye.setup.recipe.flags import TrainFlags
 
 VALUE = "\0"
 """Stands for what a text is filled with."""
 
-_PROGRAMS = "|".join(["buckeye", *COMMANDS])
+_PROGRAMS = "buckeye|rl"
 _QUOTED = re.compile(rf"`((?:{_PROGRAMS})(?: [^`]+))`")
 _PLAIN = re.compile(
-    rf"(?:^|[\s:>])((?:buckeye|rl(?= (?:{'|'.join(RL_COMMANDS)})\b))"
+    rf"(?:^|[\s:>])((?:buckeye|rl(?= (?:{'|'.join(children('rl'))})\b))"
     r" (?!is\b|goes\b)[a-z@-].*?)(?= \| |[;,&>|\n`]|\. |  | \(|\.?$)",
     re.M,
 )
@@ -42,35 +40,42 @@ def texts_of(path):
             yield node.lineno, text
 
 
-_ON_CONFIGURATIONS = {
-    "doctor": {"sample", "json"},
-    "tune": {"budget", "output", "json"},
+_KINDS = {
+    "sft": "sft",
+    "serve": "inference",
+    "worker trainer": "trainer",
+    "worker orchestrator": "orchestrator",
+}
+_OWN_FLAGS = {
+    "rl doctor": {"sample", "json"},
+    "rl tune": {"budget", "steps", "from", "step", "output", "json"},
 }
 
 
 def problem(command):
     """What the command line would say against a command, as it is named in a text; None if nothing. What is
     written in capitals or left out at the end is for the reader to fill in."""
-    program, *words = _words(command)
-    if program == "buckeye":
-        if not words or words[0] not in COMMANDS:
-            return _problem_of(get_command(app), words)
-        program, *words = words
-    if program == "rl" and words and (inner := app_of(words[0])) is not None:
-        return _problem_of(inner, words if words[0] in RUN_COMMANDS else words[1:])
-    if program == "rl" and words[:1] == ["schema"]:
-        return "one directory" if len(words) > 2 else None
+    program, *line = _words(command)
+    name, words = find(line if program == "buckeye" else [program, *line])
+    if name in GROUPS and name not in BY_WORDS:
+        return (
+            None if not words or words[0].startswith("-") or words[0].isupper() else f"no command {words[0]}"
+        )
+    if name not in BY_WORDS:
+        return (
+            None if not words or words[0].startswith("-") or words[0].isupper() else f"no command {words[0]}"
+        )
+    if not BY_WORDS[name].takes_settings:
+        return _problem_of(typer_command(name), words)
+    if name == "rl schema":
+        return "one directory" if len(words) > 1 else None
+    kind = _KINDS.get(name, "rl")
     flags = {"help", "help-all", "version", "debug"} | {
-        name[2:] for name in flag_names(configurations()[program])
+        flag[2:] for flag in flag_names(configurations()[kind])
     }
-    if program == "rl":
-        from buckeye.cli.slurm import LauncherFlags  # the core's tests have no such command
-
-        flags |= {name[2:] for one in (TrainFlags, LauncherFlags) for name in flag_names(one)} | {"launcher"}
-    for name, own in _ON_CONFIGURATIONS.items():
-        if words[:1] == [name]:
-            return _problem_of_settings(words[1:], flags | own)
-    return _problem_of_settings(words, flags)
+    if kind == "rl":
+        flags |= {flag[2:] for one in (TrainFlags, LauncherFlags) for flag in flag_names(one)} | {"launcher"}
+    return _problem_of_settings(words, flags | _OWN_FLAGS.get(name, set()))
 
 
 def follow(runner, text):
@@ -104,18 +109,12 @@ def _problem_of_settings(words, flags):
 
 
 def _problem_of(command, words):
-    while isinstance(command, TyperGroup) and words and not words[0].startswith("-"):
-        if words[0].isupper():
-            return None
-        if words[0] not in command.commands:
-            return f"no such command: {words[0]}"
-        command, words = command.commands[words[0]], words[1:]
     context = command.context_class(command, **command.context_settings)
     try:
         _, left, _ = command.make_parser(context).parse_args(args=list(words))
     except Exception as error:  # typer's own, which differ between its versions
         return str(error) or repr(error)
-    may_have_more = command.context_settings.get("allow_extra_args") or isinstance(command, TyperGroup)
+    may_have_more = command.context_settings.get("allow_extra_args")
     return f"too many arguments: {left}" if left and not may_have_more else None
 
 

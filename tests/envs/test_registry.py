@@ -10,8 +10,9 @@ import pytest
 
 from buckeye.envs import registry
 from buckeye.envs.base import Environment, Reply
-from buckeye.envs.registry import EnvironmentId, load_environment
+from buckeye.envs.registry import EnvironmentId
 from buckeye.errors import EnvironmentNotFoundError, UsageError
+from buckeye.workers.opening import load_environment
 
 GOOD = textwrap.dedent(
     """

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from buckeye.base.process import RunIdentity
 from buckeye.errors import BuckeyeError, CheckpointError, DiskFullError, StoreError, UsageError
+from buckeye.launch.uploads import Uploads
 from buckeye.transport import object_store, uploads
 from buckeye.transport.checkpoint import (
     list_checkpoints,
@@ -29,7 +30,6 @@ from buckeye.transport.checkpoint import (
 )
 from buckeye.transport.checkpoint_resume import bring
 from buckeye.transport.object_store import Store, name_in_store
-from buckeye.transport.uploads import Uploads
 
 MEMORY = fsspec.filesystem("memory")
 

@@ -9,13 +9,13 @@ import shutil
 
 import pytest
 import torch
+from buckeye.cli.app import app
 from huggingface_hub import constants
 from peft import AutoPeftModelForCausalLM
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
-from buckeye.cli.app import app
 from buckeye.config.load import load_with_warnings
 from buckeye.config.rl import RLConfig
 from buckeye.config.sft import SFTConfig

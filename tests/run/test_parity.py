@@ -9,12 +9,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from buckeye.envs.registry import load_environment
 from buckeye.inference.client import InferenceClient, SamplingParams
 from buckeye.inference.render import ChatRenderer
 from buckeye.launch.serve import served_model
 from buckeye.trainer.data.packing import pack_micro_batch
 from buckeye.trainer.model.policy import load_policy
+from buckeye.workers.opening import load_environment
 from dakota1890.__main__ import main as write_demonstrations
 from tests.command import run_here
 

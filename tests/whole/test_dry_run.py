@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import typer
+from buckeye.cli.app import app
 from tests.command import run_here
 from tests.remote.landlord import KEY, Landlord, serve
 from tests.run.conftest import ENVIRONMENT
@@ -14,7 +15,6 @@ from tests.run.made_runs import made_run
 from tests.setup.recipe.rl_project import fill
 
 from buckeye.cli import launch
-from buckeye.cli.app import app
 from buckeye.cli.init import init_app
 from buckeye.cli.pods import pods_app
 from buckeye.cli.runs import runs_app

@@ -15,6 +15,8 @@ from importlib import metadata
 
 import pytest
 import typer
+from buckeye.cli.app import app
+from buckeye.cli.launch import COMMANDS, RL_COMMANDS
 from buckeye.remote.export.command import export_run_app
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -22,8 +24,6 @@ from tests.local_server import LocalServer, QuietHandler
 from tests.places import ROOT
 
 from buckeye.base.distribution import DISTRIBUTION, SATELLITES, requirements
-from buckeye.cli.app import app
-from buckeye.cli.launch import COMMANDS, RL_COMMANDS
 from buckeye.cli.pods import pods_app
 
 CAPITALS = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.S)[1]

@@ -13,9 +13,8 @@ from tests.command import run_here
 
 from buckeye import __version__
 from buckeye.base.columns import aligned
-from buckeye.cli import help as help_page
-from buckeye.cli.app import app
-from buckeye.cli.launch import COMMANDS, RL_COMMANDS
+from buckeye.cli.removed import REMOVED_COMMANDS
+from buckeye.cli.tree import BY_WORDS, COMMANDS, GROUPS, TITLES, children, lines
 
 BUCKEYE = [sys.executable, "-m", "buckeye"]
 
@@ -57,37 +56,69 @@ def test_help_fits_a_screen(words):
     assert "..." not in "\n".join(lines[3:]).replace("stop, ...", "")  # nothing is cut off
 
 
-def test_every_command_has_a_place():
-    from typer.main import get_command
-
-    root = get_command(app)
-    for name, group in (("buckeye", root), ("env", root.commands["env"])):
-        placed = {one for commands in help_page.GROUPS[name].values() for one in commands}
-        shown = {one for one, command in group.commands.items() if not command.hidden}
-        assert shown <= placed, name
-        assert placed - shown == set(), name
+@pytest.mark.parametrize("group", TITLES)
+def test_every_command_has_a_place(group):
+    placed = [name for names in TITLES[group].values() for name in names]
+    assert sorted(placed) == sorted(children(group))
 
 
-@pytest.mark.parametrize("program", [*COMMANDS, ""])
-def test_every_program_says_its_version(program, tmp_path):
-    done = run_here(*program.split(), "--version", cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (0, f"buckeye {__version__}\n")
+def test_the_tree_has_every_command_once_and_no_more_than_46():
+    assert len(BY_WORDS) == len(COMMANDS) <= 46
+    assert not REMOVED_COMMANDS.keys() & BY_WORDS.keys()
+    shown = [command for command in COMMANDS if not command.hidden]
+    assert [
+        line.startswith(f"buckeye {command.words} ") for line, command in zip(lines(), shown, strict=True)
+    ]
 
 
-@pytest.mark.parametrize("word", RL_COMMANDS)
-def test_every_command_of_rl_explains_itself(word, tmp_path):
-    done = run_here("rl", word, "--help", cwd=tmp_path)
+@pytest.mark.parametrize("words", [command.words for command in COMMANDS])
+def test_every_command_explains_itself(words, tmp_path):
+    assert words in BY_WORDS[words].load()
+    done = run_here(*words.split(), "--help", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("usage: ")
-    assert f"rl {word}" in done.stdout.splitlines()[0]
+    assert words.removeprefix("worker ") in done.stdout.splitlines()[0]
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("words", sorted(REMOVED_COMMANDS))
+def test_a_removed_command_names_its_replacement(words, tmp_path):
+    done = run_here(*words.split(), cwd=tmp_path)
+    assert done.returncode == 2
+    assert REMOVED_COMMANDS[words] in done.stderr
+
+
+@pytest.mark.parametrize("words", ["--help", "rl --help", "--help-all", "env --help", "rl pods --help"])
+def test_help_imports_no_configuration_and_no_run(words):
+    code = (
+        "import sys; from buckeye.cli.main import main\n"
+        f"sys.argv = ['buckeye', *{words.split()!r}]\n"
+        "try: main()\n"
+        "except SystemExit as end: assert not end.code\n"
+        "heavy = {'pydantic', 'typer', 'rich', 'psutil', 'buckeye.config', 'buckeye.run_files'}\n"
+        "assert not heavy & sys.modules.keys(), heavy & sys.modules.keys()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_versions(tmp_path):
+    for words in ((), ("rl",)):
+        done = run_here(*words, "--version", cwd=tmp_path)
+        assert (done.returncode, done.stdout) == (0, f"buckeye {__version__}\n")
+
+
+def test_every_group_has_a_page(tmp_path):
+    for group in GROUPS.keys() - {"rl"}:
+        assert run_here(*group.split(), "--help", cwd=tmp_path).stdout.startswith(f"usage: buckeye {group} ")
+        assert run_here(*group.split(), cwd=tmp_path).returncode == 2
 
 
 @pytest.mark.parametrize("columns", [40, 80, 200])
 def test_no_line_is_wider_than_the_terminal(columns):
     shown = plain(on_a_terminal("--help", columns=columns))
     assert max(map(len, shown.splitlines())) <= columns
-    assert "orchestrator" in shown
+    assert "gateway" in shown
 
 
 def test_no_color():
@@ -110,8 +141,8 @@ def test_no_color():
         ("rl pods ter", ["terminate"]),
         ("rl @ ru", []),  # so that the shell completes files
         ("rl @ run.toml --max-st", ["--max-steps"]),
-        ("trainer --optim.max", ["--optim.max-norm"]),
-        ("inference --model.na", ["--model.name"]),
+        ("buckeye worker trainer --optim.max", ["--optim.max-norm"]),
+        ("buckeye serve --model.na", ["--model.name"]),
     ],
 )
 def test_completion(line, completed, tmp_path):
@@ -148,7 +179,7 @@ def test_what_a_shell_completes(tmp_path):
         "complete -o default -F _rl_completion rl",
     ]
     installed = {path.stem for path in (tmp_path / ".bash_completions").iterdir()}
-    assert installed == {"buckeye", *COMMANDS}
+    assert installed == {"buckeye", "rl"}
 
 
 def test_the_completion_script_is_shown():
@@ -160,17 +191,19 @@ def test_the_completion_script_is_shown():
     )
     assert shown.returncode == 0, shown.stderr
     assert "_BUCKEYE_COMPLETE" in shown.stdout
-    assert all(f"{program}\n" in shown.stdout for program in COMMANDS)
+    assert all(f"{program}\n" in shown.stdout for program in ("buckeye", "rl"))
 
 
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("xyzzy",), "error: No such command 'xyzzy'. Look at: buckeye --help\n"),
-        (("env", "nope"), "error: No such command 'nope'. Look at: buckeye env --help\n"),
+        (("xyzzy",), "error: xyzzy: no such command. Commands: rl, "),
+        (("env", "nope"), "error: env nope: no such command. Commands: new, "),
+        (("env", "pusch"), "error: env pusch: no such command. Did you mean `buckeye env push`?\n"),
+        (("rl", "stauts"), "error: rl stauts: no such command. Did you mean `buckeye rl status`?\n"),
         (
-            ("env", "pusch"),
-            "error: No such command 'pusch'. Did you mean 'push'? Look at: buckeye env --help\n",
+            ("rl", "x.toml"),
+            "error: rl x.toml: no such command. Files have a flag. Did you mean\n  buckeye rl @ x",
         ),
         (("rl", "init", "--nope"), "error: No such option: --nope"),
         (("env", "push", "/nowhere"), "error: there is no /nowhere/buckeye.lock.yaml"),
@@ -180,7 +213,6 @@ def test_errors_look_the_same_and_say_what_to_type(words, says):
     done = run(*words)
     assert done.returncode == 2
     assert done.stderr.startswith(says)
-    assert "--help" in done.stderr or "`buckeye " in done.stderr
 
 
 def test_columns_are_folded_in_a_terminal_only(monkeypatch):

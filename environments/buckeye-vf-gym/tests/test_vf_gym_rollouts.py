@@ -18,7 +18,7 @@ import pytest
 from vf_gym_servers import chat_server, mcp_server
 
 from buckeye.envs.base import Reply
-from buckeye.envs.registry import load_environment
+from buckeye.workers.opening import load_environment
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]

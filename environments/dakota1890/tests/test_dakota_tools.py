@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from buckeye.envs.base import Reply
-from buckeye.envs.registry import load_environment
 from buckeye.errors import UsageError
+from buckeye.workers.opening import load_environment
 from dakota1890.arguments import checked_arguments
 from dakota1890.corpus import load_corpus
 from dakota1890.families import FAMILIES

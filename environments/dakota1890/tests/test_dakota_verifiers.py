@@ -8,7 +8,7 @@ import sys
 import pytest
 
 import dakota1890
-from buckeye.envs.registry import load_environment
+from buckeye.workers.opening import load_environment
 from dakota1890.arguments import checked_arguments
 from dakota1890.audit import GradeMismatchError
 from dakota1890.environment import DakotaEnvironment

@@ -8,10 +8,10 @@ import pytest
 import yaml
 
 from buckeye.envs.base import Reply
-from buckeye.envs.registry import load_environment
 from buckeye.mcp.client.session import Deadlines, open_session
 from buckeye.mcp.tasks.files import read_tasks
 from buckeye.mcp.tasks.task_schema import StdioServer
+from buckeye.workers.opening import load_environment
 
 HOME = Path(__file__).parent.parent
 SERVER = StdioServer(command=sys.executable, args=["-m", "text_2048"])

@@ -1,10 +1,8 @@
-"""How Buckeye is installed: its name, what it requires, which distributions are there beside it, and what to
-type when some of that is missing."""
+"""How Buckeye is installed: its name, its requirements, and the command that installs a missing one."""
 
 from __future__ import annotations
 
 import hashlib
-import importlib
 import importlib.util
 import json
 import platform
@@ -14,10 +12,8 @@ import sys
 import tomllib
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from packaging.requirements import Requirement
@@ -28,8 +24,6 @@ from buckeye.errors import UsageError
 DISTRIBUTION = "buckeye-rl"
 """What package indexes know it by; the module is `buckeye`, which is another distribution there."""
 
-_OURS = "buckeye-"
-"""How the names of our distributions begin, those beside the core too."""
 _ASKED_FOR = ("hub", "mcp", "remote", "train")
 _LIBRARIES = (DISTRIBUTION, "torch", "transformers", "peft", "vllm")
 _CPU_TORCH = "https://download.pytorch.org/whl/cpu"
@@ -79,15 +73,14 @@ def cpu_torch_command(*flags: str) -> str:
 
 
 def requirements(extras: Iterable[str]) -> list[str]:
-    """What is required with some extras, those that these name included, and by the satellites of these that
-    are installed; never Buckeye itself or a satellite."""
+    """Return the requirements with some extras, those that these name included; never Buckeye itself."""
     base, optional = _declared()
     of_extras = [line for extra in extras for line in optional.get(extra, [])]
     return sorted(_reached([*base, *of_extras], optional))
 
 
 def _reached(lines: Iterable[str], optional: dict[str, list[str]]) -> set[str]:
-    """What the lines lead to that is none of ours."""
+    """Return the lines, with our own extras replaced by what they require."""
     queue, wanted, seen = list(lines), set(), set()
     while queue:
         if (line := queue.pop()) in seen:
@@ -97,8 +90,6 @@ def _reached(lines: Iterable[str], optional: dict[str, list[str]]) -> set[str]:
         name = canonicalize_name(need.name)
         if name == DISTRIBUTION:
             queue += [other for extra in need.extras for other in optional.get(extra, [])]
-        elif name.startswith(_OURS):
-            queue += _required_by(name)
         else:
             wanted.add(line)
     return wanted
@@ -114,14 +105,6 @@ def _extra_with(module: str) -> str | None:
     return None
 
 
-def _required_by(satellite: str) -> list[str]:
-    """What an installed satellite requires; nothing of one that is absent."""
-    try:
-        return list(_of_extra(map(Requirement, metadata.distribution(satellite).requires or []), None))
-    except metadata.PackageNotFoundError:
-        return []
-
-
 def _installer() -> list[str]:
     """What installs into this interpreter, whether or not its environment is active."""
     if importlib.util.find_spec("pip") is None:
@@ -132,20 +115,13 @@ def _installer() -> list[str]:
     return [sys.executable, "-m", "pip", "install"]
 
 
-def project_extras(project: Path) -> dict[str, list[str]]:
-    """The extras of our own `pyproject.toml`, which writes them for `hatch_build.py`."""
-    hooks = tomllib.loads(project.read_text(encoding="utf-8"))["tool"]["hatch"]["metadata"]["hooks"]
-    extras: dict[str, list[str]] = hooks["custom"]["extras"]
-    return extras
-
-
 def _declared() -> tuple[list[str], dict[str, list[str]]]:
     """What is always required, and by extra; of a source tree as its pyproject.toml says now."""
     project = Path(__file__).parents[3] / "pyproject.toml"
     if project.is_file():
         values = tomllib.loads(project.read_text(encoding="utf-8")).get("project", {})
         if values.get("name") == DISTRIBUTION:
-            return values["dependencies"], project_extras(project)
+            return values["dependencies"], values["optional-dependencies"]
     try:
         here = metadata.distribution(DISTRIBUTION)
     except metadata.PackageNotFoundError:
@@ -166,27 +142,8 @@ def _of_extra(lines: Iterable[Requirement], extra: str | None) -> Iterator[str]:
             yield str(line)
 
 
-SATELLITES = {
-    "buckeye.mcp": "buckeye-mcp",
-    "buckeye.workers": "buckeye-adapters",
-    "buckeye.evaluation": "buckeye-audit",
-    "buckeye.remote": "buckeye-machines",
-    "buckeye.ui": "buckeye-ui",
-}
-"""The module of each, and the distribution to install."""
-
-
-@cache
-def is_there(satellite: str) -> bool:
-    """Whether a satellite, by the name of its module, is installed."""
-    return importlib.util.find_spec(satellite) is not None
-
-
-@cache
-def folders() -> tuple[str, ...]:
-    """Where the code of the core and of the satellites is."""
-    specs = [importlib.util.find_spec(module) for module in ("buckeye", *SATELLITES)]
-    return tuple(str(Path(str(spec.origin)).parent) for spec in specs if spec is not None)
+CODE_FOLDER = str(Path(__file__).parents[1])
+"""The folder of the package `buckeye`."""
 
 
 def versions() -> dict[str, str]:
@@ -200,33 +157,7 @@ def versions() -> dict[str, str]:
 
 def code_digest() -> str:
     """Twelve hexadecimal digits that are equal for equal code of Buckeye, whatever its version is called."""
-    digest = hashlib.sha256()
-    for folder in map(Path, folders()):
-        for path in sorted(folder.rglob("*.py")):
-            digest.update(f"{folder.name}/{path.relative_to(folder)}".encode() + path.read_bytes())
+    digest, folder = hashlib.sha256(), Path(CODE_FOLDER)
+    for path in sorted(folder.rglob("*.py")):
+        digest.update(str(path.relative_to(folder)).encode() + path.read_bytes())
     return digest.hexdigest()[:12]
-
-
-def ask(target: str, what: str) -> Any:
-    """The attribute that `target` names, as `buckeye.launch.mcp_gateways:run_gateways`.
-
-    Raises UsageError, with the command that installs it, if its distribution is not there, saying `what`
-    needs it.
-    """
-    module, _, attribute = target.partition(":")
-    satellite = module.partition(".")[0]
-    if not is_there(satellite):
-        raise absent(satellite, what)
-    return getattr(importlib.import_module(module), attribute)
-
-
-def ask_if_there(target: str, otherwise: Any) -> Any:
-    """The same, but `otherwise` where its distribution is not there."""
-    return ask(target, "") if is_there(target.partition(".")[0]) else otherwise
-
-
-def absent(satellite: str, what: str) -> UsageError:
-    """What to say to somebody who lacks a satellite."""
-    name = SATELLITES[satellite]
-    extra = name.removeprefix("buckeye-")
-    return UsageError(f"{what} needs {name}, which is not installed. Install it: {install_command(extra)}")

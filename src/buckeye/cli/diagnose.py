@@ -1,12 +1,9 @@
-"""`buckeye rl diagnose`, and what a run says of itself at its end."""
+"""`buckeye rl diagnose`."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import logging
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -16,8 +13,6 @@ from buckeye.base.columns import aligned
 from buckeye.base.json_lines import printable
 from buckeye.monitor.finding import Finding
 from buckeye.run_files.known_runs import find_run
-
-log = logging.getLogger(__name__)
 
 _NOTHING = "Nothing is wrong with it, as far as its records tell."
 _NOTHING_LEFT = "Nothing is wrong with it, as far as the rules tell that did not fail."
@@ -63,25 +58,4 @@ def _text(number: int, one: Finding) -> str:
     return printable(f"{head}\n{aligned(rows)}")
 
 
-def found_in(run: Path) -> Sequence[Finding]:
-    """What is wrong with a run, but for what is merely `possible`; what hinders that is said in the log. It
-    never is the reason that a run ends."""
-    from buckeye.analysis.diagnosis.diagnose import diagnose
-
-    try:
-        done = diagnose(run)
-    except Exception as error:
-        log.info("What may be wrong with the run could not be looked at: %s", error)
-        return ()
-    for failure in done.failures:
-        log.warning("Not looked at: %s", failure)
-    return [one for one in done.findings if one.confidence != "possible"]
-
-
-def tell_at_end(run: Path) -> None:
-    """Say in the log what is wrong with a run that has ended."""
-    accused = found_in(run)
-    for one in accused:
-        log.warning("Found (%s): %s", one.confidence, one)
-    if accused:
-        log.warning("All of it, with evidence: buckeye rl diagnose %s", run)
+COMMANDS = {"rl diagnose": diagnose_run}

@@ -6,10 +6,11 @@ import json
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 
 from buckeye.base.terminal import status_line
+from buckeye.cli.load import load
 from buckeye.config.rl import RLConfig
 from buckeye.errors import UsageError
 from buckeye.evaluation import doctor_checks
@@ -30,13 +31,13 @@ Exit code 0 if nothing has failed (warnings do not count), 1 if something has, 2
 _PAPER_WIDTH = 110
 
 
-def run_doctor(words: Sequence[str], load: Callable[[list[str]], RLConfig]) -> int:
-    """Make the checks and print them; returns the exit code. `load` reads a configuration."""
+def doctor(words: list[str]) -> int:
+    """Run the checks and print them; return the exit code."""
     if "--help" in words or "-h" in words:
         print(HELP)
         return 0
     rest, as_json, sample = _own_flags(words)
-    config = load(rest) if rest else None
+    config = load(RLConfig, rest, "rl doctor") if rest else None
     if config is not None and config.dry_run:
         raise UsageError("`rl doctor` starts no run, but plays what it examines: leave --dry-run out")
     if sample and config is None:
@@ -101,3 +102,6 @@ def _own_flags(words: Sequence[str]) -> tuple[list[str], bool, int]:
 
 def _width() -> int:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else _PAPER_WIDTH
+
+
+COMMANDS = {"rl doctor": doctor}

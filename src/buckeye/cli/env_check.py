@@ -65,3 +65,6 @@ def env_check(
         print_report(report)
     if not report.passed or (strict and count_of(report.checks, "warning")):
         raise typer.Exit(1)
+
+
+COMMANDS = {"env check": env_check}

@@ -110,3 +110,6 @@ def _is_newer(built: str | None, pushed: str | None) -> bool:
     if built is None or pushed is None:
         return built is not None
     return datetime.fromisoformat(built).timestamp() > datetime.fromisoformat(pushed).timestamp()
+
+
+COMMANDS = {"env build": env_build, "env push": env_push}

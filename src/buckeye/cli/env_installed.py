@@ -1,4 +1,4 @@
-"""`buckeye env install | list | info | shell | remove`: environments in interpreters of their own."""
+"""`buckeye env install | list | remove`: environments in their own interpreters."""
 
 from __future__ import annotations
 
@@ -61,8 +61,14 @@ def env_install(
     typer.echo(f'Use it: [[env]] id = "{example_id(environment)}"')
 
 
-def env_list(as_json: _Json = False) -> None:
-    """List the environments that are installed."""
+def env_list(
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Show all of one, its size too.")] = None,
+    as_json: _Json = False,
+) -> None:
+    """List the installed environments, or show one: versions, source, interpreter, size."""
+    if name is not None:
+        _show_one(name, as_json)
+        return
     from buckeye.workers.installed import all_installed
 
     environments, damaged = all_installed()
@@ -80,8 +86,7 @@ def env_list(as_json: _Json = False) -> None:
         typer.echo(f"warning: {problem}", err=True)
 
 
-def env_info(name: _Name, as_json: _Json = False) -> None:
-    """Show what is installed under a name: versions, source, interpreter, room on the disk."""
+def _show_one(name: str, as_json: bool) -> None:
     from buckeye.workers.installed import get_installed
     from buckeye.workers.installed.store import disk_bytes
 
@@ -94,23 +99,6 @@ def env_info(name: _Name, as_json: _Json = False) -> None:
     for key, value in row.items():
         shown = ", ".join(value) if isinstance(value, list) else value
         typer.echo(f"{key:<16}{'-' if shown in (None, '') else shown}")
-
-
-def env_shell(
-    name: _Name,
-    command: Annotated[
-        list[str] | None, typer.Argument(metavar="-- COMMAND", help="What to run; nothing is a shell.")
-    ] = None,
-    variables: Variables = None,
-) -> None:
-    """Run a command with an environment's interpreter and programs; its exit code is that of the command."""
-    from buckeye.base.keys import check_variables, key
-    from buckeye.workers.installed import get_installed
-    from buckeye.workers.installed.shell import become
-
-    names = variable_names(variables)
-    check_variables(name, names)
-    become(get_installed(name), command or [], {variable: key(variable) for variable in names})
 
 
 def env_remove(
@@ -156,3 +144,6 @@ def _row(environment: InstalledEnvironment) -> dict[str, Any]:
     from buckeye.workers.installed.record import to_json
 
     return {**json.loads(to_json(environment)), "lock": str(environment.lock)}
+
+
+COMMANDS = {"env install": env_install, "env list": env_list, "env remove": env_remove}

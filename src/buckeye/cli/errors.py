@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING
 
 from buckeye.base import heartbeat
 from buckeye.base.process import raise_open_files_limit, take_secrets
-from buckeye.errors import BuckeyeError, UsageError
+from buckeye.errors import DEBUG_VARIABLE, BuckeyeError, UsageError
 
 if TYPE_CHECKING:
     from typer import Typer
-
-DEBUG_VARIABLE = "BUCKEYE_DEBUG"
 
 
 def run_command(command: Callable[[], int | None]) -> None:

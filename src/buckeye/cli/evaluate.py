@@ -117,3 +117,6 @@ def _text(report: EvalReport) -> str:
 
 def _slug(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.") or "eval"
+
+
+COMMANDS = {"eval": evaluate}

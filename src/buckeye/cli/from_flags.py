@@ -14,20 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from buckeye.base.disk import free_bytes
-from buckeye.base.distribution import ask, is_there
 from buckeye.base.storage import write_file
 from buckeye.base.terminal import can_ask, confirm
 from buckeye.cli.dry_run import carry_out, nothing_written
 from buckeye.cli.env_image import push_if_needed
-from buckeye.cli.missing_parts import (
-    Search,
-    StarterWrittenError,
-    ask_place,
-    find_config,
-    find_dataset,
-    find_model,
-    look_around,
-)
+from buckeye.cli.remote import show_remote, start_remote
 from buckeye.config.load import load_with_warnings
 from buckeye.config.rl import RLConfig
 from buckeye.errors import BuckeyeError, ConfigError, UsageError
@@ -44,14 +35,21 @@ from buckeye.run_files.directory import RUN_FILE, files_of_a_run, is_in_use, is_
 from buckeye.setup.recipe.compose import RUN_CONFIG, Recipe, run_text
 from buckeye.setup.recipe.estimate import estimate_time
 from buckeye.setup.recipe.flags import TrainFlags, Words
+from buckeye.setup.recipe.missing import (
+    Search,
+    StarterWrittenError,
+    ask_place,
+    find_config,
+    find_dataset,
+    find_model,
+    look_around,
+)
 from buckeye.setup.recipe.model import ModelFacts, model_facts, refuse_hosted
 from buckeye.setup.recipe.sizes import Sizes, choose_sizes
 from buckeye.setup.recipe.texts import Plan, plan_object, plan_text
 from buckeye.setup.recipe.where import Place, devices_text, remote_place, this_place
 
 _COMPOSED = "of the run put together here"
-_MACHINES = "buckeye.remote"
-_ELSEWHERE = "buckeye.cli.remote"
 
 Start = Callable[[RLConfig, list[str]], int]
 
@@ -103,7 +101,7 @@ def _find_parts(search: Search, place: Place) -> tuple[TrainFlags, Place, _Parts
     gym = load_gym_config(config)
     dataset = find_dataset(search, config)
     if search.asks and flags.provider is None and place.gpus is None:
-        flags = ask_place(flags, f"{place.cores} cores, no GPU", elsewhere=is_there(_MACHINES))
+        flags = ask_place(flags, f"{place.cores} cores, no GPU")
         place = _place(flags)
     model = find_model(search, on_gpu=place.gpus is not None)
     return flags, place, _Parts(config=config, gym=gym, dataset=dataset, model=model)
@@ -112,10 +110,7 @@ def _find_parts(search: Search, place: Place) -> tuple[TrainFlags, Place, _Parts
 def _place(flags: TrainFlags) -> Place:
     asked = parse_gpus(flags.gpus) if flags.gpus is not None else None
     if flags.provider is not None and flags.provider != "local":
-        place = remote_place(flags.provider, asked, flags.host)
-        if not flags.dry_run:
-            ask(f"{_ELSEWHERE}:start_remote", "training on another machine (--provider prime, ssh)")
-        return place
+        return remote_place(flags.provider, asked, flags.host)
     place = this_place(asked)
     if place.problem is not None and not flags.dry_run:
         raise UsageError(place.problem)
@@ -248,7 +243,7 @@ def _show_rest(plan: Plan, place: Place, flags: TrainFlags) -> None:
     """What is shown beside the plan if nothing is started."""
     if place.remote and not flags.as_json and not flags.quiet:
         print()
-        ask(f"{_ELSEWHERE}:show_remote", "--provider")(plan.recipe.file, plan.config, flags)
+        show_remote(plan.recipe.file, plan.config, flags)
     if not flags.as_json and not flags.quiet:
         print(f"\n{plan.recipe.file} would be:\n\n{plan.text}")
     if place.problem is not None:
@@ -270,8 +265,7 @@ def _begin(plan: Plan, place: Place, flags: TrainFlags, start: Start, *, asks: b
     if not flags.quiet:
         print(f"{file}: written; it starts this run again: buckeye rl @ {file}", file=sys.stderr)
     if place.remote:
-        code: int = ask(f"{_ELSEWHERE}:start_remote", "--provider")(file, flags)
-        return code
+        return start_remote(file, flags)
     try:
         return start(plan.config, ["buckeye", "rl", "@", str(file)])
     except (BuckeyeError, KeyboardInterrupt):

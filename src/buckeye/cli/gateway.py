@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-import shlex
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from buckeye.errors import UsageError
+from buckeye.mcp.gateway.settings import split_command
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", re.I)
 
@@ -144,14 +144,6 @@ def _check_together(image: str | None, command: str | None, folder: Path | None,
         raise UsageError("--files is for --command: an image and a project bring their own.")
 
 
-def split_command(command: str) -> list[str]:
-    """The words of `--command`. Raises UsageError for a quote that is not closed."""
-    try:
-        return shlex.split(command)
-    except ValueError as error:
-        raise UsageError(f"--command: {error}: close what is open, or write \\ before it.") from None
-
-
 def _bytes(size: str | None, flag: str) -> int | None:
     if size is None:
         return None
@@ -159,3 +151,6 @@ def _bytes(size: str | None, flag: str) -> int | None:
     if match is None or float(match[1]) == 0:
         raise UsageError(f"{flag} {size}: write a number and a unit, as 512m or 2g.")
     return int(float(match[1]) * 1024 ** " kmgt".index(match[2].lower() or " "))
+
+
+COMMANDS = {"gateway": gateway}

@@ -255,3 +255,6 @@ def check_name(name: str, *, push: bool) -> None:
 
 def _reason(error: Exception) -> str:
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+COMMANDS = {"hf": hf}

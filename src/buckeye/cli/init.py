@@ -11,24 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from buckeye.cli.help import Commands
 from buckeye.errors import UsageError
 
 if TYPE_CHECKING:
     from buckeye.setup.init.prepare import Prepared
     from buckeye.setup.init.source import Source
 
-init_app = Commands(add_completion=False)
 
-
-def run_init(argv: Sequence[str]) -> int:
-    """Carry out `rl init ...`."""
-    from buckeye.cli.errors import run_typer
-
-    return run_typer(init_app, argv, "buckeye rl init")
-
-
-@init_app.command()
 def init(
     env: Annotated[
         str | None,
@@ -183,3 +172,6 @@ def _headers(pairs: Sequence[str]) -> dict[str, str]:
             )
         found[name.strip()] = value
     return found
+
+
+COMMANDS = {"rl init": init}

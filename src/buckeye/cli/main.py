@@ -1,30 +1,111 @@
-"""The `buckeye` command. Launch commands are dispatched by hand: their flags are configuration keys."""
+"""The programs `buckeye` and `rl`: find the command in the tree, load it, run it."""
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Callable, Sequence
+from difflib import get_close_matches
 
-from buckeye.cli.completion import complete, is_asked
-from buckeye.cli.errors import run_command, run_typer, take_debug_flag
-from buckeye.cli.launch import COMMANDS
+from buckeye.cli.help import show_group
 from buckeye.cli.removed import removed_command_error
+from buckeye.cli.tree import BY_WORDS, GROUPS, children, find, lines
+
+_HELP = ("--help", "-h")
+_COMPLETION = ("--install-completion", "--show-completion")
+_ASKED_BY_A_SHELL = "_BUCKEYE_COMPLETE"
 
 
 def main() -> None:
-    """Entry point of `buckeye` and of `python -m buckeye`."""
-    if len(sys.argv) > 1 and sys.argv[1] in COMMANDS:
-        name = sys.argv.pop(1)
-        COMMANDS[name]()
+    """Run `buckeye`, or `python -m buckeye`."""
+    _main(sys.argv[1:], "buckeye")
+
+
+def rl() -> None:
+    """Run `rl`, which is `buckeye rl`."""
+    _main(["rl", *sys.argv[1:]], "rl")
+
+
+def _main(argv: list[str], program: str) -> None:
+    if _ASKED_BY_A_SHELL not in os.environ and (show := _page(argv, program)) is not None:
+        sys.exit(_printed(show))
+    from buckeye.cli.errors import run_command, take_debug_flag
+
+    run_command(lambda: _run(take_debug_flag(argv), program))
+
+
+def _page(argv: Sequence[str], program: str) -> Callable[[], None] | None:
+    """Return what prints the help that was asked for; None where it needs more than the tree."""
+    words, rest = find(argv)
+    if words == "rl" and rest[:1] in ([_HELP[0]], [_HELP[1]]) and len(rest) == 1:
+        from buckeye.cli.rl_page import show_rl_page
+
+        return show_rl_page
+    if words == "" and rest == ["--help-all"]:
+        return lambda: print("\n".join(lines()))
+    is_group = words not in BY_WORDS
+    if is_group and rest[:1] in ([_HELP[0]], [_HELP[1]]):
+        return lambda: show_group(words, _typed(words, program))
+    return None
+
+
+def _printed(show: Callable[[], None]) -> int:
+    try:
+        show()
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader, as `head`, has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+def _run(argv: list[str], program: str) -> int | None:
+    """Run the command of a command line; return its exit code."""
+    if _ASKED_BY_A_SHELL in os.environ:
+        from buckeye.cli.completion import complete
+
+        return complete(program)
+    words, rest = find(argv)
+    if words in ("", "rl") and rest == ["--version"]:
+        from buckeye import __version__
+
+        print(f"buckeye {__version__}")
+        return 0
+    if words == "" and rest and rest[0] in _COMPLETION:
+        from buckeye.cli.completion import set_up_completion
+
+        return set_up_completion(install=rest[0] == _COMPLETION[0])
+    _refuse_unknown(words, rest)
+    if words not in BY_WORDS:
+        show_group(words, _typed(words, program))
+        return 2
+    command = BY_WORDS[words]
+    if command.takes_settings:
+        return command.load()[words](rest)  # type: ignore[no-any-return]
+    from buckeye.cli.typed import run
+
+    return run(words, rest, _typed(words, program))
+
+
+def _refuse_unknown(words: str, rest: Sequence[str]) -> None:
+    """Raise UsageError if a command line names no command."""
+    if not rest or rest[0].startswith(("-", "@")) or (words in BY_WORDS and words != "rl"):
         return
-    sys.argv[1:] = take_debug_flag(sys.argv[1:])
-    run_command(_typer_main)
+    from buckeye.errors import UsageError
+
+    typed = f"{words} {rest[0]}".strip()
+    if gone := removed_command_error([*words.split(), *rest]):
+        raise gone
+    known = children(words)
+    near = get_close_matches(rest[0], known, 1)
+    hint = f"Did you mean `buckeye {words} {near[0]}`?".replace("  ", " ") if near else ""
+    if words == "rl":
+        from buckeye.cli.rl_page import file_hint
+
+        hint = file_hint(rest[0]) or hint
+    hint = hint or f"Commands: {', '.join(known)}."
+    raise UsageError(f"{typed}: no such command. {hint}")
 
 
-def _typer_main() -> int:
-    if is_asked():
-        return complete(within=False)
-    if (error := removed_command_error(sys.argv[1:])) is not None:
-        raise error
-    from buckeye.cli.app import app
-
-    return run_typer(app, None, "buckeye")
+def _typed(words: str, program: str) -> str:
+    """Return how the user would type a command: `rl status` where the program was `rl`."""
+    return words if program == "rl" and words in (*BY_WORDS, *GROUPS) else f"buckeye {words}".strip()

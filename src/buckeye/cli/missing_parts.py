@@ -241,12 +241,11 @@ def find_model(search: Search, *, on_gpu: bool) -> str:
     return here[0] if here else usual
 
 
-def ask_place(flags: TrainFlags, here: str, *, elsewhere: bool) -> TrainFlags:
+def ask_place(flags: TrainFlags, here: str) -> TrainFlags:
     """Ask where to train, and what that takes; the flags with the answers. `here` describes this machine."""
     options = [("local", f"this machine: {here}")]
-    if elsewhere:
-        options += [("prime", "rented GPUs; the price is shown first"), ("ssh", "a machine of yours")]
-    chosen = choose("Where?", options) if elsewhere else "local"
+    options += [("prime", "rented GPUs; the price is shown first"), ("ssh", "a machine of yours")]
+    chosen = choose("Where?", options)
     answers: dict[str, Any] = {"provider": chosen}
     if chosen == "prime":
         answers["gpus"] = ask_text("Which GPUs? [2xA100]") or "2xA100"

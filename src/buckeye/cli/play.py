@@ -128,3 +128,6 @@ def _tasks(
     if index is None:
         raise UsageError(f"--task {chosen}: there is no such id; numbers go from 1 to {len(tasks)}")
     return named, tasks, index
+
+
+COMMANDS = {"env play": play}

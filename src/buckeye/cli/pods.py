@@ -1,4 +1,4 @@
-"""`buckeye rl pods list | offers | attach | logs | terminate | gc`: machines that are, or can be, rented."""
+"""`buckeye rl pods list | offers | attach | terminate | gc`: machines that are, or can be, rented."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from typing import Annotated, Any
 import typer
 
 from buckeye.cli.env_args import print_table
-from buckeye.cli.help import Commands
 from buckeye.errors import RemoteError, UsageError
 from buckeye.launch.preflight.devices import parse_gpus
 from buckeye.remote.base import Clock, GpuRequest, RemoteRequest
@@ -24,22 +23,16 @@ from buckeye.remote.inventory import SeenPod, end_seen, find_pod, survey
 from buckeye.remote.ledger import Entry, Ledger, hours_text
 from buckeye.remote.offers import fitting_offers, left_out_text, offer_table
 from buckeye.remote.providers.choose import open_provider
+from buckeye.remote.steer import terminal_of
 from buckeye.remote.teardown import cost_text
-
-pods_app = Commands(
-    name="pods",
-    help="Machines that are rented for runs: see them, and end them.",
-    no_args_is_help=True,
-    add_completion=False,
-)
+from buckeye.run_files.known_runs import find_run, is_remote
 
 _PROVIDER = "prime"  # the only one that rents
-_Pod = Annotated[str, typer.Argument(metavar="POD", help="Its name, its id, or the id of its run.")]
+_Pod = Annotated[str, typer.Argument(metavar="POD", help="Its name, its id, or its run.")]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 _Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 
-@pods_app.command("list")
 def list_pods(
     ended: Annotated[bool, typer.Option("--all", "-a", help="Also those that are over.")] = False,
     as_json: _Json = False,
@@ -62,7 +55,6 @@ def list_pods(
         typer.echo("`buckeye rl pods gc` ends those that nobody looks after.", err=True)
 
 
-@pods_app.command()
 def offers(
     gpus: Annotated[str, typer.Argument(metavar="GPUS", help="As in 4xH100.")],
     max_price: Annotated[float | None, typer.Option(min=0.0, help="Dollars an hour.")] = None,
@@ -86,19 +78,13 @@ def offers(
         typer.echo(f"Left out: {left_out_text(fitting.left_out)}", err=True)
 
 
-@pods_app.command()
 def attach(
     pod: _Pod,
     show: Annotated[bool, typer.Option("--print", help="Only print the command.")] = False,
 ) -> None:
-    """Go to the terminal of the run on a pod (tmux); Ctrl-B D leaves it. Without a terminal the command is
-    printed."""
-    ledger = Ledger()
-    with open_provider(_PROVIDER) as provider:
-        seen = find_pod(survey(provider, ledger, time.time()), pod)
-    if not seen.ssh:
-        raise RemoteError(f"Pod {seen.entry.name} is {seen.state}: it has no address for ssh yet.")
-    argv = _attach_argv(seen, ledger)
+    """Open the terminal of a run on a pod or on another host (tmux). Ctrl-B D leaves it; Ctrl-C stops the
+    run. Without a terminal the command is printed."""
+    argv = _argv_of_run(pod) or _argv_of_pod(pod)
     if show or not sys.stdout.isatty():
         typer.echo(shlex.join(argv))
         return
@@ -108,17 +94,6 @@ def attach(
         raise RemoteError(f"There is no program ssh here. It would be: {shlex.join(argv)}") from None
 
 
-@pods_app.command()
-def logs(pod: _Pod) -> None:
-    """What the provider has recorded of a pod's start. `buckeye rl logs RUN` has what the run prints."""
-    with open_provider(_PROVIDER) as provider:
-        entry = find_pod(survey(provider, Ledger(), time.time()), pod).entry
-        if entry.pod_id is None:
-            raise RemoteError(f"Pod {entry.name} was ordered, but is not there yet.")
-        typer.echo(provider.logs(entry.pod_id))
-
-
-@pods_app.command()
 def terminate(pod: _Pod, yes: _Yes = False, as_json: _Json = False) -> None:
     """End a pod, and wait until that is confirmed. What is only on its disk is lost."""
     with open_provider(_PROVIDER) as provider:
@@ -129,7 +104,6 @@ def terminate(pod: _Pod, yes: _Yes = False, as_json: _Json = False) -> None:
     _show_ended([ended], as_json)
 
 
-@pods_app.command()
 def gc(
     yes: _Yes = False,
     others: Annotated[
@@ -157,13 +131,6 @@ def gc(
         )
 
 
-def run_pods(argv: Sequence[str]) -> int:
-    """Carry out `rl pods ...`."""
-    from buckeye.cli.errors import run_typer
-
-    return run_typer(pods_app, argv, "rl pods")
-
-
 def _confirm(pods: Sequence[SeenPod], *, yes: bool, as_json: bool) -> None:
     """Show what would be ended, and ask. Raises UsageError where nobody can be asked."""
     if yes:
@@ -182,7 +149,21 @@ def _confirm(pods: Sequence[SeenPod], *, yes: bool, as_json: bool) -> None:
         raise typer.Exit
 
 
-def _attach_argv(pod: SeenPod, ledger: Ledger) -> list[str]:
+def _argv_of_run(name: str) -> list[str] | None:
+    """Return the ssh command of a remote run; None if `name` names no remote run."""
+    try:
+        run = find_run(name)
+    except UsageError:
+        return None
+    return terminal_of(run) if is_remote(run) else None
+
+
+def _argv_of_pod(name: str) -> list[str]:
+    ledger = Ledger()
+    with open_provider(_PROVIDER) as provider:
+        pod = find_pod(survey(provider, ledger, time.time()), name)
+    if not pod.ssh:
+        raise RemoteError(f"Pod {pod.entry.name} is {pod.state}: it has no address for ssh yet.")
     target = parse_target(pod.ssh[0])
     key = ["-i", pod.entry.identity_file] if pod.entry.identity_file else []
     hosts = f"UserKnownHostsFile={ledger.known_hosts(pod.entry.name)}"
@@ -227,3 +208,12 @@ def _show_ended(ended: Sequence[Entry], as_json: bool) -> None:
 
 def _tell(text: str) -> None:
     typer.echo(text, err=True)
+
+
+COMMANDS = {
+    "rl pods list": list_pods,
+    "rl pods offers": offers,
+    "rl pods attach": attach,
+    "rl pods terminate": terminate,
+    "rl pods gc": gc,
+}

@@ -260,3 +260,6 @@ def _cell(text: str, *, end: bool = False) -> str:
     if len(line) <= _LONGEST_CELL:
         return line
     return f"…{line[1 - _LONGEST_CELL :]}" if end else f"{line[: _LONGEST_CELL - 1]}…"
+
+
+COMMANDS = {"rl rollouts": rollouts}

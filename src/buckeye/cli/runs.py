@@ -1,4 +1,4 @@
-"""`buckeye rl COMMAND` on runs that were started before: list, status, stop, scale, clean, and more."""
+"""`buckeye rl COMMAND` on existing runs: list, status, logs, stop, resume, fork, clean."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from buckeye.base.disk import human_bytes
-from buckeye.base.distribution import ask
 from buckeye.base.json_lines import printable
-from buckeye.cli.help import Commands
 from buckeye.cli.run_texts import (
     cleaning_table,
     event_line,
@@ -26,6 +24,7 @@ from buckeye.cli.run_texts import (
     status_text,
 )
 from buckeye.errors import BuckeyeError, UsageError
+from buckeye.remote.steer import stop_remote
 from buckeye.run_files.directory import is_in_use, locked
 from buckeye.run_files.known_runs import find_run, is_remote, known_runs
 from buckeye.run_files.logs import LogLine, follow_logs, read_logs
@@ -33,27 +32,9 @@ from buckeye.run_files.record import GOING_ON, read_events, read_record
 from buckeye.runs.clean import IN_USE, KINDS, Deletable, Kind, deletable, delete
 from buckeye.runs.fork import fork_run
 from buckeye.runs.status import run_status
-from buckeye.runs.stop import continuation, scale_run, stop_run
-
-runs_app = Commands(
-    name="rl",
-    help="Training runs: see and steer them. `rl --help` has the flags that start one.",
-    no_args_is_help=True,
-    add_completion=False,
-)
-
-for _words in (
-    "rl rollouts",
-    "rl compare",
-    "rl diagnose",
-    "rl replay",
-):
-    runs_app.offer(_words, "buckeye.cli.run_commands")
-runs_app.offer("rl report", "buckeye.cli.ui_commands")
+from buckeye.runs.stop import continuation, stop_run
 
 _FOLLOW_SECONDS = 0.3
-_STEERING = "buckeye.remote.steer"
-_ELSEWHERE = "a run on another machine"
 
 _Run = Annotated[
     str | None,
@@ -63,7 +44,6 @@ _NamedRun = Annotated[str, typer.Argument(metavar="RUN", help="A run's directory
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-@runs_app.command("list")
 def list_runs(as_json: _Json = False) -> None:
     """The runs that were started by this user, newest first."""
     known, gone = known_runs()
@@ -81,7 +61,6 @@ def list_runs(as_json: _Json = False) -> None:
         typer.echo(f"{gone} more: their directories are gone, or hold another run now", err=True)
 
 
-@runs_app.command()
 def status(
     run: _Run = None,
     as_json: _Json = False,
@@ -103,7 +82,6 @@ def status(
         return
 
 
-@runs_app.command()
 def logs(
     run: _Run = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on, also after a resume.")] = False,
@@ -141,7 +119,6 @@ def logs(
         return
 
 
-@runs_app.command()
 def stop(
     run: _NamedRun,
     now: Annotated[bool, typer.Option("--now", help="Kill it: no checkpoint is written.")] = False,
@@ -153,7 +130,7 @@ def stop(
     """Stop a run: the trainer finishes its step and checkpoints. Returns when nothing of it is left."""
     directory = find_run(run)
     elsewhere = is_remote(directory)
-    stop_it = ask(f"{_STEERING}:stop_remote", _ELSEWHERE) if elsewhere else stop_run
+    stop_it = stop_remote if elsewhere else stop_run
     try:
         done = stop_it(directory, now=now, timeout=timeout, tell=lambda line: typer.echo(line, err=True))
     except KeyboardInterrupt:
@@ -170,42 +147,6 @@ def stop(
         typer.echo(f"its newest checkpoint is of step {done.checkpoint_step}: buckeye rl resume {directory}")
 
 
-@runs_app.command()
-def scale(
-    run: _NamedRun,
-    inference: Annotated[int, typer.Option(min=1, max=10_000, help="How many inference servers.")],
-    as_json: _Json = False,
-) -> None:
-    """Give a run that goes on more inference servers, or fewer."""
-    directory = find_run(run)
-    before = scale_run(directory, inference)
-    if as_json:
-        typer.echo(json.dumps({"inference": inference, "before": before}))
-    elif before == inference:
-        typer.echo(f"{directory} had {inference} inference servers already")
-    else:
-        typer.echo(
-            f"{directory}: {before} inference servers before, {inference} now; new ones work when ready"
-        )
-
-
-@runs_app.command()
-def attach(
-    run: _NamedRun,
-    show: Annotated[bool, typer.Option("--print", help="Only print the command.")] = False,
-) -> None:
-    """Go to the terminal of a run elsewhere (tmux). Ctrl-B D leaves it; Ctrl-C there stops the run."""
-    argv: list[str] = ask(f"{_STEERING}:terminal_of", _ELSEWHERE)(find_run(run))
-    if show or not sys.stdout.isatty():
-        typer.echo(shlex.join(argv))
-        return
-    try:
-        os.execvp(argv[0], argv)  # noqa: S606  a list of words, without a shell
-    except FileNotFoundError:
-        raise UsageError(f"There is no program ssh here. It would be: {shlex.join(argv)}") from None
-
-
-@runs_app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def resume(context: typer.Context, run: _NamedRun, as_json: _Json = False) -> None:
     """Go on from the newest checkpoint, as the run was started; more flags of `rl` may follow. The first line
     says what is run, and where; the others are the run's."""
@@ -218,7 +159,6 @@ def resume(context: typer.Context, run: _NamedRun, as_json: _Json = False) -> No
     os.execv(sys.executable, [sys.executable, "-m", "buckeye", "rl", *goes_on.arguments])  # noqa: S606  a list of words, without a shell
 
 
-@runs_app.command()
 def clean(
     run: _NamedRun,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show it, delete nothing.")] = False,
@@ -254,7 +194,6 @@ def clean(
     _show_deletable(items, as_json, True)
 
 
-@runs_app.command()
 def fork(
     run: _NamedRun,
     step: Annotated[str, typer.Option(metavar="N|last|best", help="The checkpoint to start from.")],
@@ -323,3 +262,14 @@ def _show_deletable(items: Sequence[Deletable], as_json: bool, deleted: bool) ->
         typer.echo(f"Deleted {len(items)} files and directories, {human_bytes(size)}.")
     else:
         typer.echo(cleaning_table(items))
+
+
+COMMANDS = {
+    "rl list": list_runs,
+    "rl status": status,
+    "rl logs": logs,
+    "rl stop": stop,
+    "rl resume": resume,
+    "rl fork": fork,
+    "rl clean": clean,
+}

@@ -63,3 +63,6 @@ def report(
             f"--out {path}: cannot be written ({error.strerror or error}). Name another file"
         ) from None
     typer.echo(f"{path}: {exported.groups} of {exported.of} groups have their texts in it")
+
+
+COMMANDS = {"ui": ui, "rl report": report}

@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Sequence
 from typing import get_args
 
-from buckeye.base.distribution import folders
+from buckeye.base.distribution import CODE_FOLDER
 from buckeye.envs.base import Boundary, Outcome
 from buckeye.envs.stdlib_only.outcomes import (
     OutcomeError,
@@ -68,7 +68,7 @@ def _failed(outcome: Outcome) -> Outcome:
 def raised(boundary: Boundary, error: Exception) -> Outcome:
     """The outcome of a rollout, or of a scoring, in which `error` was raised, with the place in the
     environment's code."""
-    trace = [] if boundary == "model" else frames_of(error, *folders())
+    trace = [] if boundary == "model" else frames_of(error, CODE_FOLDER)
     message = shortened(f"{type(error).__name__}: {_said(error)}")
     hint = how_to_pass(message, ())
     return errored(boundary, f"{message}{place_of(trace)}{f'. {hint}' if hint else ''}", trace)

@@ -1,10 +1,8 @@
-"""`load_environment("owner/name@version")`: find an environment and build it.
+"""Find and build an environment in this process.
 
 An environment is a package with a function `load_environment(**args) -> Environment`. It is found, in this
 order, as a path to a project folder or a Python file, by the entry-point group `buckeye.environments`, by
-importing the module of its name, among what `buckeye env install` has installed, among what comes with
-Buckeye, and among the kinds that are played without being installed. What was not written for Buckeye runs in
-a process of its own.
+importing the module of its name, and among those that come with Buckeye.
 """
 
 from __future__ import annotations
@@ -17,21 +15,19 @@ import logging
 import re
 import sys
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any
 
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from buckeye.base.distribution import absent, ask, is_there
 from buckeye.envs.base import Environment
 from buckeye.envs.outcomes import how_to_pass
-from buckeye.envs.settings import WorkerSettings
 from buckeye.errors import BuckeyeError, EnvironmentNotFoundError, UsageError
 
 ENTRY_POINT_GROUP = "buckeye.environments"
@@ -40,21 +36,14 @@ _ID = re.compile(
     r"(?:(?P<owner>[A-Za-z0-9][\w.-]*)/)?(?P<name>[A-Za-z0-9][\w.-]*)(?:@(?P<version>[^@/]+))?", re.ASCII
 )
 _PROTOCOL = ("name", "tasks", "rollout")
-_LIBRARIES = {"reasoning-gym": "reasoning_gym", "textarena": "textarena"}
+LIBRARIES = {"reasoning-gym": "reasoning_gym", "textarena": "textarena"}
 """Whose tasks are environments, `reasoning-gym/NAME`, and the module of each."""
-_AGENT = "agent"
+AGENT = "agent"
 """Any program that speaks to a model; its tasks and its command are arguments."""
-
-_ADAPTERS = "buckeye.workers"
-_INSTALLED = "buckeye.workers.installed"
-_HOSTS = "an environment in an interpreter of its own"
-
-_IN_SATELLITES = {"buckeye-vf-gym": "buckeye.mcp"} | dict.fromkeys((_AGENT, *_LIBRARIES), _ADAPTERS)
-"""Environments that a distribution beside the core has, or plays."""
 
 _BUNDLED = "dakota1890"
 _BUNDLES = (Path(__file__).with_name("bundled"), Path(__file__).parents[3] / "environments")
-"""In the package, or beside its source."""
+"""In the package, or in the checkout."""
 
 log = logging.getLogger(__name__)
 
@@ -88,19 +77,6 @@ class EnvironmentId:
         return self.name.replace("-", "_").replace(".", "_")
 
 
-class InstalledEnvironment(Protocol):
-    """An environment in an interpreter of its own, as far as finding it goes."""
-
-    @property
-    def id(self) -> str: ...
-    @property
-    def name(self) -> str: ...
-    @property
-    def module(self) -> str | None: ...
-    @property
-    def python(self) -> Path: ...
-
-
 @dataclass(frozen=True, slots=True)
 class _Found:
     """A loader and the version of the distribution it comes from, if that is known."""
@@ -109,108 +85,7 @@ class _Found:
     version: str | None
 
 
-def load_environment(env_id: str, **args: Any) -> Environment:
-    """The environment `env_id` names, built with `args`; where it runs follows from what it is.
-
-    Raises as `open_environment`.
-    """
-    return open_environment(env_id, args, WorkerSettings())
-
-
-def open_environment(env_id: str, args: Mapping[str, Any], settings: WorkerSettings) -> Environment:
-    """The environment `env_id` names, built with `args`, in this process or in workers.
-
-    Raises EnvironmentNotFoundError, with the install commands, if nothing installed answers to the id, and
-    UsageError for a version that was not asked for, wrong arguments, a result that is no environment, and an
-    environment that its worker cannot load.
-    """
-    here = open_here(env_id, args, settings)
-    return here if here is not None else _open_worker(env_id, args, settings)
-
-
-def open_here(env_id: str, args: Mapping[str, Any], settings: WorkerSettings) -> Environment | None:
-    """The environment, unless it is played by workers; then only that there is one. Raises as
-    `open_environment`."""
-    if settings.isolation == "none":
-        loader = _find_here(env_id)
-        if loader is None:
-            raise EnvironmentNotFoundError(_not_found(env_id))
-        return _checked(env_id, _build(env_id, loader, args))
-    if settings.isolation == "auto" and settings.python is None:
-        built = _built_here(env_id, args)
-        if built is not None:
-            return built
-    _interpreter_of(env_id, settings)
-    return None
-
-
-def _built_here(env_id: str, args: Mapping[str, Any]) -> Environment | None:
-    """The environment in this process, if it was written for Buckeye and can be imported here. A module that
-    does not announce itself is not imported if it is installed in an interpreter of its own."""
-    name = canonicalize_name(env_id.partition("@")[0].rpartition("/")[2])
-    announced = name in map(canonicalize_name, installed_environments())
-    if not announced and find_installed(_package_of(env_id)) is not None:
-        return None
-    loader = _find_here(env_id)
-    if loader is None:
-        return None
-    built = _build(env_id, loader, args)
-    return None if _missing(built) and "verifiers" in sys.modules else _checked(env_id, built)
-
-
-def _open_worker(env_id: str, args: Mapping[str, Any], settings: WorkerSettings) -> Environment:
-    """Load the environment in a worker: in the interpreter asked for, the one it is installed in, or this."""
-    open_worker_environment = ask(
-        "buckeye.workers.environment:open_worker_environment",
-        f"the environment {env_id}, which is played in a process of its own,",
-    )
-    package = _package_of(env_id)
-    installed = find_installed(package)
-    if installed is not None and package == env_id:
-        settings = replace(settings, module=installed.module)
-    elif bundled(env_id) is not None:
-        settings = replace(settings, module=__name__)
-    environment: Environment = open_worker_environment(
-        env_id, args, _interpreter_of(env_id, settings), settings
-    )
-    return environment
-
-
-def find_installed(package: str) -> InstalledEnvironment | None:
-    """The environment of that package that `buckeye env install` has installed."""
-    if not is_there(_ADAPTERS):
-        return None
-    found: InstalledEnvironment | None = ask(f"{_INSTALLED}:find_installed", _HOSTS)(package)
-    return found
-
-
-def _interpreter_of(env_id: str, settings: WorkerSettings) -> Path:
-    if settings.python is not None:
-        return settings.python
-    installed = find_installed(_package_of(env_id))
-    if installed is not None:
-        return installed.python
-    if _runs_here(env_id):
-        return Path(sys.executable)
-    raise EnvironmentNotFoundError(_not_found(env_id))
-
-
-def _package_of(env_id: str) -> str:
-    """What is installed for an id: `reasoning-gym/chain_sum` is a task of the package `reasoning-gym`."""
-    library = env_id.partition("/")[0]
-    return library if library in _LIBRARIES else env_id
-
-
-def _runs_here(env_id: str) -> bool:
-    """Whether this interpreter itself can serve as that of a worker."""
-    if env_id == _AGENT:
-        return True
-    if (library := env_id.partition("/")[0]) in _LIBRARIES:
-        return importlib.util.find_spec(_LIBRARIES[library]) is not None
-    return _find_here(env_id) is not None
-
-
-def _build(env_id: str, loader: Callable[..., Any], args: Mapping[str, Any]) -> Any:
+def build(env_id: str, loader: Callable[..., Any], args: Mapping[str, Any]) -> Any:
     _check_arguments(env_id, loader, args)
     try:
         return loader(**args)
@@ -225,12 +100,12 @@ def _build(env_id: str, loader: Callable[..., Any], args: Mapping[str, Any]) -> 
         ) from error
 
 
-def _missing(environment: Any) -> list[str]:
+def missing_members(environment: Any) -> list[str]:
     return [member for member in _PROTOCOL if not hasattr(environment, member)]
 
 
-def _checked(env_id: str, environment: Any) -> Environment:
-    if missing := _missing(environment):
+def checked(env_id: str, environment: Any) -> Environment:
+    if missing := missing_members(environment):
         raise UsageError(
             f"load_environment of {env_id!r} returned a {type(environment).__name__}, which is no Buckeye "
             f"environment: it has no {', '.join(missing)}. See buckeye.envs.base.Environment."
@@ -248,10 +123,10 @@ def names_a_file(env_id: str) -> bool:
     return env_id.startswith((".", "/", "~")) or env_id.endswith(".py")
 
 
-def _find_here(env_id: str) -> Callable[..., Any] | None:
+def find_here(env_id: str) -> Callable[..., Any] | None:
     """The loader of an environment that can be imported in this process. Raises UsageError if importing it
     fails."""
-    if env_id == _AGENT or env_id.partition("/")[0] in _LIBRARIES:
+    if env_id == AGENT or env_id.partition("/")[0] in LIBRARIES:
         return None
     path = Path(env_id).expanduser()
     if names_a_file(env_id):
@@ -321,36 +196,10 @@ def _check_version(wanted: EnvironmentId, installed: str | None) -> None:
         log.info("%s %s is installed and serves for %s", wanted.name, here, asked)
         return
     have = f"{wanted.name} {here} is installed" if here else f"the version of {wanted.name} is not known"
-    raise UsageError(f"{wanted.name}@{asked} is asked for, but {have}.\n{_install_commands(wanted)}")
+    raise UsageError(f"{wanted.name}@{asked} is asked for, but {have}.\n{install_commands(wanted)}")
 
 
-def _not_found(env_id: str) -> str:
-    library = env_id.partition("/")[0]
-    satellite = _IN_SATELLITES.get(library.partition("@")[0])
-    if satellite is not None and not is_there(satellite):
-        return str(absent(satellite, f"environment {env_id!r}"))
-    if library in _LIBRARIES:
-        return (
-            f"environment {env_id!r} needs {library}, which is not installed. Install it with:\n"
-            f"  buckeye env install {library}"
-        )
-    others: Sequence[InstalledEnvironment] = ()
-    if is_there(_ADAPTERS):
-        if instead := ask(f"{_INSTALLED}.source:what_instead", _HOSTS)(library.partition("@")[0]):
-            return f"environment {env_id!r}: {instead}"
-        others, _ = ask(f"{_INSTALLED}:all_installed", _HOSTS)()
-    wanted = EnvironmentId.parse(env_id)
-    known = {name: name for name in installed_environments()} | {other.name: other.id for other in others}
-    installed = sorted(known.values())
-    near = difflib.get_close_matches(canonicalize_name(wanted.name), known, 3, cutoff=0.5)
-    close = [known[name] for name in near]
-    hint = (
-        f" Did you mean {' or '.join(close)}?" if close else f" Installed: {', '.join(installed) or 'none'}."
-    )
-    return f"environment {env_id!r} is not installed.{hint}\n{_install_commands(wanted)}"
-
-
-def _install_commands(wanted: EnvironmentId) -> str:
+def install_commands(wanted: EnvironmentId) -> str:
     pinned = wanted.name if wanted.version in (None, "latest") else f"{wanted.name}=={wanted.version}"
     index = f" --extra-index-url {_HUB_INDEX.format(owner=wanted.owner)}" if wanted.owner else ""
     return (

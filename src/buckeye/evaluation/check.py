@@ -14,7 +14,6 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from buckeye.envs.base import Environment, split_names
-from buckeye.envs.registry import open_environment
 from buckeye.envs.settings import with_variables
 from buckeye.errors import RunError
 from buckeye.evaluation.checks.chance import Chance, chances
@@ -49,6 +48,7 @@ from buckeye.evaluation.trivial_policies import (
     with_constants,
 )
 from buckeye.monitor.signals import verdict
+from buckeye.workers.opening import open_environment
 
 MOST_PLAYED = 300
 _ISOLATION_SHARE = 0.5  # of the budget for playing, and beside it

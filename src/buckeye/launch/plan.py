@@ -279,6 +279,14 @@ def _device_env(config: RLConfig, devices: Sequence[int], *, on_gpu: bool, threa
     }
 
 
+_COMMANDS: Mapping[RoleKind, tuple[str, ...]] = {
+    "inference": ("serve",),
+    "orchestrator": ("worker", "orchestrator"),
+    "trainer": ("worker", "trainer"),
+}
+"""The command of each kind of process."""
+
+
 def _role(
     kind: RoleKind,
     index: int,
@@ -296,7 +304,7 @@ def _role(
             sys.executable,
             "-m",
             "buckeye",
-            kind,
+            *_COMMANDS[kind],
             "@",
             str(output_dir.absolute() / "configs" / config_name),
         ),

@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from buckeye.base.distribution import absent, ask, ask_if_there
 from buckeye.base.process import INTERRUPTED, StopFlag, forbid_looking
 from buckeye.base.storage import step_directories
 from buckeye.config.rl import RLConfig
@@ -37,6 +36,8 @@ from buckeye.launch.resume import (
 )
 from buckeye.launch.resume_checks import changed_settings, earlier_start, record_config
 from buckeye.launch.supervisor import Supervisor
+from buckeye.launch.uploads import uploads_of
+from buckeye.monitor.learning import nothing_learnt
 from buckeye.monitor.log import run_log, setup_logging
 from buckeye.monitor.metrics import Step, read_run
 from buckeye.monitor.rollouts import read_rollouts, rollout_steps, whole_rollout
@@ -54,7 +55,8 @@ from buckeye.run_files.directory import (
 from buckeye.run_files.known_runs import register
 from buckeye.run_files.logs import LAUNCHER, prune_logs
 from buckeye.run_files.record import RunRecord
-from buckeye.transport.checkpoint import bring, checkpoints_by_age, list_checkpoints, uploads_of
+from buckeye.transport.checkpoint import checkpoints_by_age, list_checkpoints
+from buckeye.transport.checkpoint_resume import bring
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +64,6 @@ log = logging.getLogger(__name__)
 # `rl`: start inference, orchestrator and trainer, watch them, show progress, end them all in good order.
 
 _POLL_SECONDS = 0.1
-_NOTHING_LEARNT = "buckeye.monitor.learning:nothing_learnt"
 _AT_ONCE_SECONDS = 1.0
 _LONGEST_SHOWN = 3000  # characters of a rollout's text
 _PORT_SECONDS = 30.0  # of a server that was ended a moment ago
@@ -75,13 +76,11 @@ def run_rl(config: RLConfig, command: Sequence[str]) -> int:
     """
     output_dir = config.output_dir
     check_trackers(config.trackers(config.trainer.wandb))
-    if config.strict:
-        ask(_NOTHING_LEARNT, "--strict")
     with locked(output_dir), held_ports() as ports:
         ckpt = config.trainer.ckpt
         if ckpt is not None and ckpt.store is not None:
             setup_logging(config.log.level, LAUNCHER, None)  # it may take a while, and says so
-            bring(output_dir, ckpt)
+            bring(output_dir, ckpt.store, ckpt.resume_step)
         begin = beginning(config)
         afresh = not begin.again and not config.clean
         if afresh:
@@ -190,18 +189,13 @@ def _run_recorded(
 def _last_words(config: RLConfig, seconds: float) -> str | None:
     """Say how a run has ended that has done all its steps; why nothing was learnt in it, if so."""
     steps = read_run(config.output_dir / "metrics.jsonl").steps()
-    why = ask_if_there(_NOTHING_LEARNT, _not_told)(steps, config.output_dir)
+    why = nothing_learnt(steps, config.output_dir)
     if why is None:
         log.log(_success(steps), "RL training finished!")
     else:
         log.warning("RL training finished! But %s", why)
-    ask_if_there("buckeye.cli.diagnose:tell_at_end", lambda run: None)(config.output_dir)
     log.info("%s | %s", human_duration(seconds), _what_is_there(config))
     return why
-
-
-def _not_told(steps: Sequence[Step], run: Path) -> None:
-    log.info("Whether anything is wrong with it was not looked at: %s", absent("buckeye.evaluation", "That"))
 
 
 def _run(

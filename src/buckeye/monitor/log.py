@@ -10,7 +10,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
-from buckeye.base.distribution import SATELLITES
 from buckeye.base.json_lines import LineStream, is_file
 
 # Printing to someone who may go away (a closed terminal, a reader of a pipe that has ended).
@@ -85,10 +84,9 @@ def setup_logging(level: str, process: str, log_file: Path | None) -> None:
     All processes of a run append to the same file, whole lines at a time, each under its name.
     """
     logging.addLevelName(SUCCESS, "SUCCESS")
-    roots = [logging.getLogger(module) for module in ("buckeye", *SATELLITES)]
-    former = {handler for root in roots for handler in root.handlers}
-    for root in roots:
-        root.handlers.clear()
+    root = logging.getLogger("buckeye")
+    former = list(root.handlers)
+    root.handlers.clear()
     for handler in former:
         handler.close()
     _survive_full_disks()
@@ -101,10 +99,9 @@ def setup_logging(level: str, process: str, log_file: Path | None) -> None:
         to_file = _FileHandler(log_file)
         to_file.setFormatter(logging.Formatter(f"%(asctime)s [{process}] %(levelname)7s %(message)s"))
         handlers.append(to_file)
-    for root in roots:
-        root.setLevel("WARNING" if level == "warn" else level.upper())
-        root.propagate = False
-        root.handlers[:] = handlers
+    root.setLevel("WARNING" if level == "warn" else level.upper())
+    root.propagate = False
+    root.handlers[:] = handlers
 
 
 class _FileHandler(logging.StreamHandler[LineStream]):

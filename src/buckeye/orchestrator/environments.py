@@ -14,10 +14,10 @@ from pathlib import Path
 from buckeye.base.keys import check_variables
 from buckeye.config.environments import EnvConfig, TrainEnvConfig
 from buckeye.envs.base import TRAIN, Environment, Task, split_names
-from buckeye.envs.registry import open_environment
 from buckeye.envs.settings import WorkerSettings, placed
 from buckeye.errors import UsageError
 from buckeye.inference.render import ChatRenderer
+from buckeye.workers.opening import open_environment
 
 # How many rollouts of one environment may be played at a time, and how many started in a second.
 

@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import Any
 
 from buckeye.base import heartbeat
-from buckeye.base.distribution import ask_if_there
 from buckeye.base.keys import key_for
 from buckeye.base.process import die_with_parent, forbid_looking, run_identity
 from buckeye.config.environments import EnvConfig, EvalEnvConfig
@@ -22,6 +21,7 @@ from buckeye.inference.render import ChatRenderer
 from buckeye.monitor.log import SUCCESS, run_log, setup_logging
 from buckeye.monitor.metrics import MetricsLog
 from buckeye.monitor.rollouts import ROLLOUTS_FOLDER, rollouts_file
+from buckeye.monitor.run_watch import RunWatch
 from buckeye.orchestrator.advantages import RewardShaping, check_advantage, reward_shaping
 from buckeye.orchestrator.batch import (
     Advantages,
@@ -105,8 +105,7 @@ class Orchestrator:
         self.throughput = Throughput()
         self.times = LoopTimes(self.client)
         self.loop_watch = LoopWatch(TaskPlayer._play_once.__code__, tell_of_a_held_up_loop)
-        watch = ask_if_there("buckeye.monitor.run_watch:RunWatch", None)
-        self.run_watch = watch(config.output_dir) if watch is not None else None
+        self.run_watch = RunWatch(config.output_dir)
         self.collection = CollectionWatch()
         self.shaping = reward_shaping(config)
         check_advantage(config.advantage)
@@ -382,8 +381,7 @@ class Orchestrator:
             came_to_nothing,
         )
         self._tell_dropped(step, collected, unaccounted)
-        if self.run_watch is not None:
-            self.run_watch.look()
+        self.run_watch.look()
 
     def _tell_dropped(self, step: int, collected: Collected, unaccounted: int) -> None:
         errors = collected.errors

@@ -19,7 +19,7 @@ from typing import Any
 
 from buckeye import inference
 from buckeye.base import heartbeat
-from buckeye.base.distribution import folders
+from buckeye.base.distribution import CODE_FOLDER
 from buckeye.envs.stdlib_only.outcomes import described, own_frames, place_of
 from buckeye.inference.client import InferenceClient
 from buckeye.monitor.metrics import Stopwatch
@@ -87,7 +87,7 @@ log = logging.getLogger(__name__)
 _LOOK_SECONDS = 0.05
 _HELD_UP = 0.2  # seconds between two turns of the loop that are no rollout's ordinary work
 _TOLD_AFTER = 1.0  # seconds that were lost in one function
-_OURS = (*folders(), str(Path(asyncio.__file__).parent), "<frozen ")
+_OURS = (CODE_FOLDER, str(Path(asyncio.__file__).parent), "<frozen ")
 _ASKS_THE_MODEL = (str(Path(inference.__file__).parent), policy.__file__)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
@@ -10,20 +9,14 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from buckeye.base.distribution import DISTRIBUTION, SATELLITES, is_there
+from buckeye.base.distribution import CODE_FOLDER, DISTRIBUTION
 
 _BUILDS = ("torch", "triton")  # one version has a build for every kind of machine
 
 
 def code_files() -> dict[str, bytes]:
-    """The core and the satellites as they are here, and what `importlib.metadata` must know of them: path ->
-    content."""
-    files: dict[str, bytes] = {}
-    for module, name in {"buckeye": DISTRIBUTION, **SATELLITES}.items():
-        if is_there(module):
-            files |= _package(Path(str(importlib.import_module(module).__file__)).parent)
-            files |= _metadata(metadata.distribution(name))
-    return files
+    """Return this code of Buckeye, and what `importlib.metadata` must know of it: path -> content."""
+    return _package(Path(CODE_FOLDER)) | _metadata(metadata.distribution(DISTRIBUTION))
 
 
 def _package(folder: Path) -> dict[str, bytes]:

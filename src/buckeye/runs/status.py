@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from buckeye.base.disk import free_bytes, size_of
-from buckeye.base.distribution import ask_if_there
 from buckeye.base.storage import read_json
 from buckeye.launch.processes import last_lines
 from buckeye.launch.resume import where_it_left_off
 from buckeye.launch.waits import Wait, waits
+from buckeye.monitor.learning import findings
 from buckeye.monitor.log import run_log
 from buckeye.monitor.metrics import Record, Step, read_run
 from buckeye.run_files.known_runs import read_elsewhere, record_now
@@ -31,7 +31,6 @@ STALE_SECONDS = 60.0
 """How long a run that goes on may say nothing, before that is called stale."""
 
 _PACE_STEPS = 20
-_FINDINGS = "buckeye.monitor.learning:findings"
 _ERROR_LINE = re.compile(r"\] +ERROR (.*)")
 _LAST_WORDS = re.compile(r"^ *\| (?:error: |.*\] +ERROR |(?=[\w.]+(?:Error|Exception): ))(.*)")
 """In the reason of a failure, a line of the failed process: its message, or the end of a traceback."""
@@ -121,7 +120,7 @@ def run_status(output_dir: Path, *, measure_disk: bool = True) -> RunStatus:
         checkpoint_step=newest_step(output_dir),
         uploads=_uploads(output_dir),
         last_error=_last_error(output_dir, record),
-        findings=ask_if_there(_FINDINGS, lambda steps, run: [])(trained, output_dir),
+        findings=findings(trained, output_dir),
         disk_used=size_of(output_dir) if measure_disk else None,
         disk_free=free_bytes(output_dir),
     )

@@ -8,12 +8,12 @@ import sys
 import pytest
 from tests.mcp.environment.scripted import Scripted, native
 
-from buckeye.envs.registry import open_environment
 from buckeye.envs.settings import WorkerSettings
 from buckeye.errors import UsageError
 from buckeye.mcp.config import GymConfig, load_gym_config
 from buckeye.mcp.environment import McpEnvironment, load_environment
 from buckeye.mcp.tasks.task_schema import McpTask
+from buckeye.workers.opening import open_environment
 
 SERVER = '''
 import sys, time

@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
+from buckeye.cli.app import app
 from tests.run.fake_hub import FakeHub
 from typer.testing import CliRunner
 
-from buckeye.cli.app import app
 from buckeye.errors import BuckeyeError
 
 

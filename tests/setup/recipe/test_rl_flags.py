@@ -4,11 +4,11 @@ import json
 import sys
 
 import pytest
+from buckeye.cli.rl_flags import read_words
 from tests.setup.recipe.rl_project import fill, task
 
 from buckeye.cli import launch
 from buckeye.errors import UsageError
-from buckeye.setup.recipe.flags import read_words
 
 
 @pytest.fixture

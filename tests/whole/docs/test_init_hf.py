@@ -5,10 +5,10 @@ import re
 from pathlib import Path
 
 import pytest
+from buckeye.cli.app import app
 from tests.places import ROOT
 from typer.testing import CliRunner
 
-from buckeye.cli.app import app
 from buckeye.cli.init import init_app
 from buckeye.config.load import load_config
 from buckeye.config.orchestrator import OrchestratorConfig

@@ -29,9 +29,8 @@ def test_every_argument_of_the_environment_is_explained():
 
 
 def test_every_option_that_the_document_names_exists():
-    from typer.main import get_command
-
     from buckeye.cli.app import app
+    from typer.main import get_command
 
     text = (DOCS / "eval.md").read_text(encoding="utf-8")
     options = {name for param in get_command(app).commands["eval"].params for name in param.opts}

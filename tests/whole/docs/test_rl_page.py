@@ -4,12 +4,12 @@ import re
 import shlex
 
 import pytest
+from buckeye.cli.rl_flags import read_words
+from buckeye.cli.rl_help import flag_rows
 from tests.places import ROOT
 
 from buckeye.base.keys import KEYS
-from buckeye.cli.settings_help import flag_rows
 from buckeye.launch.preflight.devices import parse_gpus
-from buckeye.setup.recipe.flags import read_words
 from buckeye.setup.recipe.model import usual_model
 
 PAGE = (ROOT / "docs" / "rl.md").read_text(encoding="utf-8")

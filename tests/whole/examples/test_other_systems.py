@@ -6,10 +6,10 @@ import subprocess
 import pytest
 import typer
 import yaml
+from buckeye.cli.app import app
 from tests.places import ROOT
 from tests.remote.venvs import venv_with
 
-from buckeye.cli.app import app
 from buckeye.config.load import load_config
 from buckeye.config.rl import RLConfig
 

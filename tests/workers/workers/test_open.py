@@ -9,11 +9,11 @@ from tests.workers.workers.conftest import Says
 
 from buckeye.envs import registry
 from buckeye.envs.outcomes import checked
-from buckeye.envs.registry import load_environment, open_environment
 from buckeye.envs.settings import WorkerSettings
 from buckeye.errors import EnvironmentNotFoundError, UsageError
 from buckeye.orchestrator.environments import NamedEnvironment, check_isolation
 from buckeye.workers.environment import WorkerEnvironment
+from buckeye.workers.opening import load_environment, open_environment
 
 ECHO = '''
 """The reward is the number that the model says, twice if it says so."""

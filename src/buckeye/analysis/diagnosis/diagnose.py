@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -39,12 +40,14 @@ from buckeye.analysis.diagnosis.token_rules import (
     unsampled_tokens,
     weights_do_not_arrive,
 )
-from buckeye.cli.errors import DEBUG_VARIABLE
+from buckeye.errors import DEBUG_VARIABLE
 from buckeye.monitor.finding import CONFIDENCES, Finding
 from buckeye.monitor.learning import findings
 from buckeye.run_files.record import read_events
 
 Rule = Callable[[Facts], Finding | Sequence[Finding] | None]
+
+log = logging.getLogger(__name__)
 
 
 def _figures(facts: Facts) -> Sequence[Finding]:
@@ -194,3 +197,25 @@ def in_order(found: Iterable[Finding]) -> list[Finding]:
     }
     told = [one for one in listed if one.name not in explained]
     return sorted(told, key=lambda one: CONFIDENCES.index(one.confidence))
+
+
+def found_in(run: Path) -> Sequence[Finding]:
+    """Return the findings on a run, without the merely `possible` ones. An error of the diagnosis is logged,
+    and never ends a run."""
+    try:
+        done = diagnose(run)
+    except Exception as error:
+        log.info("What may be wrong with the run could not be looked at: %s", error)
+        return ()
+    for failure in done.failures:
+        log.warning("Not looked at: %s", failure)
+    return [one for one in done.findings if one.confidence != "possible"]
+
+
+def report_findings(run: Path) -> None:
+    """Log what is wrong with a run that has ended."""
+    accused = found_in(run)
+    for one in accused:
+        log.warning("Found (%s): %s", one.confidence, one)
+    if accused:
+        log.warning("All of it, with evidence: buckeye rl diagnose %s", run)

@@ -16,11 +16,11 @@ from typing import Any
 
 from buckeye.base.storage import utf8
 from buckeye.envs.base import Environment, Task
-from buckeye.envs.registry import open_environment
 from buckeye.envs.settings import with_variables
 from buckeye.errors import RunError
 from buckeye.evaluation.checks.samples import read_tasks, scan_order
 from buckeye.evaluation.checks.texts import accepted_answers
+from buckeye.workers.opening import open_environment
 
 _COMPARED = 300
 

@@ -20,7 +20,7 @@ from buckeye.errors import BuckeyeError, UsageError
 from buckeye.launch.preflight.check import Check, failed, ok, skipped, warning
 from buckeye.launch.preflight.ports import is_free
 from buckeye.monitor.tracker import check_trackers
-from buckeye.transport.checkpoint import open_store
+from buckeye.transport.object_store import Store
 
 OPEN_FILES, SERVERS, PORTS = "open files", "inference servers", "ports"
 STORE = "checkpoint store"
@@ -59,7 +59,7 @@ def check_store(config: RLConfig) -> Check:
     if ckpt is None or ckpt.store is None:
         return skipped(STORE, "checkpoints are in the output directory alone")
     try:
-        store = open_store(ckpt.store)
+        store = Store(ckpt.store)
         store.probe()
         there = store.checkpoints()
     except BuckeyeError as error:

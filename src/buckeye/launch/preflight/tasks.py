@@ -17,7 +17,6 @@ from buckeye.base.process import die_with_parent
 from buckeye.config.environments import EnvConfig
 from buckeye.config.rl import RLConfig
 from buckeye.envs.base import Environment, Task
-from buckeye.envs.registry import open_environment, open_here
 from buckeye.envs.settings import WorkerSettings
 from buckeye.errors import BuckeyeError
 from buckeye.inference.render import ChatRenderer
@@ -32,6 +31,7 @@ from buckeye.orchestrator.environments import (
     tasks_of,
     worker_settings,
 )
+from buckeye.workers.opening import open_environment, open_here
 
 Open = Callable[[str, Mapping[str, Any], WorkerSettings], Environment | None]
 _Found = tuple[NamedEnvironment, Mapping[str, Sequence[Task]]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -129,3 +130,11 @@ def read_wish(headers: Mapping[str, str], settings: GatewaySettings) -> Wish:
         raise Refusal(400, "variable", f"{len(variables)} Env- headers; at most {_MAX_VARIABLES} are taken.")
     image = headers.get("mcp-image", "").strip() or settings.image
     return Wish(image, tuple(sorted(variables.items())))
+
+
+def split_command(command: str) -> list[str]:
+    """Return the words of `--command`. Raises UsageError for a quote that is not closed."""
+    try:
+        return shlex.split(command)
+    except ValueError as error:
+        raise UsageError(f"--command: {error}: close what is open, or write \\ before it.") from None

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from buckeye import __version__
-from buckeye.base.distribution import absent, is_there, need
+from buckeye.base.distribution import need
 from buckeye.base.storage import read_json, write_directory, write_file
 from buckeye.envs.registry import load_environment
 from buckeye.errors import UsageError
@@ -123,11 +123,4 @@ def run_demo(output_dir: Path, *, seed: int, show: Callable[[str], None]) -> Non
     show(f"figures:       {output_dir / 'summary.json'}")
     show(f"model:         {paths.model}")
     show(f"talk to it:    buckeye chat {paths.model}")
-    show(f"look at it:    {_how_to_look(paths.rl)}")
-
-
-def _how_to_look(run: Path) -> str:
-    """What opens the run in a browser, and where."""
-    if is_there("buckeye.ui"):
-        return f"buckeye ui {run}, which serves it at http://127.0.0.1:8420/"
-    return str(absent("buckeye.ui", "The page of the run"))
+    show(f"look at it:    buckeye ui {paths.rl}, which serves it at http://127.0.0.1:8420/")

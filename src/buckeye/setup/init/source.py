@@ -15,9 +15,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from buckeye.base.distribution import need
-from buckeye.cli.gateway import split_command
 from buckeye.errors import UsageError
 from buckeye.mcp.client.unreachable import shown_address
+from buckeye.mcp.gateway.settings import split_command
 from buckeye.mcp.tasks.lock import LOCK_FILE, ImageName, Lock, ToolEntry, parse_image, read_lock
 from buckeye.mcp.tasks.task_schema import HttpServer, McpTask, StdioServer
 from buckeye.setup.init.generate import EnvironmentName

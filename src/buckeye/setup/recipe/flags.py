@@ -12,7 +12,7 @@ from pydantic import Field, PositiveFloat, PositiveInt
 
 from buckeye.config.flags import apply, parse_bool, parse_flags
 from buckeye.config.load import read_variables
-from buckeye.config.problems import closest, did_you_mean, report
+from buckeye.config.problems import closest, report
 from buckeye.config.rl import RLConfig
 from buckeye.config.settings import Settings
 from buckeye.config.shared import BaseConfig
@@ -27,9 +27,6 @@ _REMOTE = {"gpus"} | _ELSEWHERE
 _RENTED = {"region", "max_price", "disk_gb"}
 _EVALUATION = ("orchestrator", "eval")
 _WHOLE = ("--trainer", "--orchestrator")  # sections without which no configuration is a whole one
-_FLAG_OF_A_FILE = {".toml": "@", ".yaml": "--config", ".yml": "--config"} | dict.fromkeys(
-    (".json", ".jsonl", ".parquet"), "--dataset"
-)
 _INSTEAD = {
     ("clean",): "a new run has a folder of its own, so that there is nothing to delete. Leave it out",
     ("resume",): "this makes a new run. To go on with one that is there, type\n  buckeye rl resume RUN",
@@ -188,8 +185,6 @@ class Words:
 
 def read_words(argv: Sequence[str]) -> Words:
     """Tell the flags of the command from the settings of the run. Raises ConfigError for wrong ones."""
-    if argv and not argv[0].startswith(("-", "@")):
-        raise UsageError(_no_command(argv[0]))
     own, settings = _split(list(argv))
     parsed = parse_flags(TrainFlags, own)
     for one in parsed.assignments:
@@ -227,18 +222,6 @@ def _split(words: list[str]) -> tuple[list[str], list[str]]:
                 if not several:
                     break
     return own, settings
-
-
-def _no_command(word: str) -> str:
-    """What to say of a first word that is neither a flag nor a command on runs."""
-    from buckeye.cli.launch import RL_COMMANDS
-
-    ending = Path(word).suffix
-    flag = _FLAG_OF_A_FILE.get(ending)
-    if flag is not None:
-        return f"rl {word}: files are named with what they are. Did you mean\n  buckeye rl {flag} {word}"
-    hint = did_you_mean(closest(word, RL_COMMANDS)) or f" There are {', '.join(RL_COMMANDS)}."
-    return f"rl {word}: no such command.{hint} `buckeye rl --help` explains them."
 
 
 def _own_name(word: str) -> str | None:

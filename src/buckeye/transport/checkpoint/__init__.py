@@ -8,17 +8,14 @@ import logging
 import statistics
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from buckeye.base import storage
-from buckeye.base.distribution import ask
 from buckeye.base.faults import fault_point
 from buckeye.base.process import RunIdentity
 from buckeye.base.storage import read_json, step_directories
-from buckeye.config.shared import CheckpointConfig
 from buckeye.errors import CheckpointError, UsageError
 
 log = logging.getLogger(__name__)
@@ -360,31 +357,5 @@ def _figures(path: Path) -> Mapping[str, Any]:
     return figures if isinstance(figures, dict) else {}
 
 
-# The object store that has a run's checkpoints, too: the distribution for other machines reaches it.
-
 UPLOADS_FILE = Path("checkpoints", "store.json")
-"""In a run's directory: how the uploads are, in words as `text`."""
-
-
-def open_store(url: str) -> Any:
-    """The `buckeye.transport.object_store.Store` of a URL."""
-    return ask("buckeye.transport.object_store:Store", "ckpt.store")(url)
-
-
-def bring(output_dir: Path, ckpt: CheckpointConfig | None) -> None:
-    """Have the checkpoint here that a run is to go on from: `buckeye.transport.checkpoint_resume.bring`."""
-    if ckpt is not None and ckpt.store is not None:
-        ask("buckeye.transport.checkpoint_resume:bring", "ckpt.store")(
-            output_dir, ckpt.store, ckpt.resume_step
-        )
-
-
-def uploads_of(output_dir: Path, ckpt: CheckpointConfig | None) -> AbstractContextManager[Any]:
-    """The `buckeye.transport.uploads.Uploads` of a run; without a store a context of None."""
-    if ckpt is None or ckpt.store is None:
-        return nullcontext()
-    store, uploads = open_store(ckpt.store), ask("buckeye.transport.uploads:Uploads", "ckpt.store")
-    made: AbstractContextManager[Any] = uploads(
-        output_dir, store, keep=ckpt.keep, patience=ckpt.store_timeout
-    )
-    return made
+"""In a run's directory: the state of its uploads to an object store."""

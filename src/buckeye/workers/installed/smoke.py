@@ -54,8 +54,8 @@ async def smoke_rollout(installed: InstalledEnvironment, variables: Sequence[str
 
     Raises BuckeyeError if it cannot be loaded, has no tasks, or the rollout fails.
     """
-    from buckeye.envs.registry import open_environment
     from buckeye.envs.settings import WorkerSettings
+    from buckeye.workers.opening import open_environment
 
     settings = WorkerSettings(python=installed.python, isolation="process", variables=tuple(variables))
     try:

@@ -9,6 +9,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from buckeye.base.storage import remove_directory
+from buckeye.envs.registry import EnvironmentId
 from buckeye.errors import BuckeyeError, EnvironmentNotFoundError, UsageError
 from buckeye.workers.installed.record import InstalledEnvironment, environments_home, read_record
 
@@ -36,8 +37,6 @@ def find_installed(env_id: str) -> InstalledEnvironment | None:
 
     Raises UsageError if it is installed in a version that does not serve, BuckeyeError for a damaged record.
     """
-    from buckeye.envs.registry import EnvironmentId  # the registry asks here
-
     try:
         wanted = EnvironmentId.parse(env_id)
     except UsageError:

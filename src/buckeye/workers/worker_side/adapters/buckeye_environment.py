@@ -39,7 +39,7 @@ class BuckeyeEnvironment:
     """The splits are those of train and eval that it has."""
 
     def __init__(self, env_id: str, args: Json) -> None:
-        registry = importlib.import_module("buckeye.envs.registry")
+        registry = importlib.import_module("buckeye.workers.opening")
         self._base = importlib.import_module("buckeye.envs.base")
         settings = importlib.import_module("buckeye.envs.settings")
         here = settings.WorkerSettings(isolation="none")

@@ -9,7 +9,7 @@ import os
 import threading
 import time
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -19,6 +19,7 @@ import msgspec
 from buckeye.base.disk import human_bytes, size_of
 from buckeye.base.process import stop_requests
 from buckeye.base.storage import write_file
+from buckeye.config.shared import CheckpointConfig
 from buckeye.errors import BuckeyeError, CheckpointError, StoreError
 from buckeye.monitor.metrics import MetricsLog
 from buckeye.transport.checkpoint import (
@@ -272,3 +273,10 @@ def _held(path: Path) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
+
+
+def uploads_of(output_dir: Path, ckpt: CheckpointConfig | None) -> AbstractContextManager[Uploads | None]:
+    """Return the uploads of a run, which run inside the block; without a store a context of None."""
+    if ckpt is None or ckpt.store is None:
+        return nullcontext()
+    return Uploads(output_dir, Store(ckpt.store), keep=ckpt.keep, patience=ckpt.store_timeout)

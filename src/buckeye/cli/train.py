@@ -1,0 +1,89 @@
+"""`buckeye rl`: start a run from a configuration file or from its parts."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from buckeye.analysis.diagnosis.diagnose import report_findings
+from buckeye.base.distribution import need
+from buckeye.base.process import INTERRUPTED
+from buckeye.cli.dry_run import carry_out, describe, show_described
+from buckeye.cli.load import load, tune_libraries
+from buckeye.cli.settings_help import asks_for_help, show_help
+from buckeye.config.rl import RLConfig
+from buckeye.errors import UsageError
+from buckeye.setup.recipe.flags import read_words
+
+Start = Callable[[RLConfig, list[str]], int]
+
+
+def rl(argv: list[str]) -> int:
+    """Train a policy: start inference, orchestrator and trainer."""
+    if asks_for_help(argv):
+        show_help(RLConfig, "rl", argv)
+        return 0
+    if any(word == "--launcher" or word.startswith("--launcher=") for word in argv):
+        from buckeye.cli.slurm import launch
+
+        return launch(argv, lambda words: load(RLConfig, words, "rl"), start_or_show)
+    words = read_words(argv)
+    if words.is_of_parts:
+        from buckeye.cli.from_flags import run_of_parts
+
+        tune_libraries("rl")
+        return run_of_parts(words, start)
+    settings = words.plain_settings()
+    config = load(RLConfig, settings, "rl")
+    if words.flags.remote:
+        from buckeye.cli.remote import show_remote, start_remote
+
+        file, flags, resume = words.only_file(), words.flags, words.resumes
+        return carry_out(
+            config,
+            show=lambda: show_remote(file, config, flags, resume=resume),
+            start=lambda: start_remote(file, flags, resume=resume),
+        )
+    return start_or_show(config, settings)
+
+
+def start_or_show(config: RLConfig, settings: list[str]) -> int:
+    """Start a run on this machine, or show it. `settings` are the words that it was loaded from."""
+    program = ["rl"] if Path(sys.argv[0]).name == "rl" else ["buckeye", "rl"]
+    command = [*program, *settings]
+    return carry_out(
+        config,
+        show=lambda: show_described(*describe(config, command)),
+        start=lambda: start(config, command),
+    )
+
+
+def start(config: RLConfig, command: list[str]) -> int:
+    """Check whether a run can work, and start it. `command` starts it again."""
+    need("torch", "Training")
+    from buckeye.launch.rl import run_rl
+
+    _check_before_start(config)
+    code = run_rl(config, command)
+    if code != INTERRUPTED:
+        report_findings(config.output_dir)
+    return code
+
+
+def _check_before_start(config: RLConfig) -> None:
+    """Warn of what the quick checks have found. Raises UsageError for what the run would not survive; the
+    memory plan is an estimate and only warns."""
+    from buckeye.launch.preflight.doctor import Examination, examine
+    from buckeye.launch.preflight.fitting import MEMORY
+
+    checks = examine(Examination(config=config), "start")
+    broken = [check for check in checks if check.state == "failed" and check.name != MEMORY]
+    if broken:
+        raise UsageError("\n".join(check.line for check in broken))
+    for check in checks:
+        if check.state in ("warning", "failed"):
+            print(f"warning: {check.line}", file=sys.stderr)
+
+
+COMMANDS = {"rl": rl}

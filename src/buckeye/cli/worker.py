@@ -1,0 +1,42 @@
+"""The processes of a run, and `buckeye serve`: the composition root of each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from buckeye.base.process import INTERRUPTED
+from buckeye.cli.load import load, of_model, with_local_model
+from buckeye.config.inference import InferenceConfig
+from buckeye.config.orchestrator import OrchestratorConfig
+from buckeye.config.trainer import TrainerConfig
+from buckeye.launch.preflight.model import fetch_base, is_adapter
+
+
+def trainer(argv: list[str]) -> int:
+    """Run the trainer of a run."""
+    config = with_local_model(load(TrainerConfig, argv, "trainer"))
+    from buckeye.trainer.rl import run_trainer  # torch takes seconds
+
+    return 0 if run_trainer(config) else INTERRUPTED
+
+
+def orchestrator(argv: list[str]) -> int:
+    """Run the orchestrator of a run."""
+    config = with_local_model(load(OrchestratorConfig, argv, "orchestrator"))
+    from buckeye.orchestrator.loop import run_orchestrator
+
+    return 0 if run_orchestrator(config) else INTERRUPTED
+
+
+def serve(argv: list[str]) -> int:
+    """Serve a model to OpenAI clients."""
+    config = load(InferenceConfig, argv, "serve")
+    adapter = Path(config.model.name).resolve() if is_adapter(config.model.name) else None
+    local = with_local_model(config) if adapter is None else of_model(config, fetch_base(adapter))
+    from buckeye.inference.server.server import run_inference
+
+    run_inference(local, adapter=adapter)
+    return 0
+
+
+COMMANDS = {"worker trainer": trainer, "worker orchestrator": orchestrator, "serve": serve}
