@@ -14,7 +14,7 @@ from buckeye.config.rl import RLConfig
 from buckeye.config.shared import TensorboardConfig, TrackioConfig
 from buckeye.errors import UsageError
 from buckeye.monitor.metrics import MetricsLog
-from buckeye.monitor.tracker import check_trackers, tracked
+from buckeye.monitor.tracking import check_trackers, tracked
 
 FOUND = importlib.util.find_spec
 
@@ -66,7 +66,7 @@ import json, sys
 from pathlib import Path
 from buckeye.config.shared import TrackioConfig
 from buckeye.monitor.metrics import MetricsLog
-from buckeye.monitor.tracker import tracked
+from buckeye.monitor.tracking import tracked
 out, settings = Path({str(tmp_path)!r}), TrackioConfig(project="p", name="n")
 for step in range(3):
     MetricsLog(out / "metrics.jsonl").write("trainer", step, {{"loss": step / 2}})

@@ -21,7 +21,8 @@ from buckeye.config.rl import RLConfig
 from buckeye.config.shared import LogConfig, TensorboardConfig, TrackioConfig, WandbConfig
 from buckeye.errors import UsageError
 from buckeye.monitor.metrics import MetricsLog
-from buckeye.monitor.tracker import Tracker, check_trackers, numbers_of, tracked
+from buckeye.monitor.tracker import Tracker, numbers_of
+from buckeye.monitor.tracking import check_trackers, tracked
 from tests.monitor.wandb_file import config as logged_config
 from tests.monitor.wandb_file import history
 
@@ -95,7 +96,7 @@ def test_what_a_killed_launcher_may_have_lost_is_sent_again(tmp_path):
 import os, time
 from pathlib import Path
 from buckeye.config.shared import TensorboardConfig, TrackioConfig, WandbConfig
-from buckeye.monitor.tracker import tracked
+from buckeye.monitor.tracking import tracked
 settings, out = WandbConfig(offline=True), Path({str(tmp_path)!r})
 with tracked([settings], output_dir=out, run_id="abc", config=settings):
     while not list(out.glob("wandb/offline-run-*/run-abc.wandb")):
@@ -181,8 +182,8 @@ def test_what_a_tracker_does_not_take_is_told_once_counted_and_sent_again(tmp_pa
                 raise OSError(f"no room for {step.number}\nand more")
             taken.append((step.number, numbers_of(step)))
 
-    monkeypatch.setattr("buckeye.monitor.tracker.tracker_of", lambda _: Fickle)
-    monkeypatch.setattr("buckeye.monitor.tracker.need", lambda *_: None)
+    monkeypatch.setattr("buckeye.monitor.tracking.tracker_of", lambda _: Fickle)
+    monkeypatch.setattr("buckeye.monitor.tracking.need", lambda *_: None)
     metrics = MetricsLog(tmp_path / "metrics.jsonl")
     for step in range(4):
         metrics.write("sft", step, {"loss": step / 2})
@@ -212,7 +213,7 @@ def test_one_tracker_that_fails_leaves_the_others(tmp_path, monkeypatch, warning
             raise ValueError("no such place")
 
     found = {TensorboardConfig: Good, TrackioConfig: Bad}
-    monkeypatch.setattr("buckeye.monitor.tracker.tracker_of", lambda one: found[type(one)])
+    monkeypatch.setattr("buckeye.monitor.tracking.tracker_of", lambda one: found[type(one)])
     MetricsLog(tmp_path / "metrics.jsonl").write("sft", 0, {"loss": 1.0})
     settings = [TrackioConfig(), TensorboardConfig()]
     with pytest.raises(KeyError), tracked(settings, output_dir=tmp_path, run_id="a", config=settings[0]):
@@ -230,8 +231,8 @@ class _Stuck(Tracker):
 
 
 def test_what_a_tracker_that_hangs_has_not_taken_is_named(tmp_path, monkeypatch, warnings):
-    monkeypatch.setattr("buckeye.monitor.tracker.tracker_of", lambda one: _Stuck)
-    monkeypatch.setattr("buckeye.monitor.tracker._FINISH_SECONDS", 0.1)
+    monkeypatch.setattr("buckeye.monitor.tracking.tracker_of", lambda one: _Stuck)
+    monkeypatch.setattr("buckeye.monitor.tracking._FINISH_SECONDS", 0.1)
     with tracked([TrackioConfig()], output_dir=tmp_path, run_id="a", config=LogConfig()):
         pass
     _Stuck.go_on.set()

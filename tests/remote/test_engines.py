@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from buckeye import __version__
 from buckeye.config.load import load_config
 from buckeye.config.rl import RLConfig
 from buckeye.errors import RunError, UsageError
 from buckeye.launch import hosts
-from buckeye.launch.engines import engine_of, ray_cluster, remote_process, srun
+from buckeye.launch.engines import engine_of, other_nodes, ray_cluster, remote_process, srun
 from buckeye.launch.engines.node import frames, process_environment
-from buckeye.launch.hosts import Facts, Start, other_nodes
+from buckeye.launch.hosts import Facts, Start
+from buckeye.version import __version__
 from tests.waiting import wait_for
 
 WORDS = ("--trainer", "--orchestrator.env.0.id", "x", "--inference", "{}")

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 from tests.command import run_here
 
-from buckeye import __version__
 from buckeye.base.columns import aligned
+from buckeye.cli.commands import function_of
 from buckeye.cli.removed import REMOVED_COMMANDS
 from buckeye.cli.tree import BY_WORDS, COMMANDS, GROUPS, TITLES, children, lines
+from buckeye.version import __version__
 
 BUCKEYE = [sys.executable, "-m", "buckeye"]
 
@@ -73,7 +74,7 @@ def test_the_tree_has_every_command_once_and_no_more_than_46():
 
 @pytest.mark.parametrize("words", [command.words for command in COMMANDS])
 def test_every_command_explains_itself(words, tmp_path):
-    assert words in BY_WORDS[words].load()
+    assert callable(function_of(words))
     done = run_here(*words.split(), "--help", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("usage: ")

@@ -39,14 +39,14 @@ def env_check(
     from buckeye.config.environments import EnvConfig
     from buckeye.evaluation.check import CheckOptions, check_environment
     from buckeye.evaluation.checks.result import count_of
-    from buckeye.launch.gateways import DEFAULT_ROLLOUTS, hosts_here
+    from buckeye.launch.mcp_gateways import DEFAULT_ROLLOUTS, gateway_here
 
     played = EnvConfig(id=env_id, args=environment_args(arg, args), variables=variable_names(variables))
     check_variables(played.id, played.variables)
     with (
         tempfile.TemporaryDirectory(prefix="buckeye-check-") as folder,
         status_line("loading") as progress,
-        hosts_here([played], Path(folder, "gateway.log"), rollouts=DEFAULT_ROLLOUTS),
+        gateway_here([played], Path(folder, "gateway.log"), rollouts=DEFAULT_ROLLOUTS),
     ):
         options = CheckOptions(
             sample=sample,

@@ -7,14 +7,11 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import Any
 
 from buckeye.base import heartbeat
 from buckeye.base.process import raise_open_files_limit, take_secrets
 from buckeye.errors import DEBUG_VARIABLE, BuckeyeError, UsageError
-
-if TYPE_CHECKING:
-    from typer import Typer
 
 
 def run_command(command: Callable[[], int | None]) -> None:
@@ -54,7 +51,7 @@ def _carry_out(command: Callable[[], int | None]) -> int | None:
         raise lacking from error
 
 
-def run_typer(app: Typer, argv: Sequence[str] | None, program: str) -> int:
+def run_typer(app: Callable[..., Any], argv: Sequence[str] | None, program: str) -> int:
     """Carry out a command of a typer application; returns its exit code. What is wrong with the words is a
     UsageError with the help to look at; an answer refused with Ctrl-C or Ctrl-D is a KeyboardInterrupt."""
     from typer import Abort, TyperException

@@ -18,6 +18,15 @@ from buckeye.base.storage import write_file
 from buckeye.base.terminal import can_ask, confirm
 from buckeye.cli.dry_run import carry_out, nothing_written
 from buckeye.cli.env_image import push_if_needed
+from buckeye.cli.missing_parts import (
+    Search,
+    StarterWrittenError,
+    ask_place,
+    find_config,
+    find_dataset,
+    find_model,
+    look_around,
+)
 from buckeye.cli.remote import show_remote, start_remote
 from buckeye.config.load import load_with_warnings
 from buckeye.config.rl import RLConfig
@@ -35,15 +44,6 @@ from buckeye.run_files.directory import RUN_FILE, files_of_a_run, is_in_use, is_
 from buckeye.setup.recipe.compose import RUN_CONFIG, Recipe, run_text
 from buckeye.setup.recipe.estimate import estimate_time
 from buckeye.setup.recipe.flags import TrainFlags, Words
-from buckeye.setup.recipe.missing import (
-    Search,
-    StarterWrittenError,
-    ask_place,
-    find_config,
-    find_dataset,
-    find_model,
-    look_around,
-)
 from buckeye.setup.recipe.model import ModelFacts, model_facts, refuse_hosted
 from buckeye.setup.recipe.sizes import Sizes, choose_sizes
 from buckeye.setup.recipe.texts import Plan, plan_object, plan_text

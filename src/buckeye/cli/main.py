@@ -66,7 +66,7 @@ def _run(argv: list[str], program: str) -> int | None:
         return complete(program)
     words, rest = find(argv)
     if words in ("", "rl") and rest == ["--version"]:
-        from buckeye import __version__
+        from buckeye.version import __version__
 
         print(f"buckeye {__version__}")
         return 0
@@ -78,9 +78,10 @@ def _run(argv: list[str], program: str) -> int | None:
     if words not in BY_WORDS:
         show_group(words, _typed(words, program))
         return 2
-    command = BY_WORDS[words]
-    if command.takes_settings:
-        return command.load()[words](rest)  # type: ignore[no-any-return]
+    if BY_WORDS[words].takes_settings:
+        from buckeye.cli.commands import function_of
+
+        return function_of(words)(rest)  # type: ignore[no-any-return]
     from buckeye.cli.typed import run
 
     return run(words, rest, _typed(words, program))

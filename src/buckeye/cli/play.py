@@ -67,7 +67,7 @@ def play(
     reward and why. Exit code 1 if no rollout gets a reward."""
     from buckeye.evaluation.chat_policy import ChatSampling
     from buckeye.evaluation.playing.table import RANDOM, Chats, Table
-    from buckeye.launch.gateways import hosts_here
+    from buckeye.launch.mcp_gateways import gateway_here
 
     if base_url is not None and policy in (None, RANDOM):
         raise UsageError("--base-url serves a model: name it with --policy")
@@ -90,7 +90,7 @@ def play(
     )
     with (
         tempfile.TemporaryDirectory(prefix="buckeye-play-") as folder,
-        hosts_here([played], Path(folder, "gateway.log"), rollouts=at_once),
+        gateway_here([played], Path(folder, "gateway.log"), rollouts=at_once),
     ):
         with status_line(f"loading {env}"):
             named, tasks, first = _tasks(played, split, task, timeout)

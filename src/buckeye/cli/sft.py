@@ -15,7 +15,7 @@ from buckeye.config.sft import SFTConfig
 from buckeye.launch.resume import without_flags
 from buckeye.launch.resume_checks import refuse_misfit
 from buckeye.launch.uploads import uploads_of
-from buckeye.monitor.tracker import check_trackers, tracked
+from buckeye.monitor.tracking import check_trackers, tracked
 from buckeye.run_files.directory import claimed
 from buckeye.transport.checkpoint import resolve_checkpoint
 from buckeye.transport.checkpoint_resume import bring

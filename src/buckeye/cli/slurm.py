@@ -23,9 +23,9 @@ from buckeye.config.shared import BaseConfig
 from buckeye.config.structure import fields_of
 from buckeye.config.validation import validate
 from buckeye.errors import ConfigError, RunError, UsageError
-from buckeye.launch.gateways import keys_of_run
 from buckeye.launch.preflight.devices import alike, parse_gpus, short_name
 from buckeye.launch.resume import resume_command, without_flags
+from buckeye.launch.run_keys import keys_of_run
 from buckeye.launch.slurm.script import (
     KEYS_FILE,
     LOG,

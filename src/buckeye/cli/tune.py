@@ -9,11 +9,11 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
 from buckeye.base.json_lines import printable
+from buckeye.cli.load import load
 from buckeye.config.rl import RLConfig
 from buckeye.errors import UsageError
 
@@ -30,12 +30,12 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(f"`rl tune`: {message}. `rl tune --help` explains it")
 
 
-def run_tune(argv: Sequence[str], load: Callable[[list[str]], RLConfig]) -> int:
-    """Find a setting and print it; return the exit code. `load` reads a configuration."""
+def tune(argv: list[str]) -> int:
+    """Find a learning rate and print it; return the exit code."""
     flags, settings = _parser().parse_known_args(argv)
     if not settings:
         raise UsageError("`rl tune` needs a configuration, as `rl` takes it: buckeye rl tune @ run.toml")
-    config = load(settings)
+    config = load(RLConfig, settings, "rl tune")
     if config.dry_run or config.resume or config.clean:
         raise UsageError("`rl tune` makes runs of its own: leave --dry-run, --resume and --clean out")
     from buckeye.base.distribution import need
@@ -77,3 +77,6 @@ def _seconds(text: str) -> float:
     if found is None or float(found[1]) <= 0:
         raise argparse.ArgumentTypeError(f"{text!r} is no time, such as 90s, 10m or 1h")
     return float(found[1]) * _SECONDS[found[2]]
+
+
+COMMANDS = {"rl tune": tune}

@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from buckeye.cli.completion import SettingsCommand, Word
+from buckeye.cli.commands import function_of
 from buckeye.cli.errors import run_typer
 from buckeye.cli.help import show_page
-from buckeye.cli.tree import BY_WORDS, COMMANDS, GROUPS, children
+from buckeye.cli.tree import BY_WORDS, GROUPS, children
 
 _VALUES = {"path": "PATH", "str": "TEXT", "list[str]": "TEXT", "int": "N", "float": "X"}
 _AS_TYPED = {"ignore_unknown_options": True, "allow_extra_args": True}
 _PASSES_MORE_ON = {"rl resume"}
 """Commands whose further flags are settings."""
+
+
+_OF_RUNS = ("status", "logs", "stop", "resume", "fork", "clean", "rollouts", "compare", "diagnose", "replay")
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """A completion, as the scripts of typer read it."""
+
+    value: str
+    help: str = ""
+    type: str = "plain"
 
 
 class PageCommand(TyperCommand):
@@ -37,6 +50,16 @@ class PageCommand(TyperCommand):
                 ],
             },
         )
+
+
+class SettingsCommand(TyperCommand):
+    """A command whose flags are settings; typer knows it for completion only."""
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
+        """Return what comes after the words `ctx.args`. Nothing where a file or a value does: there shells
+        complete files."""
+        words = _next_words(self.name or "", ctx.args, incomplete)
+        return [Word(word) for word in dict.fromkeys(words) if word.startswith(incomplete)]
 
 
 class CommandGroup(TyperGroup):
@@ -68,8 +91,7 @@ def typer_command(words: str) -> TyperCommand:
         return SettingsCommand(name=words, help=command.summary, context_settings=dict(_AS_TYPED))
     app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
     settings = dict(_AS_TYPED) if words in _PASSES_MORE_ON else None
-    function: Callable[..., Any] = command.load()[words]
-    app.command(words.rpartition(" ")[2], cls=PageCommand, context_settings=settings)(function)
+    app.command(words.rpartition(" ")[2], cls=PageCommand, context_settings=settings)(function_of(words))
     return typer.main.get_command(app)  # type: ignore[return-value]
 
 
@@ -78,9 +100,33 @@ def run(words: str, argv: Sequence[str], program: str) -> int:
     return run_typer(typer_command(words), argv, program)
 
 
-def all_words() -> list[str]:
-    """Return the words of every command, hidden ones included."""
-    return [command.words for command in COMMANDS]
+def _next_words(name: str, before: Sequence[str], incomplete: str) -> Iterable[str]:
+    """Yield what may follow the command `name` and the words `before`."""
+    from buckeye.cli.schema import configurations
+    from buckeye.config.help import flag_names
+    from buckeye.setup.recipe.flags import TrainFlags
+
+    if name == "rl" and before and (words := f"rl {before[0]}") in BY_WORDS:
+        return _of_function(words, before[1:], incomplete)
+    if before and (before[-1] == "@" or before[-1].startswith("--")) and not incomplete.startswith("-"):
+        return []
+    first = [*(children("rl") if name == "rl" else ()), "@"] if not before else []
+    ours = flag_names(TrainFlags) if name == "rl" else []
+    settings = configurations().get(name.rpartition(" ")[2])
+    return [*first, *ours, *(flag_names(settings) if settings else ()), "--help", "--help-all", "--version"]
+
+
+def _of_function(words: str, before: Sequence[str], incomplete: str) -> Iterable[str]:
+    if BY_WORDS[words].takes_settings:
+        return _next_words(words, before, incomplete)
+    if incomplete.startswith("-"):
+        params = typer_command(words).params
+        return [*(name for param in params for name in param.opts if name.startswith("--")), "--help"]
+    if words.removeprefix("rl ") in _OF_RUNS and not before:
+        from buckeye.run_files.known_runs import known_runs
+
+        return [run.name for run in known_runs()[0]]
+    return []
 
 
 def _argument(param: Any) -> str:

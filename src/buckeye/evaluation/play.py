@@ -20,7 +20,7 @@ from buckeye.errors import RunError, UsageError
 from buckeye.evaluation.chat_policy import ChatPlayer, ChatSampling, ChatServer
 from buckeye.evaluation.figures import Figures, figures_of
 from buckeye.evaluation.rows import ROLLOUTS, Row, open_rows, read_rows, row_of
-from buckeye.launch.gateways import hosts_here
+from buckeye.launch.mcp_gateways import gateway_here
 from buckeye.launch.preflight.model import fetch_served
 from buckeye.launch.serve import served_model
 from buckeye.monitor.signals import verdict
@@ -183,7 +183,7 @@ def _play_missing(
     request: EvalRequest, env: NamedEnvironment, split: str, known: Collection[tuple[str, int]], total: int
 ) -> dict[tuple[str, int], Row]:
     log_file = request.output_dir / GATEWAY_LOG
-    with hosts_here([request.played], log_file, rollouts=request.max_concurrent):
+    with gateway_here([request.played], log_file, rollouts=request.max_concurrent):
         return asyncio.run(_play_all(request, env, split, known, total))
 
 

@@ -8,21 +8,15 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Protocol
 
 import psutil
 
-from buckeye import __version__
-from buckeye.base.distribution import ask
 from buckeye.base.heartbeat import HEARTBEAT_VARIABLE
 from buckeye.base.process import ChildProcess, handed_over
-from buckeye.config.rl import RLConfig
-from buckeye.errors import UsageError
 from buckeye.launch.plan import Site
 from buckeye.launch.preflight.devices import Machine
 
@@ -104,35 +98,6 @@ class Nodes:
 
     address: str | None = None
     hosts: dict[int, Host] = field(default_factory=dict)
-
-
-@contextmanager
-def other_nodes(config: RLConfig) -> Iterator[Nodes]:
-    """The other nodes of a run, when all are there; none for a run of one. Raises RunError if they cannot be
-    had, and UsageError for one of another version, or that does not see the run directory."""
-    if config.cluster.nodes == 1:
-        yield Nodes()
-        return
-    engine: AbstractContextManager[Nodes] = ask("buckeye.launch.engines:nodes", "a run on several nodes")(
-        config
-    )
-    with engine as nodes:
-        for number, host in nodes.hosts.items():
-            _check(number, host)
-        yield nodes
-
-
-def _check(number: int, host: Host) -> None:
-    facts, python = host.facts(), sys.version.split()[0]
-    if facts.version != __version__ or _minor(facts.python) != _minor(python):
-        raise UsageError(
-            f"node {number} ({facts.name}) has version {facts.version} of Buckeye and {facts.python} of "
-            f"Python, and this host {__version__} and {python}: install the same on all nodes."
-        )
-
-
-def _minor(python: str) -> list[str]:
-    return python.split(".")[:2]
 
 
 def sites_of(nodes: Nodes) -> list[Site]:

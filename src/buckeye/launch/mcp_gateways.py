@@ -22,8 +22,7 @@ from buckeye.base.request_gate import is_loopback
 from buckeye.config.environments import EnvConfig, TrainEnvConfig
 from buckeye.envs.registry import EnvironmentId, names_a_file
 from buckeye.errors import RunError, UsageError
-from buckeye.launch.gateways import Hosts
-from buckeye.launch.plan import Role
+from buckeye.launch.plan import Hosts, Role
 from buckeye.mcp.config import GymConfig, load_gym_config
 from buckeye.mcp.environment import NAME
 from buckeye.mcp.gateway.settings import API_KEY_VARIABLE, DEFAULT_SESSIONS, set_variables
@@ -32,6 +31,9 @@ from buckeye.mcp.tasks.trust import read_taskset
 from buckeye.mcp.tasks.variables import names_in_servers, resolve
 
 log = logging.getLogger(__name__)
+
+DEFAULT_ROLLOUTS = 64
+"""How many rollouts run at a time, where no setting says it."""
 
 _COMMAND = (sys.executable, "-m", "buckeye", "gateway")
 _READY_SECONDS = 60.0

@@ -81,6 +81,15 @@ class RolePlan:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Hosts:
+    """The processes that a run starts for its environments, looks after and ends, and the variables that all
+    its processes need for them: a key, where there is none."""
+
+    roles: tuple[Role, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Site:
     """A host that a run may use. Other nodes reach it at `address`; `variables` tell gloo and NCCL how it
     reaches them. `choose_ports(count)` holds free ports of it."""

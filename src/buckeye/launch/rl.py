@@ -17,8 +17,9 @@ from buckeye.base.storage import step_directories
 from buckeye.config.rl import RLConfig
 from buckeye.errors import RunError, UsageError
 from buckeye.launch.attempts import Launch
-from buckeye.launch.gateways import forget_other_keys, played_environments, run_hosts
-from buckeye.launch.hosts import Nodes, other_nodes, site_of, sites_of
+from buckeye.launch.engines import other_nodes
+from buckeye.launch.environment_hosts import run_hosts
+from buckeye.launch.hosts import Nodes, site_of, sites_of
 from buckeye.launch.plan import RolePlan, make_plan
 from buckeye.launch.preflight.devices import this_machine
 from buckeye.launch.preflight.disk import check_disk
@@ -35,6 +36,7 @@ from buckeye.launch.resume import (
     wait_for_leftovers,
 )
 from buckeye.launch.resume_checks import changed_settings, earlier_start, record_config
+from buckeye.launch.run_keys import forget_other_keys, played_environments
 from buckeye.launch.supervisor import Supervisor
 from buckeye.launch.uploads import uploads_of
 from buckeye.monitor.learning import nothing_learnt
@@ -42,7 +44,7 @@ from buckeye.monitor.log import run_log, setup_logging
 from buckeye.monitor.metrics import Step, read_run
 from buckeye.monitor.rollouts import read_rollouts, rollout_steps, whole_rollout
 from buckeye.monitor.signals import training_level
-from buckeye.monitor.tracker import check_trackers, tracked
+from buckeye.monitor.tracking import check_trackers, tracked
 from buckeye.run_files.directory import (
     REMOTE_FILE,
     Stopping,

@@ -21,8 +21,7 @@ from buckeye.base.process_guard import GUARD
 from buckeye.config.environments import TrainEnvConfig
 from buckeye.envs.settings import PLACED_VARIABLE
 from buckeye.errors import UsageError
-from buckeye.launch.gateways import Hosts
-from buckeye.launch.plan import Role, Site
+from buckeye.launch.plan import Hosts, Role, Site
 from buckeye.monitor.log import setup_logging
 from buckeye.orchestrator.environments import short_name
 from buckeye.workers.errors import WorkerFault

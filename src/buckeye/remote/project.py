@@ -10,10 +10,10 @@ from buckeye.base.foreign_files import NotRegularError, own_files
 from buckeye.config.load import load_config
 from buckeye.config.rl import RLConfig
 from buckeye.errors import UsageError
-from buckeye.launch.gateways import keys_of_run, played_environments
 from buckeye.launch.mcp_gateways import files_of
 from buckeye.launch.resume import where_it_left_off
 from buckeye.launch.resume_checks import refuse_misfit
+from buckeye.launch.run_keys import keys_of_run, played_environments
 from buckeye.remote.environments import NeededEnvironment, needed_environments
 from buckeye.remote.manifest import Manifest, project_manifest
 from buckeye.remote.steer import REMOTE_LOG

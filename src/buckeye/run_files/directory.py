@@ -19,7 +19,7 @@ from buckeye.base.process import RunIdentity, StopFlag
 from buckeye.base.storage import is_locked, read_json, remove_directory, step_directories, write_file
 from buckeye.errors import CheckpointError, UsageError
 from buckeye.monitor.metrics import TRAINERS, read_metrics
-from buckeye.monitor.tracker import TRACKER_FOLDERS
+from buckeye.monitor.tracking import TRACKER_FOLDERS
 from buckeye.run_files.record import EVENTS_FILE, GOING_ON, STATUS_FILE, read_record
 from buckeye.transport.inference_servers import RESTART_FOLDER, SERVERS_FILE
 

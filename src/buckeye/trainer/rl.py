@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from buckeye import __version__
 from buckeye.base import heartbeat
 from buckeye.base.disk import write_when_room
 from buckeye.base.faults import fault_point
@@ -43,6 +42,7 @@ from buckeye.transport.batches import (
     remove_trained,
 )
 from buckeye.transport.weights import read_weights_manifest
+from buckeye.version import __version__
 
 logger = logging.getLogger(__name__)
 

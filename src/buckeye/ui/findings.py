@@ -10,11 +10,9 @@ import threading
 import time
 from typing import Any
 
-from buckeye.base.distribution import absent, is_there
 from buckeye.base.process import ChildProcess
 from buckeye.ui.sources import OpenRun
 
-_DIAGNOSIS = "buckeye.evaluation"
 _SECONDS = 900.0
 _REST = 30.0  # seconds between two looks at a run that goes on
 _READ_BY_IT = ("metrics", "events", "rollouts", "evals")
@@ -25,8 +23,6 @@ _running: list[ChildProcess] = []
 def findings_of(run: OpenRun) -> dict[str, Any]:
     """`findings` with evidence and commands, the surest first, `not_looked_at`, and the `step` they are of;
     or in `missing` why there are none. Of a run that has gone on a little they may be those of before."""
-    if not is_there(_DIAGNOSIS):
-        return {"findings": [], "missing": str(absent(_DIAGNOSIS, "What is wrong with a run"))}
     with run.diagnosing:
         stamp = [run.stamp()[name] for name in _READ_BY_IT]
         seen, asked, told = run.kept.get("findings", (None, 0.0, {}))

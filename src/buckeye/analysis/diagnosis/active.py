@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from buckeye.analysis.changes import policy_changes
 from buckeye.analysis.diagnosis.facts import Facts
 from buckeye.analysis.diagnosis.statistics import SURE, mean_interval, rms
 from buckeye.analysis.diagnosis.teaching import (
@@ -31,7 +32,6 @@ from buckeye.base.storage import step_directory
 from buckeye.config.load import load_config
 from buckeye.errors import BuckeyeError
 from buckeye.monitor.finding import Finding
-from buckeye.runs.changes import policy_changes
 from buckeye.trainer.model.policy import Policy, load_policy
 from buckeye.transport.batches import Sample
 

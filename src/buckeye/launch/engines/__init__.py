@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -14,7 +15,8 @@ from pathlib import Path
 from buckeye.base import storage
 from buckeye.config.rl import RLConfig
 from buckeye.errors import UsageError
-from buckeye.launch.hosts import Nodes
+from buckeye.launch.hosts import Host, Nodes
+from buckeye.version import __version__
 
 _PROBE = ".node-probe"
 
@@ -27,12 +29,33 @@ def engine_of(config: RLConfig) -> str:
 
 
 @contextmanager
-def nodes(config: RLConfig) -> Iterator[Nodes]:
-    """Yield the other nodes of a run. Raises UsageError if there is no such engine, or if a node does not see
-    the run directory, and RunError if it has too few nodes within `cluster.join_timeout`."""
+def other_nodes(config: RLConfig) -> Iterator[Nodes]:
+    """Yield the other nodes of a run, none for a run of one.
+
+    Raises UsageError without such an engine, for a node of another version, and for one that does not see the
+    run directory; RunError if there are too few nodes within `cluster.join_timeout`.
+    """
+    if config.cluster.nodes == 1:
+        yield Nodes()
+        return
     with _started(config) as found:
+        for number, host in found.hosts.items():
+            _check(number, host)
         _refuse_own_disks(found, config.output_dir.absolute())
         yield found
+
+
+def _check(number: int, host: Host) -> None:
+    facts, python = host.facts(), sys.version.split()[0]
+    if facts.version != __version__ or _minor(facts.python) != _minor(python):
+        raise UsageError(
+            f"node {number} ({facts.name}) has version {facts.version} of Buckeye and {facts.python} of "
+            f"Python, and this host {__version__} and {python}: install the same on all nodes."
+        )
+
+
+def _minor(python: str) -> list[str]:
+    return python.split(".")[:2]
 
 
 def _started(config: RLConfig) -> AbstractContextManager[Nodes]:

@@ -23,12 +23,12 @@ from typing import IO, Any
 
 import msgspec
 
-from buckeye import __version__
 from buckeye.base.keys import child_environment
 from buckeye.launch.engines.remote_process import RemoteProcess
 from buckeye.launch.hosts import Facts, LocalProcess
 from buckeye.launch.preflight.devices import this_machine
 from buckeye.launch.preflight.ports import Ports, address_towards, socket_variables
+from buckeye.version import __version__
 
 Event = tuple[Any, ...]
 """("started", pid), ("printed", bytes), ("heard", bytes, time), ("ended", code, problem), after the number

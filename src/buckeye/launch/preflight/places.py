@@ -19,7 +19,7 @@ from buckeye.config.rl import RLConfig
 from buckeye.errors import BuckeyeError, UsageError
 from buckeye.launch.preflight.check import Check, failed, ok, skipped, warning
 from buckeye.launch.preflight.ports import is_free
-from buckeye.monitor.tracker import check_trackers
+from buckeye.monitor.tracking import check_trackers
 from buckeye.transport.object_store import Store
 
 OPEN_FILES, SERVERS, PORTS = "open files", "inference servers", "ports"

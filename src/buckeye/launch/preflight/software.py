@@ -22,7 +22,7 @@ from buckeye.inference.vllm.interpreter import (
     require_vllm,
 )
 from buckeye.launch.preflight.check import Check, failed, ok, skipped
-from buckeye.monitor.tracker import tracker_of
+from buckeye.monitor.tracking import tracker_of
 
 PYTHON, VLLM = "Python", "vLLM"
 LIBRARIES = "libraries"

@@ -27,7 +27,6 @@ from mcp.shared.exceptions import MCPError
 from mcp.shared.message import SessionMessage
 from pydantic import ValidationError
 
-from buckeye import __version__
 from buckeye.base.keys import local_key
 from buckeye.base.process import clean_environment, without_secrets
 from buckeye.mcp.client.errors import (
@@ -45,6 +44,7 @@ from buckeye.mcp.fork_server.program import Program
 from buckeye.mcp.fork_server.servers import start_program
 from buckeye.mcp.gateway.settings import API_KEY_VARIABLE
 from buckeye.mcp.tasks.task_schema import HttpServer, StdioServer
+from buckeye.version import __version__
 
 # It logs tracebacks of what is raised here as a typed error anyway.
 logging.getLogger("mcp").setLevel(logging.CRITICAL)

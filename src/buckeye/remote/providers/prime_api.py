@@ -12,10 +12,10 @@ from typing import Any
 
 import httpx
 
-from buckeye import __version__
 from buckeye.errors import AccountError, RemoteError
 from buckeye.remote.base import Clock
 from buckeye.remote.providers.prime_account import PrimeAccount
+from buckeye.version import __version__
 
 log = logging.getLogger(__name__)
 

@@ -10,15 +10,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from buckeye import __version__
 from buckeye.base.distribution import need
 from buckeye.base.storage import read_json, write_directory, write_file
-from buckeye.envs.registry import load_environment
 from buckeye.errors import UsageError
 from buckeye.monitor.intervals import Estimate
 from buckeye.setup.demo.baseline import baselines
 from buckeye.setup.demo.held_out import Row, exact_table, make_rows, read_tasks
 from buckeye.setup.demo.stages import ENVIRONMENT, DemoPaths, run_stages, weights
+from buckeye.version import __version__
+from buckeye.workers.opening import load_environment
 
 # What the demonstration shows at its end: table, model card, summary.
 

@@ -20,7 +20,7 @@ from buckeye.base.process import ChildProcess
 from buckeye.base.storage import remove_directory, step_directories, write_file
 from buckeye.config.load import to_json
 from buckeye.config.rl import RLConfig
-from buckeye.monitor.tracker import TRACKER_FOLDERS
+from buckeye.monitor.tracking import TRACKER_FOLDERS
 
 _END_SECONDS = 60.0
 _NEVER = 10**9  # steps between two checkpoints

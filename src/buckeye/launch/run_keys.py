@@ -1,0 +1,54 @@
+"""The keys that a run needs where it does not find them by itself: on another machine, in a job of Slurm."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from buckeye.base.keys import KEYS, variables
+from buckeye.base.process import is_secret
+from buckeye.config.environments import EnvConfig
+from buckeye.config.rl import RLConfig
+from buckeye.launch.mcp_gateways import variables_of
+
+_NOT_KEYS = {"HOME", "HOSTNAME", "LANG", "LOGNAME", "PATH", "PWD", "SHELL", "TERM", "TMPDIR", "USER"}
+_OF_MACHINES = ("PRIME_", "AWS_", "GOOGLE_", "AZURE_")
+_RENTING = "PRIME_API_KEY"  # never leaves: it could rent and end everything
+
+
+def played_environments(config: RLConfig) -> list[EnvConfig]:
+    """The environments of training and of evaluations."""
+    evaluated = config.orchestrator.eval.env if config.orchestrator.eval is not None else []
+    return [*config.orchestrator.env, *evaluated]
+
+
+def names_of_keys(config: RLConfig) -> list[str]:
+    """The keys that Buckeye knows, and the variables that environments and servers of tasks are given. What
+    a prompt mentions is no reason to send it."""
+    known, played = variables(), played_environments(config)
+    names = [*KEYS, *variables_of(played)]
+    names += [name for env in played for name in env.variables]
+    asked = dict.fromkeys(name if name in known else name.upper() for name in names)
+    return [name for name in asked if name not in (*_NOT_KEYS, _RENTING)]
+
+
+def forget_other_keys(config: RLConfig) -> None:
+    """Take from this process the keys to machines, unless the run's settings name them: what it starts, also
+    by libraries of others, has its variables."""
+    named = {*names_of_keys(config), *_texts(config.model_dump(mode="json"))}
+    for name in [name for name in os.environ if name.startswith(_OF_MACHINES) and name not in named]:
+        if is_secret(name):
+            del os.environ[name]
+
+
+def _texts(value: Any) -> list[str]:
+    if isinstance(value, str):
+        return [value]
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [text for item in items for text in _texts(item)]
+
+
+def keys_of_run(config: RLConfig) -> dict[str, str]:
+    """Those keys, as far as they are set."""
+    known = variables()
+    return {name: known[name] for name in names_of_keys(config) if known.get(name)}

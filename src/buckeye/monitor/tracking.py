@@ -1,0 +1,163 @@
+"""Log a run to Weights & Biases, Trackio and TensorBoard: one run there for all processes of a run here.
+
+For each of them a thread of the launcher follows `metrics.jsonl` and sends every step when it is complete.
+The processes of the run do not know of it: none waits for it or fails with it, and a restarted process
+continues to be logged.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from buckeye.base.distribution import need
+from buckeye.base.storage import read_json, write_file
+from buckeye.config.shared import BaseConfig, TensorboardConfig, TrackioConfig, WandbConfig
+from buckeye.errors import UsageError
+from buckeye.monitor.metrics import MetricsTail, RunMetrics, Step
+from buckeye.monitor.redact import redacted
+from buckeye.monitor.tracker import Tracker, reason_of
+from buckeye.monitor.trackers import Tensorboard, Trackio
+from buckeye.monitor.wandb_tracker import Wandb, has_wandb_key, wandb_mode
+
+log = logging.getLogger(__name__)
+
+TRACKER_FOLDERS = ("wandb", "trackio", "tensorboard")
+"""What they write in a run directory."""
+
+Settings = WandbConfig | TrackioConfig | TensorboardConfig
+
+_POSITION = "position.json"
+_POLL_SECONDS = 1.0
+_FINISH_SECONDS = 90.0
+
+
+def check_trackers(settings: Iterable[Settings]) -> None:
+    """Raise UsageError if a run with these settings could not be logged: a library is not installed, or
+    there is no key for the server."""
+    for one in _wanted(settings):
+        kind = tracker_of(one)
+        need(kind.folder, f"Logging to {kind.title}")
+        if isinstance(one, WandbConfig) and wandb_mode(one) == "online" and not has_wandb_key():
+            raise UsageError(
+                "wandb: no key for Weights & Biases. Type `buckeye auth set WANDB_API_KEY`, or add "
+                "--wandb.offline"
+            )
+
+
+@contextmanager
+def tracked(
+    settings: Iterable[Settings], *, output_dir: Path, run_id: str, config: BaseConfig
+) -> Iterator[None]:
+    """Send what the run writes to `metrics.jsonl` during the block, where `settings` ask for it.
+
+    What a tracker cannot take is a warning and never an error: all numbers are in `metrics.jsonl`.
+    """
+    described = redacted(config.model_dump(mode="json"))
+    followers = [
+        _Follower(tracker_of(one)(one, output_dir.absolute(), getattr(one, "id", None) or run_id, described))
+        for one in _wanted(settings)
+    ]
+    failed = True
+    try:
+        yield
+        failed = False
+    finally:
+        for follower in followers:
+            follower.end(failed=failed)
+        deadline = time.monotonic() + _FINISH_SECONDS  # of all of them
+        for follower in followers:
+            follower.wait(deadline)
+
+
+def _wanted(settings: Iterable[Settings]) -> list[Settings]:
+    return [one for one in settings if not isinstance(one, WandbConfig) or wandb_mode(one) != "disabled"]
+
+
+def tracker_of(settings: Settings) -> type[Tracker]:
+    """Return the tracker that settings are for."""
+    if isinstance(settings, WandbConfig):
+        return Wandb
+    return Trackio if isinstance(settings, TrackioConfig) else Tensorboard
+
+
+class _Follower:
+    """The thread of a tracker, and how far it is."""
+
+    def __init__(self, tracker: Tracker) -> None:
+        self._tracker = tracker
+        self._position = tracker.output_dir / tracker.folder / _POSITION
+        self._metrics = tracker.output_dir / "metrics.jsonl"
+        self._ended = threading.Event()
+        self._failed = False
+        self._lost = 0
+        self._thread = threading.Thread(target=self._run, name=tracker.folder, daemon=True)
+        self._thread.start()
+
+    def end(self, *, failed: bool) -> None:
+        """The run is over; the rest is sent."""
+        self._failed = failed
+        self._ended.set()
+
+    def wait(self, deadline: float) -> None:
+        """Until all is sent. Gives up at the deadline; what is on the disk can be sent later."""
+        self._thread.join(max(0.0, deadline - time.monotonic()))
+        if self._thread.is_alive():
+            log.warning(
+                "%s has not taken everything within %.0f s. The rest: %s",
+                self._tracker.title,
+                _FINISH_SECONDS,
+                self._tracker.rest,
+            )
+
+    def _run(self) -> None:
+        try:
+            self._follow()
+        except Exception as error:  # whatever the library raises: the run is worth more than its picture
+            why = f"{self._tracker.title}: {reason_of(error)}"
+            log.warning("%s. The run goes on without; all numbers are in %s", why, self._metrics)
+
+    def _follow(self) -> None:
+        self._tracker.begin()
+        tail = MetricsTail(self._metrics, self._sent_before())
+        metrics = RunMetrics()
+        while True:
+            last = self._ended.is_set()
+            for record in tail.new():
+                metrics.add(record)
+            for step in metrics.take(rest=last):
+                self._log(step)
+            if last:
+                break
+            self._ended.wait(_POLL_SECONDS)
+        self._tracker.finish(failed=self._failed)
+        if self._lost:
+            log.warning("%s lacks %d steps, which are in %s", self._tracker.title, self._lost, self._metrics)
+            return
+        # not before: what the library was given it may hold in memory, and lose with the process
+        write_file(self._position, json.dumps({"id": self._tracker.run_id, "position": tail.position}))
+
+    def _log(self, step: Step) -> None:
+        """A step that is not taken is counted, the first also told."""
+        try:
+            self._tracker.log(step)
+        except Exception as error:
+            self._lost += 1
+            if self._lost == 1:
+                log.warning(
+                    "%s does not take step %d: %s", self._tracker.title, step.number, reason_of(error)
+                )
+
+    def _sent_before(self) -> int:
+        """Where the last attempt that ended in good order had come to. What a killed one has sent is sent
+        again: a record twice is harmless where the horizontal axis is the step, and a gap is not."""
+        try:
+            sent = read_json(self._position)
+        except FileNotFoundError:
+            return 0
+        return int(sent["position"]) if sent["id"] == self._tracker.run_id else 0

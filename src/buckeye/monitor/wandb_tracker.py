@@ -1,0 +1,104 @@
+"""Weights & Biases: the server, or its folder where the server is not wanted or not reached."""
+
+from __future__ import annotations
+
+import logging
+import netrc
+import os
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from buckeye.base.keys import key
+from buckeye.config.shared import WandbConfig
+from buckeye.monitor.metrics import Step
+from buckeye.monitor.tracker import Tracker, numbers_of, reason_of
+from buckeye.monitor.wandb_samples import sample_values
+
+log = logging.getLogger(__name__)
+
+_INIT_SECONDS = 30.0
+_UPLOAD_SECONDS = 60.0
+
+
+class Wandb(Tracker):
+    """On the server, or on the disk if that is wanted or the server is out of reach."""
+
+    title, folder = "Weights & Biases", "wandb"
+
+    def begin(self) -> None:
+        import wandb
+
+        (self.output_dir / self.folder).mkdir(parents=True, exist_ok=True)
+        if wandb_mode(self.settings) == "online":
+            try:
+                self._run = self._init("online")
+            except Exception as error:  # network, rights, quota: whatever it is, the disk takes the numbers
+                log.warning("Weights & Biases cannot be used: %s", reason_of(error))
+                wandb.teardown()  # its process still holds the id
+            else:
+                log.info("Weights & Biases: %s", self._run.url)
+                return
+        self._run = self._init("offline")
+        folder = self._run.settings.sync_dir
+        log.info("Weights & Biases: offline, in %s; to send it later: wandb sync %s", folder, folder)
+
+    def log(self, step: Step) -> None:
+        values = {"step": step.number, **numbers_of(step)}
+        extras = self.settings.log_extras
+        if "orchestrator" in step.records and extras is not None and step.number % extras.interval == 0:
+            values |= sample_values(self.output_dir, step.number, extras)
+        self._run.log(values)
+
+    def finish(self, *, failed: bool) -> None:
+        self._run.finish(exit_code=int(failed))
+
+    @property
+    def rest(self) -> str:
+        return f"wandb sync {self.output_dir / self.folder}"
+
+    def _init(self, mode: Literal["online", "offline"]) -> Any:
+        import wandb
+
+        run = wandb.init(
+            project=self.settings.project,
+            name=self.settings.name or self.output_dir.name,
+            id=self.run_id,
+            resume="allow" if mode == "online" else None,  # offline, the server does when it is sent
+            dir=self.output_dir,
+            config=self.config,
+            mode=mode,
+            settings=wandb.Settings(
+                console="off",
+                disable_code=True,
+                disable_git=True,
+                save_code=False,
+                silent=True,
+                x_disable_machine_info=True,  # it would send the command line, the user and host names
+                x_disable_meta=True,
+                api_key=key("WANDB_API_KEY") or None,
+                init_timeout=_INIT_SECONDS,
+                finish_timeout=_UPLOAD_SECONDS,
+            ),
+        )
+        run.define_metric("step")
+        run.define_metric("*", step_metric="step")  # an evaluation may come after a later step
+        return run
+
+
+def wandb_mode(settings: WandbConfig) -> Literal["online", "offline", "disabled"]:
+    """WANDB_MODE can only send less than the settings say."""
+    variable = os.environ.get("WANDB_MODE", "online")
+    if variable == "disabled":
+        return "disabled"
+    return "offline" if settings.offline or variable in ("offline", "dryrun") else "online"
+
+
+def has_wandb_key() -> bool:
+    """Whether the library will find a key without asking for one."""
+    if key("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
+        return True
+    host = urlsplit(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
+    try:
+        return netrc.netrc(os.environ.get("NETRC")).authenticators(host) is not None
+    except (OSError, netrc.NetrcParseError):
+        return False
