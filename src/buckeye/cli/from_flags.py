@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import re
 import shlex
@@ -10,7 +9,6 @@ import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from buckeye.base.disk import free_bytes
@@ -31,35 +29,23 @@ from buckeye.cli.remote import show_remote, start_remote
 from buckeye.config.load import load_with_warnings
 from buckeye.config.rl import RLConfig
 from buckeye.errors import BuckeyeError, ConfigError, UsageError
-from buckeye.launch.preflight.devices import gpus as present_gpus
 from buckeye.launch.preflight.devices import parse_gpus
 from buckeye.launch.preflight.disk import estimate_disk
-from buckeye.launch.preflight.fitting import hardware_of, longest_that_fits
-from buckeye.launch.preflight.model import read_shape
-from buckeye.mcp.config import GymConfig, load_gym_config
+from buckeye.mcp.config import load_gym_config
 from buckeye.mcp.environment import McpEnvironment
 from buckeye.mcp.tasks.dataset import images_of
 from buckeye.mcp.tasks.trust import ask_for_trust, read_taskset, uses_of
 from buckeye.run_files.directory import RUN_FILE, files_of_a_run, is_in_use, is_unstarted, locked, put_aside
 from buckeye.setup.recipe.compose import RUN_CONFIG, Recipe, run_text
-from buckeye.setup.recipe.estimate import estimate_time
 from buckeye.setup.recipe.flags import TrainFlags, Words
-from buckeye.setup.recipe.model import ModelFacts, model_facts, refuse_hosted
-from buckeye.setup.recipe.sizes import Sizes, choose_sizes
+from buckeye.setup.recipe.model import model_facts, refuse_hosted
+from buckeye.setup.recipe.sizes import choose_sizes
 from buckeye.setup.recipe.texts import Plan, plan_object, plan_text
 from buckeye.setup.recipe.where import Place, devices_text, remote_place, this_place
 
 _COMPOSED = "of the run put together here"
 
 Start = Callable[[RLConfig, list[str]], int]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Parts:
-    config: Path
-    gym: GymConfig
-    dataset: str
-    model: str
 
 
 def run_of_parts(words: Words, start: Start) -> int:
@@ -78,33 +64,28 @@ def _run_of_parts(words: Words, flags: TrainFlags, start: Start) -> int:
         refuse_hosted(flags.model, dataset=dataset, config=str(config))
     place = _place(flags)  # what cannot be is said before anything is asked or looked at
     search = Search(flags=flags, found=found, asks=can_ask(yes=flags.yes, as_json=flags.as_json))
+    config = find_config(search)  # each needs the one before
     try:
-        flags, place, parts = _find_parts(search, place)
+        dataset = find_dataset(search, config)
     except StarterWrittenError as written:
         print(written)
         return 0
-    plan = _plan(words, flags, place, parts)
-    _show(plan, flags)
+    if search.asks and flags.provider is None and place.gpus is None:
+        flags = ask_place(flags, f"{place.cores} cores, no GPU", elsewhere=is_there("buckeye.remote"))
+        place = _place(flags)
+    model = find_model(search, on_gpu=place.gpus is not None)
+    plan = _plan(words, flags, place, config, dataset, model)
+    if flags.as_json:
+        print(json.dumps(plan_object(plan), ensure_ascii=False))
+    elif not flags.quiet:
+        print(plan_text(plan))
     if not flags.dry_run:
-        ask_for_trust(parts.dataset, yes=flags.trust)
+        ask_for_trust(dataset, yes=flags.trust)
     return carry_out(
         plan.config,
         show=lambda: _show_rest(plan, place, flags),
         start=lambda: _begin(plan, place, flags, start, asks=search.asks),
     )
-
-
-def _find_parts(search: Search, place: Place) -> tuple[TrainFlags, Place, _Parts]:
-    """In the order in which each needs the one before."""
-    flags = search.flags
-    config = find_config(search)
-    gym = load_gym_config(config)
-    dataset = find_dataset(search, config)
-    if search.asks and flags.provider is None and place.gpus is None:
-        flags = ask_place(flags, f"{place.cores} cores, no GPU")
-        place = _place(flags)
-    model = find_model(search, on_gpu=place.gpus is not None)
-    return flags, place, _Parts(config=config, gym=gym, dataset=dataset, model=model)
 
 
 def _place(flags: TrainFlags) -> Place:
@@ -117,63 +98,42 @@ def _place(flags: TrainFlags) -> Place:
     return place
 
 
-def _plan(words: Words, flags: TrainFlags, place: Place, parts: _Parts) -> Plan:
-    gym = parts.gym
-    tasks, held_out = read_taskset(parts.dataset, checked=False)
+def _plan(words: Words, flags: TrainFlags, place: Place, file: Path, dataset: str, name: str) -> Plan:
+    gym = load_gym_config(file)
+    tasks, held_out = read_taskset(dataset, checked=False)
     if not tasks:
-        raise UsageError(f"{parts.dataset} has no tasks to train on: all {len(held_out)} are held out")
-    McpEnvironment(gym, {"train": tasks, "eval": held_out})  # refuses what no rollout could be played with
-    model = model_facts(parts.model)
-    evaluated = [] if flags.no_eval else held_out
-    layout = place.layout(model.parameters)
-    output = _output(flags.output, parts.config.stem)
-    sized = functools.partial(
-        choose_sizes, tasks, evaluated, gym, model, on_gpu=place.gpus is not None, asked=words.seq_len
+        raise UsageError(f"{dataset} has no tasks to train on: all {len(held_out)} are held out")
+    McpEnvironment(gym, {"train": tasks, "eval": held_out})  # refuses what no rollout could be run with
+    model, evaluated = model_facts(name), [] if flags.no_eval else held_out
+    layout, on_gpu = place.layout(model.parameters), place.gpus is not None
+    recipe = Recipe(
+        config=file,
+        dataset=dataset,
+        model=model,
+        sizes=choose_sizes(tasks, evaluated, gym, model, on_gpu=on_gpu, asked=words.seq_len),
+        layout=layout,
+        output_dir=_output(flags.output, file.stem),
     )
-
-    def made(sizes: Sizes) -> tuple[Recipe, str, RLConfig]:
-        recipe = Recipe(
-            config=parts.config,
-            dataset=parts.dataset,
-            model=model,
-            sizes=sizes,
-            layout=layout,
-            output_dir=output,
-        )
-        text = run_text(recipe, words.settings)
-        return recipe, text, _loaded(text, dry_run=flags.dry_run)
-
-    recipe, text, config = made(sized())
-    room = _room(config, model, place)
-    if words.seq_len is None and room < recipe.sizes.seq_len:
-        recipe, text, config = made(sized(room=room))
-    environment = gym.job.metadata.get("environment") or gym.job.name or parts.config.stem
+    text = run_text(recipe, words.settings)
+    config = _loaded(text, dry_run=flags.dry_run)
+    price = "what your host costs you" if flags.provider == "ssh" else "shown before anything is rented"
+    if flags.max_price is not None:
+        price += f"; at most {flags.max_price:g} $ an hour"
     return Plan(
         recipe=recipe,
         config=config,
-        environment=str(environment),
+        environment=str(gym.job.metadata.get("environment") or gym.job.name or file.stem),
         actions=tuple(gym.actions),
         images=images_of(tasks + held_out),
         uses=uses_of(tasks + held_out),
         tasks=len(tasks),
         held_out=len(held_out),
-        where=place.name,
-        devices=devices_text(place, layout, model.parameters),
+        where=f"{place.name}; {devices_text(place, layout, model.parameters)}",
         disk=estimate_disk(config, model.path),
         free=free_bytes(config.output_dir),
-        time=estimate_time(config, model, cores=place.cores, layout=layout),
-        price=_price(place, flags),
+        price=price if place.remote else "nothing",
         text=text,
     )
-
-
-def _room(config: RLConfig, model: ModelFacts, place: Place) -> int:
-    """The tokens of a rollout that there is memory for here, up to those of the configuration; these where
-    that is not known."""
-    shape = read_shape(model.path) if model.path is not None else None
-    if shape is None or place.remote or place.problem is not None:
-        return config.orchestrator.seq_len
-    return longest_that_fits(config, shape, hardware_of(config, present_gpus()))
 
 
 def _output(asked: Path | None, name: str) -> Path:
@@ -197,15 +157,13 @@ def _refuse_taken(folder: Path) -> None:
         raise UsageError(f"--output {folder}: {where} is a file. Name a folder")
     if not _taken(folder):
         return
-    quoted, file = shlex.quote(str(folder)), folder / RUN_CONFIG
+    quoted, instead = shlex.quote(str(folder)), ""
     if (folder / RUN_FILE).exists():
-        there, instead = "a run", f"or go on with that run\n  buckeye rl resume {quoted}"
-    elif file.exists():
-        there, instead = str(file), f"or start what is there\n  buckeye rl @ {shlex.quote(str(file))}"
-    else:
-        there, instead = str(files_of_a_run(folder)[0]), "a run needs one of its own"
+        instead = f"; or go on with that run\n  buckeye rl resume {quoted}"
+    elif (folder / RUN_CONFIG).exists():
+        instead = f"; or start what is there\n  buckeye rl @ {quoted}/{RUN_CONFIG}"
     raise UsageError(
-        f"--output {folder}: {there} is there, and nothing is overwritten. Name another folder; {instead}"
+        f"--output {folder}: a run is there, and nothing is overwritten. Name another folder{instead}"
     )
 
 
@@ -213,7 +171,7 @@ def _loaded(text: str, *, dry_run: bool) -> RLConfig:
     with tempfile.TemporaryDirectory(prefix="buckeye-rl-") as folder:
         file = Path(folder, RUN_CONFIG)
         file.write_text(text, encoding="utf-8")
-        in_it = re.compile(re.escape(str(file)) + r"(:\d+)?")  # a file that nobody will find
+        in_it = re.compile(re.escape(str(file)) + r"(:\d+)?")  # a temporary file, of no use to the user
         try:
             config, warnings = load_with_warnings(RLConfig, ["@", str(file), f"--dry-run={dry_run}".lower()])
         except ConfigError as error:
@@ -221,22 +179,6 @@ def _loaded(text: str, *, dry_run: bool) -> RLConfig:
     for warning in warnings:
         print(f"warning: {in_it.sub(_COMPOSED, warning)}", file=sys.stderr)
     return config
-
-
-def _price(place: Place, flags: TrainFlags) -> str:
-    if not place.remote:
-        return "nothing"
-    if flags.provider == "ssh":
-        return "what your host costs you"
-    limit = f"; at most {flags.max_price:g} $ an hour" if flags.max_price is not None else ""
-    return f"shown before anything is rented{limit}"
-
-
-def _show(plan: Plan, flags: TrainFlags) -> None:
-    if flags.as_json:
-        print(json.dumps(plan_object(plan), ensure_ascii=False))
-    elif not flags.quiet:
-        print(plan_text(plan))
 
 
 def _show_rest(plan: Plan, place: Place, flags: TrainFlags) -> None:

@@ -18,8 +18,6 @@ from buckeye.errors import RunError, UsageError
 if TYPE_CHECKING:
     from buckeye.mcp.tasks.task_schema import McpTask
 
-_USUAL = ("tasks.json", "tasks.jsonl", "task.json", "*_tasks.json", "*_tasks.jsonl")
-
 
 def hf(
     tasks: Annotated[
@@ -103,10 +101,12 @@ def _made(
 
 
 def _usual_file() -> Path:
-    found = sorted({path for pattern in _USUAL for path in Path().glob(pattern)})
+    from buckeye.mcp.tasks.files import TASK_FILES
+
+    found = sorted({path for pattern in TASK_FILES for path in Path().glob(pattern)})
     if len(found) == 1:
         return found[0]
-    names = ", ".join(map(str, found)) or f"none is called {_USUAL[0]} here"
+    names = ", ".join(map(str, found)) or f"none is called {TASK_FILES[0]} here"
     raise UsageError(
         f"which tasks? Name the file, as `buckeye hf tasks.json --name my-org/my-tasks` ({names})"
     )

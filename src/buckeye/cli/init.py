@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import functools
-import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -56,35 +55,21 @@ def init(
         bool,
         typer.Option("--try-all", help="Also call tools that say they destroy, or act on the outside world."),
     ] = False,
-    again: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Try a configuration as it is now; it is not written to."),
-    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the configuration; write nothing.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Write the configuration of an MCP environment from its tools, and play a scripted rollout with it."""
     from buckeye.base.process import die_with_parent
-    from buckeye.setup.init.prepare import prepare, try_again
+    from buckeye.setup.init.prepare import prepare
 
     if build and dry_run:
         raise UsageError("--build makes an image, and with --dry-run nothing is made: leave one of them out")
     die_with_parent()
-    headers = _headers(header or [])
-    if again is not None:
-        made: dict[str, Any] = {"--output": output, "--force": force, "--build": build, "--dry-run": dry_run}
-        made |= {"--include": include, "--exclude": exclude}
-        if wrong := [flag for flag, value in made.items() if value]:
-            raise UsageError(f"{wrong[0]} is for a new file; --again tries {again} as it is")
-        tried = try_again(again, env, command=command, headers=headers, tasks=tasks, try_all=try_all)
-        typer.echo(json.dumps(tried.as_object(), ensure_ascii=False) if as_json else tried.text())
-        raise typer.Exit(0 if tried.proof.passed else 1)
     prepared = prepare(
         env,
         command=command,
-        headers=headers,
+        headers=_headers(header or []),
         build=build,
         output=output,
         force=force or dry_run,
@@ -93,48 +78,31 @@ def init(
         exclude=exclude or (),
     )
     if dry_run:
-        _print_dry_run(prepared, as_json=as_json)
+        _print_dry_run(prepared)
         return
-    raise typer.Exit(write_and_prove(prepared, as_json=as_json, try_all=try_all))
+    raise typer.Exit(write_and_prove(prepared, try_all=try_all))
 
 
-def write_and_prove(prepared: Prepared, *, as_json: bool, try_all: bool, goes_on: bool = False) -> int:
-    """Write the configuration, play a scripted rollout with it, print what came of it (and what to type next,
-    unless somebody goes on with it); the exit code."""
+def write_and_prove(prepared: Prepared, *, try_all: bool, goes_on: bool = False) -> int:
+    """Write the configuration, run a scripted rollout with it, print what came of it (and what to type next,
+    unless the caller continues with it); return the exit code."""
     from buckeye.base.storage import write_directory, write_file
     from buckeye.mcp.config import load_gym_config
-    from buckeye.setup.init.examples import beside
-    from buckeye.setup.init.prepare import examples_of, proof_of
-    from buckeye.setup.init.texts import as_object, described, examples_text, next_text, summary, trials_text
+    from buckeye.setup.init.prepare import proof_of
+    from buckeye.setup.init.texts import next_text, summary, trials_text
 
-    generated, path = prepared.generated, prepared.path
+    path = prepared.path
     try:
         if prepared.files is not None and not prepared.files.exists():
             write_directory(prepared.files, functools.partial(_copy, prepared.source))
-        write_file(path, generated.text)
+        write_file(path, prepared.generated.text)
     except (PermissionError, NotADirectoryError, FileExistsError) as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}. Name another file with -o.") from None
-    if not as_json:
-        typer.echo(summary(generated, path, prepared.files))
-    first = prepared.tasks[0] if prepared.tasks else None
-    config = load_gym_config(path)
-    if not as_json:
-        typer.echo(described(config))
-    proof = proof_of(config, prepared.listed, prepared.source, first, try_all=try_all)
-    examples = beside(path)
-    rows = examples_of(prepared, config, proof) if proof.passed and not examples.exists() else []
-    if rows:
-        write_file(examples, json.dumps(rows, indent=2, ensure_ascii=False) + "\n")
-    tasks = prepared.task_file or (examples if examples.exists() else None)
-    if as_json:
-        said = as_object(generated, path, proof) | {"examples": str(examples) if rows else None}
-        typer.echo(json.dumps(said, ensure_ascii=False))
-    else:
-        typer.echo(trials_text(proof, prepared.source.shown))
-        if rows:
-            typer.echo(examples_text(examples, len(rows)))
-        if proof.passed and not goes_on:
-            typer.echo(next_text(path, tasks))
+    typer.echo(summary(prepared.generated, path, prepared.files))
+    proof = proof_of(prepared, load_gym_config(path), try_all=try_all)
+    typer.echo(trials_text(proof, prepared.source.shown))
+    if proof.passed and not goes_on:
+        typer.echo(next_text(path, prepared.task_file))
     return 0 if proof.passed else 1
 
 
@@ -143,18 +111,11 @@ def _copy(source: Source, target: Path) -> None:
     shutil.copytree(source.files, target, symlinks=True, dirs_exist_ok=True)
 
 
-def _print_dry_run(prepared: Prepared, *, as_json: bool) -> None:
-    from buckeye.setup.init.texts import as_object
-
-    generated, path = prepared.generated, prepared.path
-    if as_json:
-        said = as_object(generated, path, None) | {"text": generated.text}
-        typer.echo(json.dumps(said, ensure_ascii=False))
-        return
-    typer.echo(generated.text, nl=False)
-    for note in generated.notes:
+def _print_dry_run(prepared: Prepared) -> None:
+    typer.echo(prepared.generated.text, nl=False)
+    for note in prepared.generated.notes:
         typer.echo(f"note: {note}", err=True)
-    typer.echo(f"Nothing was written; without --dry-run it goes to {path}", err=True)
+    typer.echo(f"Nothing was written; without --dry-run it goes to {prepared.path}", err=True)
 
 
 def _headers(pairs: Sequence[str]) -> dict[str, str]:

@@ -5,25 +5,27 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from buckeye.base.storage import read_json
+from buckeye.base.storage import write_file
 from buckeye.base.terminal import ask_text, choose, confirm, show_file
+from buckeye.cli.hf import hf
 from buckeye.errors import UsageError
 from buckeye.mcp.config import GymConfig, load_gym_config
-from buckeye.mcp.tasks.lock import LOCK_FILE, Lock, lock_in, parse_image
+from buckeye.mcp.tasks.dataset import find_taskset, is_dataset
+from buckeye.mcp.tasks.files import TASK_FILES, file_rows
+from buckeye.mcp.tasks.lock import Lock, lock_in, parse_image
 from buckeye.mcp.tasks.rows import gateway_config
-from buckeye.setup.init.examples import beside
 from buckeye.setup.init.generate import SERVER
 from buckeye.setup.recipe.flags import TrainFlags
 from buckeye.setup.recipe.model import SUGGESTED, usual_model
 
 _STARTER = Path("tasks.json")
 _ANOTHER = "another"
+_MODELS = ("*", "models/*")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,7 +68,7 @@ def find_config(search: Search) -> Path:
 
 def _made_config(search: Search) -> Path:
     from buckeye.cli.init import write_and_prove
-    from buckeye.setup.init.prepare import prepare
+    from buckeye.setup.init.prepare import prepare  # imports the SDK, which takes a second
 
     env, command = _environment(search)
     if env is None and command is None:
@@ -74,7 +76,7 @@ def _made_config(search: Search) -> Path:
             "there is no configuration of an environment here (configs/*.yaml). Either\n"
             "  write one:       buckeye rl init my-env:latest   (an image, a folder, an address, a command)\n"
             "  or name it:      buckeye rl --config FILE.yaml\n"
-            "  or begin anew:   buckeye env new my-env --kind mcp" + _tasks_too(search)
+            "  or begin anew:   buckeye env new my-env --kind mcp"
         )
     if search.flags.dry_run:
         words = f'--command "{command}"' if command is not None else env
@@ -88,24 +90,12 @@ def _made_config(search: Search) -> Path:
         if search.asks:
             show_file(prepared.path, prepared.generated.text)
             if not confirm(f"Write {prepared.path}?"):
-                raise UsageError(
-                    f"{prepared.path} was not written; without a configuration there is no training"
-                )
-        code = write_and_prove(prepared, as_json=False, try_all=False, goes_on=True)
-    if code != 0:
-        raise UsageError(
-            f"{prepared.path} is written, and its scripted rollout did not go through. "
-            "Look at the file, then\n"
-            f"  buckeye rl --config {prepared.path}"
-        )
+                raise UsageError(f"{prepared.path} was not written, and without it there is no training")
+        if write_and_prove(prepared, try_all=False, goes_on=True) != 0:
+            raise UsageError(
+                f"the scripted rollout did not go through. Look at {prepared.path}, then type\n  buckeye rl"
+            )
     return prepared.path
-
-
-def _tasks_too(search: Search) -> str:
-    """What to say of the tasks where the configuration is missing already."""
-    if search.flags.dataset is not None or search.found.datasets:
-        return ""
-    return "\nThere are no tasks here either (tasks.json): `buckeye env new` writes some, or add --dataset"
 
 
 def _environment(search: Search) -> tuple[str | None, str | None]:
@@ -131,8 +121,6 @@ def _is_command(answer: str) -> bool:
 
 def find_dataset(search: Search, config: Path) -> str:
     """The tasks; a dataset of them is made now if they do not say where they act. Raises UsageError."""
-    from buckeye.mcp.tasks.dataset import find_taskset, is_dataset
-
     name = search.flags.dataset or _found_dataset(search, config)
     path = find_taskset(name)
     if not path.exists():
@@ -140,14 +128,16 @@ def find_dataset(search: Search, config: Path) -> str:
             f"--dataset {name}: there is no such file or folder (this is {Path.cwd()}). Tasks are a JSON "
             "file, a folder that `buckeye hf --no-push` has written, or ORG/NAME on the Hugging Face hub"
         )
-    if is_dataset(path) or search.found.lock is None or not _lacks_servers(path):
+    if is_dataset(path) or search.found.lock is None:
+        return name
+    rows = [row.value for row in file_rows(path) if isinstance(row.value, dict)]
+    if all(row.get("mcp_config") is not None for row in rows):
         return name
     return _made_dataset(search, path, f"{config.stem}-tasks")
 
 
 def _found_dataset(search: Search, config: Path) -> str:
-    examples = beside(config)
-    found = search.found.datasets or ((str(examples),) if examples.is_file() else ())
+    found = search.found.datasets
     if len(found) == 1:
         return found[0]
     if search.asks:
@@ -169,14 +159,11 @@ def _asked_dataset(config: Path) -> str:
     if answer:
         return answer
     prompt = ask_text("What should the model do? One sentence, the prompt of the first task")
-    if not prompt:
-        raise UsageError("without tasks there is no training. Write tasks.json, or name them with --dataset")
     text = json.dumps([_first_task(prompt, load_gym_config(config))], indent=2, ensure_ascii=False) + "\n"
-    show_file(_STARTER, text)
-    if not confirm(f"Write {_STARTER}?"):
-        raise UsageError(f"{_STARTER} was not written; without tasks there is no training")
-    from buckeye.base.storage import write_file
-
+    if prompt:
+        show_file(_STARTER, text)
+    if not prompt or not confirm(f"Write {_STARTER}?"):
+        raise UsageError(f"without tasks there is no training. Write {_STARTER}, or add --dataset")
     write_file(_STARTER, text)
     raise StarterWrittenError(
         f"{_STARTER} has one task. Look at its server and at how the end is graded, add more, then type\n"
@@ -195,16 +182,7 @@ def _first_task(prompt: str, config: GymConfig) -> dict[str, Any]:
     return {"id": "task-001", "prompt": prompt, "mcp_config": servers, "grade": [{"calls": {"tool": tool}}]}
 
 
-def _lacks_servers(path: Path) -> bool:
-    """Whether there are tasks that do not say on which server they act."""
-    from buckeye.mcp.tasks.files import file_rows
-
-    return any(isinstance(row.value, dict) and row.value.get("mcp_config") is None for row in file_rows(path))
-
-
 def _made_dataset(search: Search, tasks: Path, name: str) -> str:
-    from buckeye.cli.hf import hf
-
     lock = search.found.lock
     assert lock is not None
     if search.flags.dry_run:
@@ -232,8 +210,7 @@ def find_model(search: Search, *, on_gpu: bool) -> str:
     usual = usual_model(on_gpu=on_gpu)
     if search.asks:
         suggested = sorted(SUGGESTED, key=lambda one: one[0] != usual)
-        trained = [(name, "trained here") for name in search.found.trained]
-        options = [*((name, "here") for name in here), *suggested, *trained, (_ANOTHER, "a name or a folder")]
+        options = [*((name, "here") for name in here), *suggested, (_ANOTHER, "a name or a folder")]
         chosen = choose("Which model?", options)
         return chosen if chosen != _ANOTHER else ask_text("Model") or usual
     if len(here) > 1:
@@ -255,79 +232,35 @@ def ask_place(flags: TrainFlags, here: str) -> TrainFlags:
     return flags.model_copy(update=answers)
 
 
-_TASK_FILES = ("tasks.json", "tasks.jsonl", "task.json", "*_tasks.json", "*_tasks.jsonl")
-_MODELS = ("*", "models/*")
-_TRAINED = ("outputs/*/exports/*", "outputs/*/weights/*")
-_MOST_TRAINED = 5
-_ACTIONS = "action_mappings:"
-_MOST_READ = 4_000_000  # bytes of a YAML file that are looked at
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Found:
-    """Paths as a person in that folder would write them, best first. `trained` are models that runs left."""
+    """Paths as a person in that folder would write them, best first."""
 
     lock: Lock | None
     configs: tuple[Path, ...]
     datasets: tuple[str, ...]
     models: tuple[str, ...]
-    trained: tuple[str, ...]
 
 
-def look_around(folder: Path = Path()) -> Found:
-    """Look at a folder. Nothing is started and nothing is read from a network. Raises ConfigError for a lock
-    file that is none."""
-    lock = lock_in(folder)
-    return Found(
-        lock=lock,
-        configs=tuple(_configs(folder)),
-        datasets=tuple(_datasets(folder, lock)),
-        models=tuple(_models(folder, _MODELS)),
-        trained=tuple(_models(folder, _TRAINED)[:_MOST_TRAINED]),
-    )
+def look_around() -> Found:
+    """Look at the working directory, and at no network. Raises ConfigError for a damaged lock file."""
+    lock = lock_in(Path())
+    configs = sorted(path for ending in ("*.yaml", "*.yml") for path in Path("configs").glob(ending))
+    return Found(lock=lock, configs=tuple(configs), datasets=tuple(_datasets(lock)), models=tuple(_models()))
 
 
-def _configs(folder: Path) -> list[Path]:
-    """The files of `configs/`; where there are none, those beside it that name actions."""
-    found = sorted(p for ending in ("*.yaml", "*.yml") for p in (folder / "configs").glob(ending))
-    if found:
-        return found
-    beside = sorted(p for ending in ("*.yaml", "*.yml") for p in folder.glob(ending))
-    return [path for path in beside if path.name != LOCK_FILE and _names_actions(path)]
-
-
-def _names_actions(path: Path) -> bool:
-    try:
-        with path.open(encoding="utf-8") as file:
-            return any(line.startswith(_ACTIONS) for line in file.read(_MOST_READ).splitlines())
-    except (OSError, UnicodeDecodeError):
-        return False
-
-
-def _datasets(folder: Path, lock: Lock | None) -> list[str]:
+def _datasets(lock: Lock | None) -> list[str]:
     """The dataset of the lock file; else task files; else folders that `buckeye hf --no-push` has written."""
     if lock is not None and lock.primary_dataset is not None:
-        name = lock.primary_dataset.name
-        return [str(folder / name) if (folder / name).exists() else name]
-    files = list(dict.fromkeys(p for pattern in _TASK_FILES for p in sorted(folder.glob(pattern))))
-    if files:
-        return [str(path) for path in files]
-    folders = {path.parent.parent for path in folder.glob("*/data/*.parquet")}
-    folders |= {path.parent.parent for path in folder.glob("*/*/data/*.parquet")}
-    return sorted(str(path) for path in folders)
+        return [lock.primary_dataset.name]
+    files = dict.fromkeys(str(path) for pattern in TASK_FILES for path in sorted(Path().glob(pattern)))
+    patterns = ("*/data/*.parquet", "*/*/data/*.parquet")
+    folders = {str(path.parent.parent) for pattern in patterns for path in Path().glob(pattern)}
+    return list(files) or sorted(folders)
 
 
-def _models(folder: Path, patterns: Sequence[str]) -> list[str]:
+def _models() -> list[str]:
     """Folders with a model that could be trained, newest first."""
-    found = {path.parent for pattern in patterns for path in folder.glob(f"{pattern}/config.json")}
-    models = [path for path in found if _is_model(path)]
+    found = [path.parent for pattern in _MODELS for path in Path().glob(f"{pattern}/config.json")]
+    models = [path for path in found if any(path.glob("*.safetensors"))]
     return [str(path) for path in sorted(models, key=lambda path: path.stat().st_mtime, reverse=True)]
-
-
-def _is_model(folder: Path) -> bool:
-    try:
-        described = read_json(folder / "config.json")
-    except (OSError, json.JSONDecodeError, UnicodeDecodeError):
-        return False
-    is_described = isinstance(described, dict) and bool(described.get("architectures"))
-    return is_described and any(folder.glob("*.safetensors"))

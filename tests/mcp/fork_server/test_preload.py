@@ -17,7 +17,7 @@ from tests.mcp.environment.leaks import assert_none_left
 from tests.waiting import wait_for
 
 from buckeye.base.process_guard import MARK
-from buckeye.mcp.fork_server.program import Program
+from buckeye.mcp.fork_server.program import Program, python_script
 from buckeye.mcp.fork_server.servers import PARENTS, start_program
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux only")
@@ -35,21 +35,24 @@ class Installed:
         (self.site / "widgets.py").write_text(f"import os\nIMPORTED_BY = os.getpid()\n{library}\n")
         self.folder = folder / "work"
         self.folder.mkdir()
-        shutil.copy(PROGRAM, self.folder / "my_server.py")
+        shutil.copy(PROGRAM, self.site / "my_server.py")
+        self.script = self.python.with_name("my-server")
+        self.script.write_text(f"#!{self.python}\nimport sys\nfrom my_server import main\nsys.exit(main())\n")
+        self.script.chmod(0o755)
 
     def program(self, *arguments, argv=None, **variables):
-        argv = argv or (str(self.python), "-m", "my_server", *arguments)
+        argv = argv or (str(self.script), *arguments)
         return Program(argv=argv, env={"PATH": os.environ["PATH"], **variables}, cwd=self.folder)
 
 
 @pytest.fixture
 def installed(tmp_path):
     yield lambda library="": Installed(tmp_path, library)
-    for parent in list(PARENTS._parents.values()):
-        if str(tmp_path) in parent.command.interpreter and parent._control is not None:
+    for script, parent in PARENTS.items():
+        if str(tmp_path) in script.interpreter:
             parent._control.close()
     assert_none_left(str(tmp_path))
-    PARENTS._parents.clear()
+    PARENTS.clear()
 
 
 async def ask(process, *questions):
@@ -70,15 +73,19 @@ async def session(program, *questions, preload=True):
         await process.close()
 
 
-def state(program):
-    parent, _ = PARENTS.of(program)
-    return parent.state
+def parent_of(program):
+    return PARENTS[python_script(program)]
 
 
 async def settled(program):
-    """Play a first session, and wait for what its libraries' parent comes to."""
+    """Run a first session, and wait for what its libraries' parent comes to."""
     (first,) = await session(program, "who")
-    await asyncio.to_thread(wait_for, lambda: state(program) in ("ready", "off"), "a parent")
+
+    def is_settled():
+        parent = parent_of(program)
+        return parent.is_ready() or parent._answer is not None
+
+    await asyncio.to_thread(wait_for, is_settled, "a parent")
     return first
 
 
@@ -105,7 +112,7 @@ def test_a_forked_session_is_a_fresh_one(installed, monkeypatch):
         assert {k: v for k, v in one["environment"].items() if k not in ours} == {"SECRET": secret}
     assert third["arguments"] == []
     assert [one["asked"] for one in (first, second, again, third)] == [1, 1, 2, 1]
-    assert {one["name"] for one in (first, second, third)} == {"__main__"}
+    assert {one["name"] for one in (first, second, third)} == {"my_server"}
     assert {one["cwd"] for one in (first, second, third)} == {str(here.folder)}
     assert second["files"] == third["files"]
     assert len(second["files"]) == 4  # its three pipes, and that of the listing
@@ -163,9 +170,7 @@ def test_after_the_end_of_the_parent_every_session_starts_by_itself(installed, c
 
     for after in asyncio.run(run()):
         assert after["imports"] == after["pid"]
-    # a parent of the test before, which was asked to end, may say so only now
-    said = [message for message in caplog.messages if "by itself" in message and "code 0" not in message]
-    assert len(said) == 1
+    assert len([message for message in caplog.messages if "by itself" in message]) == 1
 
 
 @pytest.mark.parametrize(
@@ -181,8 +186,7 @@ def test_after_the_end_of_the_parent_every_session_starts_by_itself(installed, c
 )
 def test_libraries_that_cannot_be_shared_are_not(installed, caplog, library, reason):
     caplog.set_level(logging.INFO)
-    reach = "import sys; sys.path.append(__file__.partition('/venv/')[0] + '/work'); import my_server"
-    here = installed(library.replace("import my_server", reach))
+    here = installed(library)
 
     async def run():
         await settled(here.program(SECRET="given"))
@@ -192,27 +196,6 @@ def test_libraries_that_cannot_be_shared_are_not(installed, caplog, library, rea
     assert one["imports"] == one["pid"]
     (said,) = [record.message for record in caplog.records if "by itself" in record.message]
     assert reason in said
-
-
-def test_what_cannot_be_shared_is_imported_by_each_session_and_the_rest_is_not(installed, caplog):
-    caplog.set_level(logging.INFO)
-    here = installed()
-    (here.site / "looks.py").write_text("import os\nSEEN = dict(os.environ)\n")
-    (here.site / "uses_it.py").write_text("import looks\n")
-    program = here.folder / "my_server.py"
-    text = program.read_text().replace("import widgets\n", "import looks, uses_it, widgets\n")
-    program.write_text(text.replace('"random": RANDOM', '"random": looks.SEEN["SECRET"]'))
-
-    async def run():
-        await settled(here.program(SECRET="first"))
-        return (await session(here.program(SECRET="second"), "who"))[0]
-
-    one = asyncio.run(run())
-    assert one["imports"] != one["pid"]
-    assert one["random"] == "second"
-    (said,) = [record.message for record in caplog.records if "are forked" in record.message]
-    why = "it looks at all variables when it is imported"
-    assert f"(looks: {why}; uses_it: {why})" in said
 
 
 def test_a_variable_that_libraries_look_at_keeps_sessions_apart(installed):
@@ -230,21 +213,9 @@ def test_a_variable_that_libraries_look_at_keeps_sessions_apart(installed):
     assert plain["imports"] == other["imports"] != plain["pid"]
 
 
-def test_a_module_in_the_working_directory_goes_before_an_installed_one(installed):
-    here = installed()
-    (here.folder / "widgets.py").write_text("IMPORTED_BY = 'mine'\n")
-
-    async def run():
-        await settled(here.program())
-        return [(await session(here.program(), "who"))[0]["imports"] for _ in range(2)]
-
-    assert asyncio.run(run()) == ["mine", "mine"]
-
-
 def test_sessions_in_folders_of_their_own_are_forked_from_one_process(installed, tmp_path):
     """Where their variables name folders of their own too, as those of rollouts do."""
     here = installed()
-    shutil.move(here.folder / "my_server.py", here.site / "my_server.py")
     folders = [tmp_path / name for name in ("a", "b")]
     for folder in folders:
         folder.mkdir()
@@ -259,44 +230,41 @@ def test_sessions_in_folders_of_their_own_are_forked_from_one_process(installed,
     first, second = asyncio.run(run())
     assert first["imports"] == second["imports"] not in (first["pid"], second["pid"])
     assert [first["cwd"], second["cwd"]] == [str(folder) for folder in folders]
-    (folders[1] / "widgets.py").write_text("IMPORTED_BY = 'mine'\n")
-
-    async def hidden():
-        return (await session(program(folders[1]), "who"))[0]["imports"]
-
-    assert asyncio.run(hidden()) == "mine"
 
 
-def test_an_installed_script_is_preloaded_without_its_own_package(installed):
+def test_a_program_of_several_packages_shares_none_of_them(installed):
+    """They are of one distribution, which is told apart from libraries by its record."""
     here = installed()
-    shutil.move(here.folder / "my_server.py", here.site / "my_server.py")
-    script = here.python.with_name("my-server")
-    script.write_text(f"#!{here.python}\nimport sys\nfrom my_server import main\nsys.exit(main())\n")
-    script.chmod(0o755)
+    (here.site / "beside_it.py").write_text("import os\nIMPORTED_BY = os.getpid()\n")
+    record = here.site / "mine-1.dist-info"
+    record.mkdir()
+    (record / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1\n")
+    (record / "RECORD").write_text("my_server.py,,\nbeside_it.py,,\n")
+    program = here.site / "my_server.py"
+    text = program.read_text().replace("import widgets\n", "import beside_it\nimport widgets\n")
+    program.write_text(text.replace('"random": RANDOM', '"random": beside_it.IMPORTED_BY'))
 
     async def run():
-        await settled(here.program(argv=(str(script),)))
-        return (await session(here.program(argv=(str(script), "--flag")), "who"))[0]
+        await settled(here.program())
+        return (await session(here.program(), "who"))[0]
 
     one = asyncio.run(run())
-    assert one["imports"] != one["pid"]
-    assert one["asked"] == 1
-    assert one["arguments"] == ["--flag"]
-    assert one["name"] == "my_server"
+    assert one["imports"] != one["pid"] == one["random"]
 
 
 def test_other_programs_and_those_that_are_not_to_be_are_not_preloaded(installed):
     here = installed()
     python = str(here.python)
-    for argv in (("sh", "-c", "true"), (python, "-c", "pass"), (python, "my_server.py"), ("no-such-thing",)):
-        assert PARENTS.of(here.program(argv=argv)) is None
-    assert PARENTS.of(here.program(argv=(python, "-u", "-X", "utf8", "-m", "my_server"))) is not None
+    for argv in (("sh", "-c", "true"), (python, "-m", "my_server"), (python, str(here.script)), ("no-such",)):
+        assert python_script(here.program(argv=argv)) is None
+    search = f"{here.script.parent}{os.pathsep}{os.environ['PATH']}"
+    assert python_script(here.program(argv=("my-server", "--flag"), PATH=search)).path == here.script
 
     async def run():
         return [(await session(here.program(), "who", preload=False))[0] for _ in range(2)]
 
     assert all(one["imports"] == one["pid"] for one in asyncio.run(run()))
-    assert state(here.program()) == "new"
+    assert PARENTS == {}
 
 
 def test_nothing_is_left_of_a_process_that_was_killed(installed):
@@ -305,7 +273,7 @@ def test_nothing_is_left_of_a_process_that_was_killed(installed):
 import asyncio, os
 from tests.mcp.fork_server import test_preload as t
 here = t.Installed.__new__(t.Installed)
-here.python, here.folder = {str(here.python)!r}, t.Path({str(here.folder)!r})
+here.script, here.folder = {str(here.script)!r}, t.Path({str(here.folder)!r})
 async def run():
     await t.settled(here.program())
     processes = [await t.start_program(here.program(), name="x", preload=True) for _ in range(3)]

@@ -165,10 +165,10 @@ if not (walls().user and walls().overlay):
     sys.exit(print("users cannot make namespaces here:", walls().reason))
 with tempfile.TemporaryDirectory() as folder:
     root, upper, work = (Path(folder, name) for name in ("root", "upper", "work"))
-    for path in (root, upper, work):
+    for path in (root, upper, work, upper / "dev", upper / "proc"):
         path.mkdir()
     (upper / "of-the-image").touch()
-    where = Root(path=root, layers=(Path("/usr"), upper, work), uid=None, gid=None, cwd="/")
+    where = Root(path=root, layers=(Path("/usr"), upper, work), user=None, cwd="/")
     argv = confined(["/bin/perl", "-e", LEAVE], limits=Limits(), walls=walls(), root=where)
     done = subprocess.run(argv, env={}, timeout=60)
     (work / "work").chmod(0o700)

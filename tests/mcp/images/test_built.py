@@ -8,7 +8,7 @@ import pytest
 from tests.mcp.images.oci import MANIFEST, Image, digest, entry, fake_registry, layer
 
 from buckeye.errors import UsageError
-from buckeye.mcp.images.built import blob_path, find_built, keep_layout
+from buckeye.mcp.images.built import built_layout, find_built, keep_layout, layout_blob
 from buckeye.mcp.images.manifest import parse_reference
 from buckeye.mcp.images.store import fetch_image
 from buckeye.mcp.sandbox.base import PrepareError, RuntimeUnavailable
@@ -48,15 +48,19 @@ def layout(folder, image):
 
 def test_a_built_image_is_found_and_unpacked_without_a_registry(tmp_path):
     image = Image(layer(entry("hello", b"hi")), Cmd=["/hello"])
-    kept = keep_layout(layout(tmp_path / "layout", image), NAME, tmp_path / "store")
-    assert kept.manifest.digest == digest(image.manifest)
-    assert kept.raw == image.manifest
-    made = fetch_image(str(NAME), tmp_path / "store", owner=None)
+    store = tmp_path / "store"
+    kept = keep_layout(layout(tmp_path / "layout", image), NAME, store)
+    assert kept.digest == digest(image.manifest)
+    made = fetch_image(str(NAME), store, owner=None)
     assert (made.root / "hello").read_bytes() == b"hi"
     assert made.argv == ("/hello",)
-    lost = next(iter(kept.manifest.layers))
-    blob_path(kept.folder, lost.digest).unlink()
-    assert find_built(NAME, tmp_path / "store") is None
+    again = Image(layer(entry("hello", b"again")), Cmd=["/hello"])
+    keep_layout(layout(tmp_path / "second", again), NAME, store)
+    made = fetch_image(str(NAME), store, owner=None)
+    assert (made.root / "hello").read_bytes() == b"again"
+    lost = next(iter(find_built(NAME, store).layers))
+    layout_blob(built_layout(NAME, store), lost.digest).unlink()
+    assert find_built(NAME, store) is None
 
 
 @pytest.mark.parametrize("damage", ["index", "manifest", "blob"])
@@ -107,6 +111,22 @@ def test_docker_builds_tags_and_pushes(bin, tmp_path):
     assert calls[0] == f"build --tag my-env:latest {tmp_path}"
     assert calls[2] == "tag my-env:latest ghcr.io/my-org/my-env:1"
     assert calls[3] == "push --quiet ghcr.io/my-org/my-env:1"
+
+
+def test_buildah_pushes_what_it_has_built(bin, tmp_path):
+    digest = "sha256:" + "3" * 64
+    note = f"    pathlib.Path(words[words.index('--digestfile') + 1]).write_text({digest!r})\n"
+    program(bin, "buildah", f"if words[0] == 'push':\n{note}")
+    pushed = push_built("my-env:latest", "127.0.0.1:5000/my-org/my-env:1", progress=lambda _: None)
+    assert pushed == digest
+    calls = [line for line in (bin / "calls").read_text().splitlines() if line != "version"]
+    assert calls[:2] == [
+        "inspect --type image my-env:latest",
+        "tag my-env:latest 127.0.0.1:5000/my-org/my-env:1",
+    ]
+    assert calls[2].startswith("push --quiet --tls-verify=false --digestfile ")  # plain HTTP to this machine
+    push_built("my-env:latest", "ghcr.io/my-org/my-env:1", progress=lambda _: None)
+    assert "--tls-verify" not in (bin / "calls").read_text().splitlines()[-1]
 
 
 def test_a_build_that_fails_ends_with_its_last_words(bin, tmp_path):

@@ -31,8 +31,8 @@ from tests.mcp.images.oci import (
 
 from buckeye.base.distribution import install_command
 from buckeye.errors import UsageError
+from buckeye.mcp.images.logins import find_login
 from buckeye.mcp.images.manifest import parse_reference
-from buckeye.mcp.images.registry import find_login
 from buckeye.mcp.images.store import fetch_image
 from buckeye.mcp.images.unpack import unpack_layers
 from buckeye.mcp.sandbox.base import PrepareError

@@ -5,20 +5,18 @@ import hashlib
 import json
 import os
 import re
-import sqlite3
 import subprocess
 import sys
-from contextlib import closing
 from pathlib import Path
 
 import pytest
+import yaml
 from tests.command import run_here
-from tests.setup.init.test_init import EVALUATE, SERVER, STARTS, calls, tool
+from tests.setup.init.test_init import EVALUATE, SERVER, STARTS, calls, endings, tool
 
 from buckeye.mcp.config import load_gym_config
 from buckeye.mcp.sandbox.confinement import keeps_all_else
-from buckeye.mcp.tasks.lock import ToolEntry
-from buckeye.setup.init import examples, trial
+from buckeye.setup.init import trial
 from buckeye.setup.init.named_paths import copy_without_keys, named_paths
 from buckeye.setup.init.source import find_source
 
@@ -96,16 +94,12 @@ def test_what_is_the_users_stays_as_it_is_and_tools_act_on_a_copy(place):
     tools = [tool("write", " ".join(map(str, [*paths, "~/planted", "here"]))), tool("look")]
     program = started(place, tools)
     before = seen(place / "user", home)
-    done = run_alone(place, "--command", f"{sys.executable} {program} {project}", "--json")
+    done = run_alone(place, "--command", f"{sys.executable} {program} {project}")
     assert done.returncode == 0, done.stdout + done.stderr
     assert seen(place / "user", home) == before
     assert not (place / "outside").exists()
     assert not (place / "tools.log").exists()  # the server's own log, beside its program
-    said = json.loads(done.stdout)
-    assert {one["action"]: one["ending"] for one in said["proof"]["trials"]} == {
-        "write": "worked",
-        "look": "worked",
-    }
+    assert endings(done.stdout) == {"write": "worked", "look": "worked"}
     copy = place / "work" / "configs" / "tool_server-files" / "project"
     assert (copy / "a.txt").read_text() == "hello"
     assert not (copy / "here").exists()  # what tools did went with the session
@@ -125,7 +119,7 @@ def test_a_copy_has_no_keys_remotes_and_hooks_and_no_way_out(place, tmp_path):
     assert (copy / "sub" / "inside").read_text() == "hello"
     assert str(done) == (
         f"3 files, {21 + len(GIT_CONFIG) + 5} B; without .env; without git's remotes and hooks; "
-        "without 1 links and mounts that lead out of it"
+        "without links and mounts that lead out of it"
     )
 
 
@@ -137,7 +131,6 @@ def test_a_large_folder_is_copied_up_to_a_limit_and_that_is_said(place, tmp_path
     monkeypatch.setattr("buckeye.setup.init.named_paths._MOST_BYTES", 1000)
     done = copy_without_keys(folder, tmp_path / "copy")
     assert (done.files, done.bytes, done.cut) == (2, 800, 1)
-    assert not (tmp_path / "copy" / "deep" / "c").exists()
     assert str(done).endswith("1 files more are too much to copy")
 
 
@@ -225,9 +218,9 @@ def test_tools_are_chosen_by_name_and_pattern(place):
     command = f"{sys.executable} {started(place, tools)}"
 
     def actions(*words):
-        done = run(place, "--command", command, "--json", "--dry-run", *words)
+        done = run(place, "--command", command, "--dry-run", *words)
         assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)["actions"]
+        return [name for name in yaml.safe_load(done.stdout)["action_mappings"] if name != "done"]
 
     assert actions() == ["get_one", "get_two", "put_one"]
     assert actions("--include", "get_*", "--exclude", "get_two") == ["get_one"]
@@ -237,33 +230,6 @@ def test_tools_are_chosen_by_name_and_pattern(place):
     assert "--include get_on: no tool is called so. Did you mean get_one" in wrong.stderr
     none = run(place, "--command", command, "--exclude", "*")
     assert (none.returncode, "leave no tool" in none.stderr) == (2, True)
-    long = started(place, [tool("get_one", "x " * 190), *(tool(f"t{n}", "y " * 190) for n in range(9))])
-    done = run(place, "--command", f"{sys.executable} {long}")
-    assert re.search(
-        r"^tools: 10 described in \d+ tokens .*that is much: .*--include TOOL", done.stdout, re.M
-    )
-
-
-def test_an_edited_file_is_tried_again_and_stays(place):
-    command = f"{sys.executable} {started(place, [tool('look'), tool('old')])}"
-    assert run(place, "--command", command).returncode == 0
-    path = place / "work" / "configs" / "tool_server.yaml"
-    path.write_text(path.read_text().replace("  look:\n", "  look:  # mine\n"))
-    mine = path.read_text()
-    started(place, [tool("look"), tool("fresh")])
-    done = run(place, "--again", path)
-    assert done.returncode == 1
-    assert "mapped, and not there any more: old" in done.stdout
-    assert "there, and not mapped: fresh" in done.stdout
-    assert path.read_text() == mine
-    path.write_text(re.sub(r"  old:\n(    .*\n)+", "", mine))
-    done = run(place, "--again", path, "--json")
-    assert done.returncode == 0, done.stdout
-    assert json.loads(done.stdout)["proof"]["trials"][0]["ending"] == "worked"
-    assert "--output is for a new file" in run(place, "--again", path, "-o", "x.yaml").stderr
-    path.write_text(re.sub(r"    server: .*\n", "", path.read_text()))
-    done = run(place, "--again", path)
-    assert (done.returncode, "does not say which environment it is for" in done.stderr) == (2, True)
 
 
 def test_all_servers_that_tasks_name_are_taken(place):
@@ -278,42 +244,10 @@ def test_all_servers_that_tasks_name_are_taken(place):
     task = {"prompt": "p", "mcp_config": servers, "evaluate_tool": {"name": "judge", "arguments": {}}}
     (place / "work" / "t.json").write_text(json.dumps([task]))
     for words in (("--tasks", "t.json"), ("--tasks", "t.json", "--command", f"{sys.executable} {second}")):
-        done = run(place, *words, "--json", "--dry-run")
+        done = run(place, *words, "--dry-run")
         assert done.returncode == 0, done.stderr
-        assert sorted(json.loads(done.stdout)["actions"]) == ["a/both", "b/both", "fetch", "look"]
-
-
-def test_example_tasks_are_written_that_pass_their_own_check(place):
-    tools = [tool("look", "Look around."), tool("say", "Say it. Aloud.", ["words"], words={"type": "string"})]
-    done = run(place, "--command", f"{sys.executable} {started(place, tools)}")
-    assert done.returncode == 0, done.stdout + done.stderr
-    path = place / "work" / "configs" / "tool_server-tasks.json"
-    assert f"configs/{path.name}: 3 tasks to begin with" in done.stdout
-    assert "--dataset configs/tool_server-tasks.json" in done.stdout
-    first, second, both = json.loads(path.read_text())
-    assert first["prompt"] == 'Say it (words: "example"). Then end the task.'
-    said = {"tool": "say", "any": True, "json_path": '$["words"]', "exact": "example"}
-    assert first["grade"] == [
-        {"calls": {"tool": "say", "arguments": {"words": "example"}}},
-        {"result": said},
-    ]
-    assert second["prompt"] == "Look around. Then end the task."
-    order = [{"tool": "say", "arguments": {"words": "example"}}, {"tool": "look", "arguments": {}}]
-    assert both["grade"] == [{"calls": {"in_order": order}}, {"result": said}]
-    program = str(place / "tool_server.py")
-    assert first["mcp_config"] == {"environment": {"command": sys.executable, "args": [program]}}
-    assert load_gym_config(path.with_name("tool_server.yaml")).job.metadata["server"]["args"] == [program]
-    path.write_text("[]")  # a person's by now
-    run(place, "--command", f"{sys.executable} {program}", "--force")
-    assert path.read_text() == "[]"
-
-
-def test_a_slow_server_has_no_example_tasks_and_that_is_said(place, monkeypatch):
-    monkeypatch.setattr(examples, "_SECONDS", 0.0)
-    done = run(place, "--command", f"{sys.executable} {started(place, [tool('look')])}")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "within 0 s there was no time to play more tasks" in done.stderr
-    assert [path.name for path in (place / "work" / "configs").iterdir()] == ["tool_server.yaml"]
+        actions = set(yaml.safe_load(done.stdout)["action_mappings"])
+        assert actions == {"a/both", "b/both", "fetch", "look", "done"}
 
 
 @pytest.mark.slow
@@ -360,53 +294,14 @@ def test_a_tool_that_may_change_what_cannot_be_copied_is_held_back(place):
     reads = tool("read") | {"annotations": {"readOnlyHint": True}}
     program = started(place, [tool("write_row"), reads])
     command = f"{sys.executable} {program} postgresql://me:secret@localhost/shop"
-    said = json.loads(run(place, "--command", command, "--json").stdout)
-    found = {one["action"]: (one["ending"], one["said"]) for one in said["proof"]["trials"]}
-    assert found["read"][0] == "worked"
-    assert found["write_row"] == (
-        "held back",
-        "it may change what is at postgresql://localhost/shop, of which there is no copy; --try-all calls it",
-    )
+    printed = run(place, "--command", command).stdout
+    assert endings(printed) == {"read": "worked", "write_row": "held back"}
+    assert (
+        "it may change what is at postgresql://localhost/shop, of which there is no copy; --try-all calls it"
+    ) in printed
 
 
 def test_devices_and_pipes_are_not_taken_for_files(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for path in ("/dev/zero", "/dev/urandom", str(tmp_path / "pipe")):
         assert named_paths(["server", f"--log={path}"]).paths == {}
-
-
-def test_example_tasks_look_at_what_calls_leave_behind(place):
-    done = run(place, "--command", f"{sys.executable} {started(place, [tool('write', 'kept.txt')])}")
-    assert done.returncode == 0, done.stdout + done.stderr
-    first, *_ = json.loads((place / "work" / "configs" / "tool_server-tasks.json").read_text())
-    assert first["grade"] == [
-        {"calls": {"tool": "write", "arguments": {}}},
-        {"result": {"tool": "write", "any": True, "contains": "written"}},
-        {"state": {"file": "kept.txt", "contains": "planted"}},
-    ]
-
-
-def test_the_rows_that_a_database_has_more_of_are_counted(tmp_path):
-    before, after = tmp_path / "before.db", tmp_path / "after.db"
-    for path, rows in ((before, "(1)"), (after, "(1), (2)")):
-        with closing(sqlite3.connect(path)) as database:
-            database.executescript(
-                f"create table same (a); create table odd (a); insert into odd values {rows}"
-            )
-    wanted = {"query": 'SELECT count(*) FROM "odd"', "rows": [[2]]}
-    assert examples._changed(after, before) == ("database", wanted)
-    assert examples._changed(before, before) is None
-
-
-def test_what_a_tool_announces_of_its_result_is_looked_at_first():
-    schema = {"properties": {"total": {"type": "integer"}, "result": {"type": "string"}}}
-    entry = ToolEntry(name="sum", output_schema=schema)
-    said = examples._result(entry, '{"note": "made up", "total": 5}')
-    assert (said["json_path"], said["exact"]) == ('$["total"]', 5)
-    plain = ToolEntry(name="sum", output_schema={"properties": {"result": {"type": "integer"}}})
-    assert examples._result(plain, "5") == {
-        "tool": "sum",
-        "any": True,
-        "json_path": '$["result"]',
-        "exact": 5,
-    }

@@ -66,7 +66,9 @@ def test_a_dry_run_shows_the_plan_and_the_file_and_writes_nothing(rl, project):
         r"price        nothing",
     ):
         assert re.search(f"^{line}$", out, re.M), line
-    assert tomllib.loads(out[out.index("output_dir =") :])["model"] == {"name": "tiny"}
+    written = tomllib.loads(out[out.index("output_dir =") :])
+    assert written["model"] == {"name": "tiny"}
+    assert written["inference"] == {}  # without the section no server is started
     assert files(project) == before
 
 
@@ -74,9 +76,12 @@ def test_the_plan_as_json_is_one_object(rl):
     code, out, _ = rl("--dry-run", "--json", "--max-steps", "9", "--orchestrator.batch-size=16")
     plan = json.loads(out)
     assert code == 0
-    assert (plan["max_steps"], plan["batch_size"], plan["minimum_tasks"], plan["tasks"]) == (9, 16, 2, 6)
-    assert (plan["file"], plan["inference_gpu_ids"]) == ("outputs/my-env/run.toml", [])
-    assert tomllib.loads(plan["text"])["max_steps"] == 9
+    assert plan["batch"].startswith("16 rollouts: 2 tasks")
+    assert plan["tasks"].startswith("6 to train on")
+    assert (plan["file"], plan["dataset"]) == ("outputs/my-env/run.toml", "tasks.json")
+    written = tomllib.loads(plan["text"])
+    assert written["max_steps"] == 9
+    assert "inference_gpu_ids" not in written
     assert rl("--trainer.seed", "3", "--dry-run")[0] == 0  # settings alone are added to such a run too
 
 
@@ -97,7 +102,8 @@ def test_it_writes_the_configuration_once_and_starts_it(rl, project, monkeypatch
     assert "nothing is overwritten" in err
 
     write_model(project / "outputs" / "my-env" / "weights" / "step_2")
-    assert json.loads(rl("--dry-run", "--json")[1])["model"] == "tiny"  # not what a run has made of it
+    plan = json.loads(rl("--dry-run", "--json")[1])
+    assert tomllib.loads(plan["text"])["model"]["name"] == "tiny"  # not what a run has made of it
 
     rl("@", "outputs/my-env/run.toml", "--output-dir", "elsewhere")
     assert started[2][0].trainer == started[0][0].trainer.model_copy(update={"output_dir": Path("elsewhere")})
@@ -131,7 +137,7 @@ def test_a_folder_that_was_taken_while_the_plan_was_read_is_not_written_to(rl, p
         (project / "outputs" / "my-env").mkdir(parents=True)
         (project / "outputs" / "my-env" / "run.toml").write_text("of another run")
 
-    monkeypatch.setattr("buckeye.cli.from_flags._show", take)
+    monkeypatch.setattr("buckeye.cli.from_flags.plan_text", take)
     code, _, err = rl("--yes")
     assert (code, "nothing is overwritten" in err) == (2, True)
     assert (project / "outputs" / "my-env" / "run.toml").read_text() == "of another run"
@@ -168,7 +174,8 @@ def test_gpus_that_are_not_here_are_refused_and_planned_in_a_dry_run(rl, project
     assert "--provider prime" in err
     code, out, err = rl("--config", "configs/2048.yaml", "--gpus", "4xH100", "--dry-run")
     assert code == 0
-    assert "inference_gpu_ids = [0, 1, 2]\ntrainer_gpu_ids = [3]" in out
+    written = tomllib.loads(out[out.index("output_dir =") :])
+    assert (written["inference_gpu_ids"], written["trainer_gpu_ids"]) == ([0, 1, 2], [3])
     assert "this machine has no GPU" in err
 
 
@@ -199,7 +206,7 @@ def test_a_rented_machine_is_planned_with_its_price_to_come(rl):
         (("--yes", "--resume"), "buckeye rl resume RUN"),
         (("--yes", "--output-dir", "there"), "this flag is called --output"),
         (("--output", "tasks.json/run"), "tasks.json is a file. Name a folder"),
-        (("--output", "."), "configs is there, and nothing is overwritten"),
+        (("--output", "."), "a run is there, and nothing is overwritten"),
         (("--dataset", ""), "--dataset is empty"),
         (("--model",), "--model: needs a value"),
         (("--yes", "what"), "unexpected argument 'what'"),
@@ -308,10 +315,8 @@ def test_tasks_of_the_hub_are_fetched_with_the_key_of_the_project(rl, project, t
         done = run(*words, "my-org/my-tasks", "--dry-run")
         absent = run(*words, "my-org/none", "--yes")
         assert done.returncode == 0, done.stderr
-        assert (json.loads(done.stdout)["tasks"], json.loads(done.stdout)["dataset"]) == (
-            1,
-            "my-org/my-tasks",
-        )
+        plan = json.loads(done.stdout)
+        assert (plan["tasks"][:1], plan["dataset"]) == ("1", "my-org/my-tasks")
         assert hub.tokens == {"Bearer hf_of_the_project"}
         assert (absent.returncode, "does not give a dataset of that name" in absent.stderr) == (2, True)
 
@@ -377,9 +382,10 @@ def test_gpus_that_are_here_are_shared_out_by_their_own_numbers(rl, project, tmp
     monkeypatch.setenv("PATH", f"{smi.parent}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setattr("buckeye.launch.preflight.devices._visible_gpus", SEEN)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,3")
-    plan = json.loads(rl("--dry-run", "--json")[1])
-    assert (plan["inference_gpu_ids"], plan["trainer_gpu_ids"]) == ([1], [3])
-    assert json.loads(rl("--dry-run", "--json", "--gpus", "H100")[1])["trainer_gpu_ids"] == [1]
+    written = tomllib.loads(json.loads(rl("--dry-run", "--json")[1])["text"])
+    assert (written["inference_gpu_ids"], written["trainer_gpu_ids"]) == ([1], [3])
+    one = tomllib.loads(json.loads(rl("--dry-run", "--json", "--gpus", "H100")[1])["text"])
+    assert one["trainer_gpu_ids"] == [1]
     code, _, err = rl("--gpus", "4xH100")
     assert (code, "this machine has 2 x NVIDIA H100 80GB HBM3" in err) == (2, True)
     assert "this machine has 2 x NVIDIA H100 80GB HBM3" in rl("--gpus", "1xA100")[2]

@@ -40,7 +40,7 @@ def test_no_eval_leaves_the_evaluation_out_and_says_so(rl):
     without = json.loads(rl("--dry-run", "--json", "--no-eval")[1])
     assert "[orchestrator.eval]" in with_it["text"]
     assert "[orchestrator.eval" not in without["text"]
-    assert (without["tasks"], without["held_out"]) == (4, 2)
+    assert without["tasks"].startswith("4 to train on, 2 held out, without evaluation")
     _, shown, _ = rl("--dry-run", "--no-eval")
     assert "4 to train on, 2 held out, without evaluation" in " ".join(shown.split())
 
@@ -48,12 +48,7 @@ def test_no_eval_leaves_the_evaluation_out_and_says_so(rl):
 def test_a_run_without_end_says_so(rl):
     fill(rl.folder)
     _, shown, _ = rl("--dry-run", "--max-steps", "None")
-    assert "time         until you stop it" in shown
-    plan = json.loads(rl("--dry-run", "--json", "--max-steps", "None")[1])
-    assert (plan["max_steps"], plan["seconds"], plan["seconds_range"]) == (None, None, None)
-    plan = json.loads(rl("--dry-run", "--json")[1])
-    least, most = plan["seconds_range"]
-    assert least < plan["seconds"] < most
+    assert "steps        without end" in shown
 
 
 @pytest.mark.parametrize(
@@ -90,8 +85,6 @@ def test_an_empty_folder_is_told_what_is_missing_in_order_and_stays_empty(rl):
         assert "there is no configuration of an environment here" in err
         for command in ("buckeye rl init my-env:latest", "buckeye rl --config", "buckeye env new my-env"):
             assert command in err
-        assert "There are no tasks here either (tasks.json)" in err
-    assert "no tasks here either" not in rl("--dataset", "my-org/my-tasks")[2]
     assert list(rl.folder.iterdir()) == []
     fill(rl.folder)
     (rl.folder / "tasks.json").unlink()

@@ -846,7 +846,7 @@ def _login(folder):
     import os
     from unittest import mock
 
-    from buckeye.mcp.images.registry import find_login
+    from buckeye.mcp.images.logins import find_login
 
     with mock.patch.dict(os.environ, {"DOCKER_CONFIG": str(folder), "HOME": str(folder)}):
         return find_login("ghcr.io")

@@ -53,16 +53,6 @@ class Child(Protocol):
         """None while it runs."""
 
 
-class Listener(Protocol):
-    """Is told once how the start of a server went."""
-
-    def answered(self) -> None:
-        """It has written its first line."""
-
-    def failed(self) -> None:
-        """It ended before that."""
-
-
 class ServerProcess:
     """A running server. Read its lines from one task only. `fault` is set when it broke a limit."""
 
@@ -71,7 +61,6 @@ class ServerProcess:
         process: Child,
         name: str,
         release: Callable[[], None],
-        listener: Listener | None = None,
         mark: str | None = None,
     ) -> None:
         """`release` lets go of the pipes of the process; `mark` is what its children have in their
@@ -79,8 +68,7 @@ class ServerProcess:
         assert process.stdin is not None
         assert process.stdout is not None
         assert process.stderr is not None
-        self._process, self._name, self._release = process, name, release
-        self._listener, self._mark = listener, mark
+        self._process, self._name, self._release, self._mark = process, name, release, mark
         GUARD.watch(process.pid)
         self._group = group_of(process.pid)
         self._stdin, self._stdout = process.stdin, process.stdout
@@ -99,12 +87,9 @@ class ServerProcess:
         env: Mapping[str, str],
         name: str,
         cwd: Path | None = None,
-        files: Sequence[int] = (),
-        listener: Listener | None = None,
         mark: str | None = None,
     ) -> ServerProcess:
-        """Start `argv` with exactly the environment `env`, and the descriptors `files`. Raises StartError if
-        it cannot be run."""
+        """Start `argv` with exactly the environment `env`. Raises StartError if it cannot be run."""
         try:
             process = await asyncio.create_subprocess_exec(
                 *argv,
@@ -113,13 +98,12 @@ class ServerProcess:
                 stderr=asyncio.subprocess.PIPE,
                 env=dict(env),
                 cwd=cwd,
-                pass_fds=files,
                 start_new_session=True,
             )
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else str(error)
             raise StartError(f"server {name!r}: {argv[0]} cannot be run: {reason}") from None
-        return cls(process, name, process._transport.close, listener, mark)  # type: ignore[attr-defined]
+        return cls(process, name, process._transport.close, mark)  # type: ignore[attr-defined]
 
     @property
     def pid(self) -> int:
@@ -146,9 +130,6 @@ class ServerProcess:
             self._buffer += chunk
         line = bytes(self._buffer[:end])
         del self._buffer[: end + 1]
-        if self._listener is not None:
-            self._listener.answered()
-            self._listener = None
         return line
 
     async def write_line(self, line: bytes) -> None:
@@ -209,9 +190,6 @@ class ServerProcess:
             if self._group is not None:
                 await finish_in_thread(end_group, self._group)
             self._release()  # a stray child may hold a pipe
-            if self._listener is not None:
-                self._listener.failed()
-                self._listener = None
 
     async def _keep_stderr(self, stream: asyncio.StreamReader) -> None:
         total = 0

@@ -12,7 +12,7 @@ from typing import Any
 from buckeye.base import heartbeat
 from buckeye.errors import UsageError
 from buckeye.mcp.client.errors import McpFault
-from buckeye.mcp.fork_server.servers import PARENTS
+from buckeye.mcp.fork_server.servers import STARTS
 from buckeye.mcp.gateway.frames import SERVER_ERROR
 from buckeye.mcp.gateway.session import Session
 from buckeye.mcp.gateway.settings import GatewaySettings, Refusal, Wish
@@ -108,7 +108,7 @@ class Gateway:
             "waiting": self._queued,
             "warm": len(self._warm),
             "started": self._total,
-            "forked": PARENTS.starts["forked"],
+            "forked": STARTS["forked"],
             "sessions": [
                 {
                     "session": session.name,

@@ -1,15 +1,15 @@
-"""What an image is made of: its manifest, and the blobs that it names by their digests."""
+"""Names of images, and what an image is made of: a manifest, and the blobs that it names by digest."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from buckeye.errors import UsageError
 from buckeye.mcp.sandbox.base import PrepareError
-
-# Names of images: `[HOST[:PORT]/]PATH[:TAG][@DIGEST]`.
 
 DOCKER_HUB = "registry-1.docker.io"
 _HUB_NAMES = {"docker.io", "index.docker.io", DOCKER_HUB}
@@ -22,7 +22,7 @@ _HOST = re.compile(r"(?:[A-Za-z0-9.-]+|\[[0-9A-Fa-f:]+\])(?::\d{1,5})?", re.ASCI
 
 @dataclass(frozen=True, slots=True)
 class ImageReference:
-    """A parsed name. `version` is a digest if there is one, else the tag."""
+    """A parsed `[HOST[:PORT]/]PATH[:TAG][@DIGEST]`. `version` is the digest if there is one, else the tag."""
 
     registry: str
     repository: str
@@ -54,34 +54,34 @@ def parse_reference(text: str) -> ImageReference:
     return ImageReference(registry, path, digest or tag or "latest")
 
 
-# What an image is made of: its manifest, and the blobs that it names by their digests.
-
 MANIFESTS = (
     "application/vnd.oci.image.manifest.v1+json",
     "application/vnd.docker.distribution.manifest.v2+json",
 )
 """Media types of a manifest of one image for one platform."""
+INDEXES = (
+    "application/vnd.oci.image.index.v1+json",
+    "application/vnd.docker.distribution.manifest.list.v2+json",
+)
+"""Media types of a list of such manifests."""
 MAX_LAYERS, MAX_PACKED_BYTES = 500, 64 * 2**30
 """Of one image."""
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
-class Blob:
+class Blob(msgspec.Struct, frozen=True):
     """A piece of an image, by its digest."""
 
-    digest: str
-    size: int
-    media_type: str
+    digest: Annotated[str, msgspec.Meta(pattern=rf"^{_DIGEST.pattern}\Z")]
+    size: Annotated[int, msgspec.Meta(ge=0)]
 
 
-@dataclass(frozen=True, slots=True)
-class Manifest:
+class Manifest(msgspec.Struct, frozen=True):
     """What one image for one platform is made of."""
 
-    digest: str
     config: Blob
     layers: tuple[Blob, ...]
+    digest: str = ""
 
 
 def parse_manifest(content: dict[str, Any], *, digest: str, kind: str, shown: str) -> Manifest:
@@ -89,19 +89,11 @@ def parse_manifest(content: dict[str, Any], *, digest: str, kind: str, shown: st
     if kind not in MANIFESTS or not isinstance(content.get("layers"), list):
         raise PrepareError(f"image {shown}: a manifest of type {kind!r} is not understood.")
     try:
-        layers = tuple(_blob(entry) for entry in content["layers"])
-        manifest = Manifest(digest, _blob(content["config"]), layers)
-    except (KeyError, TypeError, ValueError):
+        manifest = msgspec.convert({**content, "digest": digest}, Manifest)
+    except msgspec.ValidationError:
         raise PrepareError(f"image {shown}: its manifest is damaged.") from None
     if len(manifest.layers) > MAX_LAYERS or sum(one.size for one in manifest.layers) > MAX_PACKED_BYTES:
         raise PrepareError(
             f"image {shown} has more than {MAX_LAYERS} layers or {MAX_PACKED_BYTES // 2**30} GiB to download."
         )
     return manifest
-
-
-def _blob(entry: dict[str, Any]) -> Blob:
-    digest, size = str(entry["digest"]), int(entry["size"])
-    if not _DIGEST.fullmatch(digest) or size < 0:
-        raise ValueError(digest)
-    return Blob(digest, size, str(entry.get("mediaType", "")))

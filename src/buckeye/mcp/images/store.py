@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from buckeye.base.storage import leftovers, read_json, write_file
-from buckeye.mcp.images.built import blob_path, find_built
+from buckeye.mcp.images.built import built_layout, find_built, layout_blob
 from buckeye.mcp.images.manifest import Blob, Manifest, parse_reference
 from buckeye.mcp.images.registry import Registry
 from buckeye.mcp.images.unpack import unpack_layers
@@ -48,7 +48,8 @@ def fetch_image(name: str, folder: Path, *, owner: int | None) -> Image:
     reference = parse_reference(name)
     built = find_built(reference, folder)
     if built is not None:
-        return _made(built.manifest, _nothing, name, folder, owner)
+        layout = built_layout(reference, folder)
+        return _made(built, lambda blob: layout_blob(layout, blob.digest), name, folder, owner)
     known = folder / "names" / f"{hashlib.sha256(str(reference).encode()).hexdigest()[:32]}.json"
     with Registry(reference) as registry:
         try:
@@ -61,17 +62,19 @@ def fetch_image(name: str, folder: Path, *, owner: int | None) -> Image:
                 raise error from None
             log.warning("%s Using the image as it was fetched before (%s).", error, digest[:19])
             return image
-        image = _made(manifest, registry.fetch, name, folder, owner)
+
+        def fetched(blob: Blob) -> Path:
+            path = folder / "blobs" / blob.digest.removeprefix("sha256:")
+            registry.fetch(blob, path)
+            return path
+
+        image = _made(manifest, fetched, name, folder, owner)
     write_file(known, json.dumps({"name": str(reference), "digest": manifest.digest}))
     return image
 
 
-Fetch = Callable[[Blob, Path], None]
-"""Puts a blob into a file, unless it is there."""
-
-
-def _nothing(blob: Blob, target: Path) -> None:
-    """All blobs of an image that was built here are there."""
+Fetch = Callable[[Blob], Path]
+"""Returns the file of a blob, fetched if need be."""
 
 
 def _made(manifest: Manifest, fetch: Fetch, name: str, folder: Path, owner: int | None) -> Image:
@@ -80,11 +83,11 @@ def _made(manifest: Manifest, fetch: Fetch, name: str, folder: Path, owner: int 
     with (target.parent / f".{target.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not target.exists():
-            _make(manifest, fetch, name, folder, target, owner)
+            _make(manifest, fetch, name, target, owner)
     return _read(target)
 
 
-def _make(manifest: Manifest, fetch: Fetch, name: str, folder: Path, target: Path, owner: int | None) -> None:
+def _make(manifest: Manifest, fetch: Fetch, name: str, target: Path, owner: int | None) -> None:
     begun = time.monotonic()
     for old in leftovers(target.parent):
         shutil.rmtree(old, ignore_errors=True)
@@ -92,13 +95,10 @@ def _make(manifest: Manifest, fetch: Fetch, name: str, folder: Path, target: Pat
     log.info("Unpacking %s (%d layers, %.1f MB)", name, len(manifest.layers), size / 1e6)
     if manifest.config.size > _MAX_CONFIG:
         raise PrepareError(f"image {name}: its configuration is too large.")
-    blobs = {blob_path(folder, blob.digest): blob for blob in (manifest.config, *manifest.layers)}
-    for path, blob in blobs.items():
-        fetch(blob, path)
-    packed = [blob_path(folder, layer.digest) for layer in manifest.layers]
+    config_file, *packed = [fetch(blob) for blob in (manifest.config, *manifest.layers)]
     temporary = target.with_name(f".{target.name}.tmp-{os.getpid()}")
     try:
-        config = read_json(blob_path(folder, manifest.config.digest))
+        config = read_json(config_file)
         root = temporary / "root"
         root.mkdir(parents=True)
         done = unpack_layers(packed, config["rootfs"]["diff_ids"], root, owner=owner)

@@ -1,8 +1,7 @@
-"""Building the image of a folder with a Dockerfile, and pushing what was built.
+"""Build the image of a folder with a Dockerfile, and push what was built.
 
-docker and podman keep what they build, and push it themselves. What buildah builds goes into Buckeye's own
-store (`buckeye_mcp/images`): it is run from there, and pushed by Buckeye's client, without a
-daemon.
+docker, podman and buildah keep what they build, and push it themselves. What buildah builds also goes into
+Buckeye's own store (`buckeye_mcp/images`), and is run from there without a daemon.
 """
 
 from __future__ import annotations
@@ -14,7 +13,9 @@ from pathlib import Path
 
 from buckeye.base.process import run_program
 from buckeye.errors import UsageError
+from buckeye.mcp.images.built import keep_layout
 from buckeye.mcp.images.manifest import DOCKER_HUB, ImageReference, parse_reference
+from buckeye.mcp.images.registry import is_local
 from buckeye.mcp.sandbox.base import RuntimeUnavailable, cache_folder, output_of
 from buckeye.mcp.sandbox.containers import find_program
 
@@ -64,50 +65,48 @@ def build_image(folder: Path, image: str, builder: str = "auto") -> str:
 
 
 def _kept_by_us(image: str, reference: ImageReference) -> str:
-    from buckeye.mcp.images.built import keep_layout
-
     folder = cache_folder() / "images"
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".built-", dir=folder) as temporary:
         layout = Path(temporary, "layout")
         output_of(["buildah", "push", "--quiet", image, f"oci:{layout}:built"], _BUILD_SECONDS, image)
-        return keep_layout(layout, reference, folder).manifest.digest
+        return keep_layout(layout, reference, folder).digest
 
 
 def push_built(image: str, target: str, *, progress: Callable[[str], None]) -> str:
-    """Push the image that was built here as `image` under the name `target`; returns its digest there.
+    """Have the program that built `image` here push it under the name `target`; returns its digest there, ""
+    if that is unknown.
 
     Raises UsageError if none was built, PrepareError if the registry does not take it.
     """
-    from buckeye.mcp.images.built import find_built, name_built, push_image
-
     reference = parse_reference(target)
     if reference.registry == DOCKER_HUB and reference.repository.startswith("library/"):
         raise UsageError(
             f"{target} says neither registry nor owner. Name both, as "
             f"`buckeye env push --image ghcr.io/my-org/{target}`"
         )
-    folder = cache_folder() / "images"
-    kept = find_built(parse_reference(image), folder)
-    if kept is None:
-        return _push_by_builder(image, target)
-    push_image(kept, reference, progress)
-    name_built(reference, kept.manifest.digest, folder)
-    return kept.manifest.digest
-
-
-def _push_by_builder(image: str, target: str) -> str:
-    name = next((one for one in ("docker", "podman") if _has(one, image)), None)
+    name = next((one for one in BUILDERS if _has(one, image)), None)
     if name is None:
         raise UsageError(f"{image} was not built here. Build it first: `buckeye env build`")
+    progress(f"pushing {target} with {name}")
     if target != image:
         output_of([name, "tag", image, target], _ANSWER_SECONDS, target)
-    output_of([name, "push", "--quiet", target], _PUSH_SECONDS, f"{target} cannot be pushed")
-    inspect = [name, "image", "inspect", "--format", "{{json .RepoDigests}}", target]
-    said = output_of(inspect, _ANSWER_SECONDS, target)
-    repository = parse_reference(target).repository
-    digests = [str(one).partition("@") for one in json.loads(said) or []]
-    found = [digest for of, _, digest in digests if parse_reference(of).repository == repository]
+    failed = f"{target} cannot be pushed (`docker login {reference.registry}` stores a login)"
+    if name == "docker":
+        output_of([name, "push", "--quiet", target], _PUSH_SECONDS, failed)
+        return _digest_in_docker(target, reference)
+    plain = ["--tls-verify=false"] if is_local(reference.registry) else []
+    with tempfile.NamedTemporaryFile("r", prefix="buckeye-digest-") as digest:
+        words = [name, "push", "--quiet", *plain, "--digestfile", digest.name, target]
+        output_of(words, _PUSH_SECONDS, failed)
+        return digest.read().strip()
+
+
+def _digest_in_docker(target: str, reference: ImageReference) -> str:
+    inspect = ["docker", "image", "inspect", "--format", "{{json .RepoDigests}}", target]
+    digests = json.loads(output_of(inspect, _ANSWER_SECONDS, target)) or []
+    named = [str(one).partition("@") for one in digests]
+    found = [digest for of, _, digest in named if parse_reference(of).repository == reference.repository]
     return found[-1] if found else ""
 
 
@@ -116,4 +115,5 @@ def _has(name: str, image: str) -> bool:
         find_program(name)
     except RuntimeUnavailable:
         return False
-    return run_program([name, "image", "inspect", image], seconds=_ANSWER_SECONDS).returncode == 0
+    words = ["inspect", "--type", "image"] if name == "buildah" else ["image", "inspect"]
+    return run_program([name, *words, image], seconds=_ANSWER_SECONDS).returncode == 0

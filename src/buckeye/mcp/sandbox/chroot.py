@@ -1,8 +1,8 @@
 """Images without a daemon: fetched by our own client, and run with the unpacked tree as their `/`.
 
-Where the kernel lets us, a session has its own processes, mounts and a writable layer over the shared tree.
-Where it does not (a rented machine that is a container itself), it has a copy of the tree and a user of its
-own. In both cases it does not run as root, if the gateway does.
+With namespaces a session has its own processes, mounts and a writable layer over the shared tree. Without
+(a rented machine that is a container itself), it has a copy of the tree and its own user: weak isolation. In
+both cases it does not run as root, if the gateway does.
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ class ChrootRuntime:
         self._walls = walls()
         if self._walls.user and os.geteuid() == 0:
             # what root may not do, root of a user namespace could; its files, however, would be root's
-            reason = "root without the right to mount"
-            self._walls = Walls(namespaces=False, user=False, overlay=False, reason=reason)
+            self._walls = Walls(
+                namespaces=False, user=False, overlay=False, reason="root without the right to mount"
+            )
         if sys.platform != "linux":
             raise RuntimeUnavailable("chroot: images are run on Linux only.")
         if not self._walls.namespaces and os.geteuid() != 0:
@@ -65,25 +66,15 @@ class ChrootRuntime:
         made = self._images[image]
         if not made.argv:
             raise PrepareError(f"image {image} does not say what to run (no ENTRYPOINT, no CMD).")
-        if self._walls.overlay:
-            root, user, after = self._layered(made, place), self._owner, None
-        else:
-            user = None if self._owner is None else next(self._users)
-            root = await finish_in_thread(_copied, made.root, place / "root", user)
-            after = None if user is None or self._walls.namespaces else lambda: kill_user(user)
+        shared = self._owner is None or self._walls.overlay
+        user = self._owner if shared else next(self._users)
+        lay_out = _layers if self._walls.overlay else _copy
+        layers = await finish_in_thread(lay_out, made.root, place, user)
+        after = None if user is None or self._walls.namespaces else lambda: kill_user(user)
         env = {"PATH": _PATH, "HOME": "/tmp", "LANG": "C.UTF-8", **made.variables, **variables}  # noqa: S108  a path inside of the session
-        where = Root(path=root[0], layers=root[1], uid=user, gid=user, cwd=made.cwd)
-        argv = confined(made.argv, limits=self._limits, walls=self._walls, root=where)
+        root = Root(path=place / "root", layers=layers, user=user, cwd=made.cwd)
+        argv = confined(made.argv, limits=self._limits, walls=self._walls, root=root)
         return Launch(argv=argv, env=confined_environment(env), cwd=place, after=after)
-
-    def _layered(self, image: Image, place: Path) -> tuple[Path, tuple[Path, Path, Path] | None]:
-        root, upper, work = (place / name for name in ("root", "upper", "work"))
-        for path in (root, upper, work):
-            path.mkdir()
-        if self._owner is not None:
-            os.chown(upper, self._owner, self._owner)  # it becomes the session's `/`
-        upper.chmod(0o755)
-        return root, (image.root, upper, work)
 
 
 def _claim_users() -> tuple[socket.socket, Iterator[int]]:
@@ -101,22 +92,37 @@ def _claim_users() -> tuple[socket.socket, Iterator[int]]:
     raise RuntimeUnavailable(f"chroot: {_BLOCKS} gateways run on this machine already.")
 
 
-def _copied(tree: Path, target: Path, user: int | None) -> tuple[Path, None]:
-    """A private copy that belongs to the session's user."""
+def _layers(tree: Path, place: Path, user: int | None) -> tuple[Path, Path, Path]:
+    """Folders below `place` for a writable layer over the tree, which belongs to the session's user."""
+    root, upper, work = (place / name for name in ("root", "upper", "work"))
+    for path in (root, upper, work):
+        path.mkdir()
+    upper.chmod(0o755)  # it becomes the session's `/`
+    _make_system_folders(upper)
+    if user is not None:
+        os.chown(upper, user, user)
+    return tree, upper, work
 
-    def copy(source: str, to: str) -> str:
-        shutil.copy2(source, to, follow_symlinks=False)
-        if user is not None:
-            os.chown(to, user, user, follow_symlinks=False)
-        return to
 
-    shutil.copytree(tree, target, symlinks=True, copy_function=copy)
+def _copy(tree: Path, place: Path, user: int | None) -> None:
+    """A private copy of the tree that belongs to the session's user."""
+    target = place / "root"
+    shutil.copytree(tree, target, symlinks=True)
+    _make_system_folders(target)
     if user is not None:
         for parent, folders, files in os.walk(target):
-            for name in (*folders, *files):
+            for name in (".", *folders, *files):
                 os.chown(os.path.join(parent, name), user, user, follow_symlinks=False)
-        os.chown(target, user, user)
-    return target, None
+
+
+def _make_system_folders(root: Path) -> None:
+    """A link in the image must not lead a mount out of the root."""
+    for name, mode in (("proc", 0o755), ("dev", 0o755), ("tmp", 0o1777)):
+        path = root / name
+        if path.is_symlink() or not path.is_dir():
+            path.unlink(missing_ok=True)
+            path.mkdir()
+        path.chmod(mode)
 
 
 async def kill_user(user: int) -> None:

@@ -1,23 +1,21 @@
-"""Runs one command confined: `python -I -S confine.py SPEC`, where SPEC is a JSON object.
+"""Run one command confined: `python -I -S confine.py SPEC`, where SPEC is a JSON object.
 
-    argv         the command and its arguments
-    namespaces   whether to give it namespaces of its own: processes, mounts, System V objects, host name
-    user         with namespaces, whether a user namespace comes first (for callers that are not root)
-    network      with namespaces, false takes the network away
-    root         a directory that becomes its `/`, or null
-    layers       with a root: [lower, upper, work] to lay over it with overlayfs, or null for a private copy
-    uid, gid     whom it runs as, or null for the caller
-    cwd          its working directory, inside the root
-    memory       most bytes of private memory of one process, or null
-    processes    most processes and threads at a time
-    disk         most bytes of one file
-    hidden       with mounts, and without a root: files and folders that are empty for the command
-    writable     with mounts, and without a root: the only folders that can be written to, or null for all
+    argv    the command and its arguments
+    bwrap   bubblewrap and its options, which give the command its namespaces and mounts; null: none
+    root    a directory that becomes `/` of the command, or null
+    user    the user and group id of the command, or null for the caller's
+    cwd     its working directory, inside of the root
+    limits  null, or an object with `memory` (bytes of private memory of a process, or null), `processes`
+            (processes and threads at a time) and `disk` (bytes of one file)
+    keep    a bit mask of the capabilities that remain where bubblewrap does not drop them
+    userns, hidden   for `enter`: whether namespaces need one of users, and what nobody may read there
 
 The environment of the command is the JSON object in BUCKEYE_CONFINED_ENV, so that no variable of a task (as
-LD_PRELOAD) acts on this script, which may run as root; without that variable it is this script's own. With
-namespaces this process stays as the parent of the command, which is process 1 there: when it ends, however,
-the kernel ends everything inside.
+LD_PRELOAD) acts on this script, which may run as root; without that variable it is this script's own.
+
+Bubblewrap changes neither the user nor limits. With a root, this script runs again inside of bubblewrap's
+namespaces: it enters the root by chroot and becomes the user, who may neither call chroot nor make a user
+namespace there. Without namespaces chroot alone is what there is.
 
 The file is run as a script, without site packages, so it imports nothing of Buckeye. It ends with the code
 of the command; 125 if the command could not be confined, with the reason on the last line of stderr, and
@@ -29,31 +27,26 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import fcntl
 import json
 import os
 import resource
 import signal
-import socket
 import stat
 import struct
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
 _CANNOT_CONFINE, _CANNOT_RUN = 125, 127
-_PR_SET_PDEATHSIG, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 1, 24, 38
-_NEW_NS, _NEW_UTS, _NEW_IPC, _NEW_USER, _NEW_PID, _NEW_NET = (
-    0x00020000, 0x04000000, 0x08000000, 0x10000000, 0x20000000, 0x40000000,
+_PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT, _CLEAR_ALL = 1, 38, 47, 4
+_NEW_NS, _NEW_UTS, _NEW_IPC, _NEW_USER, _NEW_PID = (
+    0x00020000, 0x04000000, 0x08000000, 0x10000000, 0x20000000,
 )  # fmt: skip
-_MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_BIND, _MS_REC, _MS_PRIVATE = 2, 4, 8, 4096, 16384, 1 << 18
-_MNT_DETACH = 2
-_SYS_MOUNT_SETATTR, _HERE, _RECURSIVE, _READ_ONLY = 442, -100, 0x8000, 1
+_READ_ONLY, _NOSUID_NODEV_NOEXEC, _BIND, _RECURSIVE, _PRIVATE = 1, 14, 4096, 16384, 1 << 18
+_CAPABILITY_VERSION_3 = 0x20080522
 _DEVICES = {"null": (1, 3), "zero": (1, 5), "full": (1, 7), "random": (1, 8), "urandom": (1, 9)}
 _OPEN_FILES = 4096
-_CAPABILITIES, _CAPABILITY_VERSION_3 = 64, 0x20080522
-# To own, read and write files of others, and become them; see capabilities(7).
-_OF_FILES = (0, 1, 2, 3, 4, 6, 7)
 _GROUP = "buckeye-session-"
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -65,37 +58,128 @@ def main() -> NoReturn:
     given = os.environ.get("BUCKEYE_CONFINED_ENV")
     environment = dict(os.environ) if given is None else json.loads(given)
     try:
-        enter(spec)
-    except OSError as error:
-        sys.stderr.write(f"confine: {error}\n")
-        sys.stderr.flush()
-        os._exit(_CANNOT_CONFINE)
-    _execute(spec, environment)
-
-
-def enter(spec: dict[str, Any]) -> None:
-    """Confine. Returns in the process that is to be the command; with namespaces that is a child, and this
-    process waits for it and ends with its code. Raises OSError."""
-    _die_with_parent()
-    counted = _count_processes(spec["processes"])
-    if spec["namespaces"]:
-        _new_namespaces(spec)
-        null = os.open(os.devnull, os.O_RDWR)  # before the root becomes the image's
-        child = os.fork()
-        if child != 0:
-            code = _wait(child, null)
-            if counted is not None:
-                _leave(counted)
-            os._exit(code)
-        os.close(null)
         _die_with_parent()
-    _prepare_root(spec)
-    _become(spec, counted=counted is not None)
+        group = _limit(spec)
+        if group is not None:
+            _continue_in_child(group)
+        if spec["bwrap"] is None:
+            _enter_root(spec)
+            _execute(spec["argv"], environment)
+        _execute_in_bubblewrap(spec, environment)
+    except OSError as error:
+        _cannot_confine(error)
 
 
-def _count_processes(most: int) -> str | None:
-    """Go into a control group of our own that has at most so many processes; None where none can be made.
-    Those that others left are removed."""
+def enter(spec: Mapping[str, Any]) -> None:
+    """Confine this process, which was forked with libraries that it has imported: bubblewrap starts programs
+    only. Returns in the process that is to be the command: with namespaces a child, for which this process
+    waits. Does not return if it fails."""
+    try:
+        _die_with_parent()
+        group = _limit(spec)
+        if spec["bwrap"] is not None:
+            _new_namespaces(user=spec["userns"])
+        if spec["bwrap"] is not None or group is not None:
+            _continue_in_child(group)
+        if spec["bwrap"] is not None:
+            _mount("proc", "/proc", "proc", _NOSUID_NODEV_NOEXEC)
+            for path in spec["hidden"]:
+                _hide(path)
+        _enter_root(spec)
+    except OSError as error:
+        _cannot_confine(error)
+
+
+def _new_namespaces(*, user: bool) -> None:
+    flags, uid, gid = _NEW_NS | _NEW_PID | _NEW_IPC | _NEW_UTS, os.geteuid(), os.getegid()
+    if _libc.unshare(flags | (_NEW_USER if user else 0)) != 0:
+        raise _error("namespaces")
+    if user:
+        for name, line in (
+            ("setgroups", "deny"),
+            ("uid_map", f"{uid} {uid} 1"),
+            ("gid_map", f"{gid} {gid} 1"),
+        ):
+            _write(f"/proc/self/{name}", line)
+    _mount("none", "/", None, _RECURSIVE | _PRIVATE)
+
+
+def _hide(path: str) -> None:
+    if os.path.isdir(path):
+        _mount("tmpfs", path, "tmpfs", _NOSUID_NODEV_NOEXEC | _READ_ONLY)
+    else:
+        _mount(os.devnull, path, None, _BIND)
+
+
+def _mount(source: str, target: str, kind: str | None, flags: int) -> None:
+    encoded = [None if text is None else os.fsencode(text) for text in (source, target, kind)]
+    if _libc.mount(*encoded, ctypes.c_ulong(flags), None) != 0:
+        raise _error(f"mount {kind or source} on {target}")
+
+
+def _cannot_confine(error: OSError) -> NoReturn:
+    sys.stderr.write(f"confine: {error}\n")
+    sys.stderr.flush()
+    os._exit(_CANNOT_CONFINE)
+
+
+def _execute_in_bubblewrap(spec: Mapping[str, Any], environment: Mapping[str, str]) -> NoReturn:
+    """Variables travel in memory: others see neither them nor, for bubblewrap itself, their effect."""
+    argv = spec["argv"]
+    if spec["root"] is not None:
+        inside = {**spec, "bwrap": None, "limits": None}
+        argv = [sys.executable, "-I", "-S", os.path.abspath(__file__), json.dumps(inside)]
+        environment = {"BUCKEYE_CONFINED_ENV": json.dumps(environment)}
+    elif not _is_there(argv[0], environment):
+        _cannot_run(argv[0], os.strerror(errno.ENOENT))
+    words = [word for name, value in environment.items() for word in ("--setenv", name, value)]
+    options = os.memfd_create("options")
+    os.write(options, b"".join(os.fsencode(word) + b"\0" for word in words))
+    os.lseek(options, 0, os.SEEK_SET)
+    os.set_inheritable(options, True)
+    _execute([*spec["bwrap"], "--args", str(options), "--", *argv], {})
+
+
+def _is_there(program: str, environment: Mapping[str, str]) -> bool:
+    folders = [""] if "/" in program else os.get_exec_path(environment)
+    return any(os.access(os.path.join(folder, program), os.X_OK) for folder in folders)
+
+
+def _limit(spec: Mapping[str, Any]) -> str | None:
+    """Set the limits. Returns the control group that counts processes, if one can be made."""
+    limits = spec["limits"]
+    if limits is None:
+        return None
+    group = _new_group(limits["processes"])
+    _set_limit(resource.RLIMIT_CORE, 0)
+    _set_limit(resource.RLIMIT_FSIZE, limits["disk"])
+    _set_limit(resource.RLIMIT_NOFILE, _OPEN_FILES)
+    if limits["memory"] is not None:
+        _set_limit(resource.RLIMIT_DATA, limits["memory"])
+    if group is None and sys.platform == "linux":
+        user = os.getuid() if spec["user"] is None else spec["user"]
+        _set_limit(resource.RLIMIT_NPROC, _processes_of(user) + limits["processes"])
+    return group
+
+
+def _set_limit(kind: int, value: int) -> None:
+    _, hard = resource.getrlimit(kind)
+    value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+    resource.setrlimit(kind, (value, value))
+
+
+def _processes_of(user: int) -> int:
+    count = 0
+    for name in os.listdir("/proc"):
+        with contextlib.suppress(OSError):
+            if name.isdigit() and os.stat(f"/proc/{name}").st_uid == user:
+                count += len(os.listdir(f"/proc/{name}/task"))
+    return count
+
+
+def _new_group(most: int) -> str | None:
+    """Enter a new control group that has at most so many processes; None where none can be made. The kernel
+    limits no processes of root by its user. Groups that others left are removed."""
     with contextlib.suppress(OSError, StopIteration):
         above = next(_control_groups())
         for name in os.listdir(above):
@@ -126,236 +210,106 @@ def _control_groups() -> Iterator[str]:
             yield f"/sys/fs/cgroup{path}".rstrip("/")
 
 
-def _leave(group: str) -> None:
-    with contextlib.suppress(OSError):
-        _write(f"{os.path.dirname(group)}/cgroup.procs", str(os.getpid()))
-        os.rmdir(group)
-
-
 def _write(path: str, text: str) -> None:
     with open(path, "w") as file:
         file.write(text)
 
 
-def _wait(child: int, null: int) -> int:
+def _continue_in_child(group: str | None) -> None:
+    """Return in a child. This process waits for its end, removes the group, and ends with its code."""
+    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    child = os.fork()
+    if child == 0:
+        os.close(null)
+        _die_with_parent()
+        return
     for descriptor in (0, 1, 2):  # the pipes are the command's: whoever reads them sees it end
         os.dup2(null, descriptor)
     signal.signal(signal.SIGTERM, lambda *_: os.kill(child, signal.SIGKILL))
     _, status = os.waitpid(child, 0)
     code = os.waitstatus_to_exitcode(status)
-    return code if code >= 0 else 128 - code
+    if group is not None:
+        _leave(group)
+    os._exit(code if code >= 0 else 128 - code)
 
 
-def _new_namespaces(spec: dict[str, Any]) -> None:
-    flags = _NEW_NS | _NEW_PID | _NEW_IPC | _NEW_UTS
-    if not spec["network"]:
-        flags |= _NEW_NET
-    if spec["user"]:
-        uid, gid = os.geteuid(), os.getegid()
-        _unshare(_NEW_USER | flags)
-        for name, line in (("setgroups", "deny"), ("uid_map", f"0 {uid} 1"), ("gid_map", f"0 {gid} 1")):
-            _write(f"/proc/self/{name}", line)
-    else:
-        _unshare(flags)
-    _mount("none", "/", None, _MS_REC | _MS_PRIVATE, None)
-    if not spec["network"]:
-        _raise_loopback()
+def _leave(group: str) -> None:
+    with contextlib.suppress(OSError):
+        _write(f"{os.path.dirname(group)}/cgroup.procs", str(os.getpid()))
+    for _ in range(100):  # the kernel may still be ending what was in the namespaces
+        try:
+            os.rmdir(group)
+        except OSError as error:
+            if error.errno != errno.EBUSY:
+                return
+            time.sleep(0.01)
+        else:
+            return
 
 
-def _prepare_root(spec: dict[str, Any]) -> None:
-    root = spec["root"]
-    if root is None:
-        if spec["namespaces"]:
-            _mount("proc", "/proc", "proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC, None)
-            for path in spec["hidden"]:
-                _hide(path)
-            if spec["writable"] is not None:
-                _keep_all_else(spec["writable"])
-        os.chdir(spec["cwd"])
-        return
-    if spec["layers"] is not None:
-        lower, upper, work = spec["layers"]
-        options = f"lowerdir={lower},upperdir={upper},workdir={work}"
-        if spec["user"]:
-            options += ",userxattr"
-        _mount("overlay", root, "overlay", 0, options)
-    elif spec["namespaces"]:
-        _mount(root, root, None, _MS_BIND | _MS_REC, None)  # a root has to be a mount
-    if spec["namespaces"]:
-        _mount_system(root)
-        os.chdir(root)
-        _leave_old_root()
-    else:
-        _make_devices(root)
-        os.chdir(root)
+def _enter_root(spec: Mapping[str, Any]) -> None:
+    """Enter the root, become the user, and give up what root may do beyond its files."""
+    if spec["root"] is not None:
+        if spec["limits"] is not None:  # without namespaces; else bubblewrap has mounted devices
+            _make_devices(spec["root"])
+        os.chdir(spec["root"])
         os.chroot(".")
+    if spec["user"] is not None:
+        os.setgroups([])
+        os.setresgid(spec["user"], spec["user"], spec["user"])
+        os.setresuid(spec["user"], spec["user"], spec["user"])
+        _die_with_parent()  # the kernel forgets it when the user changes
+    if sys.platform == "linux":
+        _drop_capabilities(spec["keep"])
+    os.umask(0o022)
     try:
         os.chdir(spec["cwd"])
     except (FileNotFoundError, NotADirectoryError, PermissionError):
+        if spec["root"] is None:
+            raise
         os.makedirs(spec["cwd"], exist_ok=True)  # as container engines do
         os.chdir(spec["cwd"])
 
 
-def _hide(path: str) -> None:
-    if os.path.isdir(path):
-        _mount("tmpfs", path, "tmpfs", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC, "mode=0,size=4k")
-    elif os.path.exists(path):
-        _mount(os.devnull, path, None, _MS_BIND, None)
-
-
-def _keep_all_else(writable: Sequence[str]) -> None:
-    """Nothing but these folders can be written to; pipes, sockets and devices work as before."""
-    for path in writable:
-        _mount(path, path, None, _MS_BIND | _MS_REC, None)
-    _set_read_only("/", flags=_RECURSIVE, yes=True)
-    for path in writable:
-        _set_read_only(path, flags=_RECURSIVE, yes=False)
-    if os.path.isdir("/dev/shm"):  # noqa: S108  one of its own
-        _mount("tmpfs", "/dev/shm", "tmpfs", _MS_NOSUID | _MS_NODEV, "size=65536k")  # noqa: S108
-
-
-def _set_read_only(path: str, *, flags: int, yes: bool) -> None:
-    """mount_setattr(2), of Linux 5.12 and later, for which there is no function in older C libraries."""
-    attributes = struct.pack("4Q", _READ_ONLY if yes else 0, 0 if yes else _READ_ONLY, 0, 0)
-    words = (ctypes.c_long(_SYS_MOUNT_SETATTR), _HERE, os.fsencode(path), flags, attributes)
-    if _libc.syscall(*words, ctypes.c_size_t(len(attributes))) != 0:
-        raise _error(f"keep {path} from being written")
-
-
-def _leave_old_root() -> None:
-    """Make the working directory the root, and have no other: a mere chroot is left at will by whoever may
-    call chroot, as root of a user namespace may."""
-    if _libc.pivot_root(b".", b".") != 0:
-        raise _error("pivot_root")
-    if _libc.umount2(b".", _MNT_DETACH) != 0:  # the old root lies over the new one
-        raise _error("unmount the old root")
-    os.chdir("/")
-
-
-def _mount_system(root: str) -> None:
-    for name in ("proc", "dev", "tmp"):
-        _real_directory(root, name)
-    _mount("proc", f"{root}/proc", "proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC, None)
-    sources = {name: os.open(f"/dev/{name}", os.O_PATH) for name in _DEVICES}
-    _mount("tmpfs", f"{root}/dev", "tmpfs", _MS_NOSUID, "mode=755,size=65536k")
-    for name, descriptor in sources.items():
-        os.close(os.open(f"{root}/dev/{name}", os.O_CREAT | os.O_WRONLY, 0o666))
-        _mount(f"/proc/self/fd/{descriptor}", f"{root}/dev/{name}", None, _MS_BIND, None)
-        os.close(descriptor)
-    os.mkdir(f"{root}/dev/shm", 0o1777)  # noqa: S108  a path inside of the session
-    os.chmod(f"{root}/dev/shm", 0o1777)  # noqa: S103, S108  inside of the session, as on every system
-    for link, target in (("fd", "/proc/self/fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2")):
-        os.symlink(target, f"{root}/dev/{link}")
-
-
 def _make_devices(root: str) -> None:
-    """Without namespaces nothing can be mounted; what cannot be made either is left out."""
-    _real_directory(root, "dev")
+    """What cannot be made is left out."""
     for name, (major, minor) in _DEVICES.items():
         with contextlib.suppress(FileExistsError, PermissionError):
             os.mknod(f"{root}/dev/{name}", stat.S_IFCHR | 0o666, os.makedev(major, minor))
             os.chmod(f"{root}/dev/{name}", 0o666)  # noqa: S103  inside of the session, as on every system
 
 
-def _real_directory(root: str, name: str) -> None:
-    """A link in the image must not lead a mount out of the root."""
-    path = f"{root}/{name}"
-    if os.path.islink(path):
-        os.unlink(path)
-    os.makedirs(path, exist_ok=True)
-
-
-def _become(spec: dict[str, Any], *, counted: bool) -> None:
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    _limit(resource.RLIMIT_FSIZE, spec["disk"])
-    if not counted and sys.platform == "linux":
-        # of the user, in the namespace of users: of nobody else only if one was made, or the user is its own
-        others = 0 if spec["user"] or spec["uid"] is not None else _processes_of(os.getuid())
-        _limit(resource.RLIMIT_NPROC, others + spec["processes"])
-    _limit(resource.RLIMIT_NOFILE, _OPEN_FILES)
-    if spec["memory"] is not None:
-        _limit(resource.RLIMIT_DATA, spec["memory"])
-    if sys.platform == "linux" and _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
-        raise _error("no_new_privs")
-    if spec["uid"] is not None:
-        os.setgroups([])
-        os.setresgid(spec["gid"], spec["gid"], spec["gid"])
-        os.setresuid(spec["uid"], spec["uid"], spec["uid"])
-        _die_with_parent()  # the kernel forgets it when the user changes
-    if sys.platform == "linux":
-        _drop_capabilities(keep=() if spec["user"] else _OF_FILES)
-    os.umask(0o022)
-
-
-def _drop_capabilities(keep: Sequence[int]) -> None:
-    """What root may do beyond its files: mount, trace, load modules. (A normal user may none of it, but as
-    root of its namespace would.) What a program that is started later would get goes first, for which a right
-    is needed; where that is not held, there is nothing to drop."""
-    for capability in range(_CAPABILITIES):
-        if capability not in keep:
-            _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)
-    header = struct.pack("Ii", _CAPABILITY_VERSION_3, 0)
-    held = ctypes.create_string_buffer(24)
-    if _libc.capget(header, held) != 0:
+def _drop_capabilities(keep: int) -> None:
+    """Without new privileges no program that is started later gets back what is dropped here."""
+    header, held = struct.pack("Ii", _CAPABILITY_VERSION_3, 0), ctypes.create_string_buffer(24)
+    failed = _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) or _libc.capget(header, held)
+    if failed:
         raise _error("capabilities")
-    words = list(struct.unpack("6I", held.raw))  # effective, permitted, inheritable: to 31, and from 32 on
-    mask = sum(1 << capability for capability in keep)
-    words = [word & mask if place < 3 else 0 for place, word in enumerate(words)]
-    if _libc.capset(header, struct.pack("6I", *words)) != 0:
+    _libc.prctl(_PR_CAP_AMBIENT, _CLEAR_ALL, 0, 0, 0)
+    words = struct.unpack("6I", held.raw)  # effective, permitted, inheritable: to 31, and from 32 on
+    if _libc.capset(header, struct.pack("6I", *(word & keep for word in words[:3]), 0, 0, 0)) != 0:
         raise _error("capabilities")
 
 
-def _processes_of(user: int) -> int:
-    count = 0
-    for name in os.listdir("/proc"):
-        with contextlib.suppress(OSError):
-            if name.isdigit() and os.stat(f"/proc/{name}").st_uid == user:
-                count += len(os.listdir(f"/proc/{name}/task"))
-    return count
-
-
-def _limit(kind: int, value: int) -> None:
-    _, hard = resource.getrlimit(kind)
-    value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-    resource.setrlimit(kind, (value, value))
-
-
-def _execute(spec: dict[str, Any], environment: dict[str, str]) -> NoReturn:
+def _execute(argv: list[str], environment: Mapping[str, str]) -> NoReturn:
     for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and its children would too
         signal.signal(number, signal.SIG_DFL)
-    argv = spec["argv"]
     try:
         os.execvpe(argv[0], argv, environment)  # noqa: S606  a list of words, without a shell
     except OSError as error:
-        sys.stderr.write(f"{argv[0]} cannot be run: {error.strerror}\n")
-        sys.stderr.flush()
-        os._exit(_CANNOT_RUN)
+        _cannot_run(argv[0], str(error.strerror))
+
+
+def _cannot_run(program: str, reason: str) -> NoReturn:
+    sys.stderr.write(f"{program} cannot be run: {reason}\n")
+    sys.stderr.flush()
+    os._exit(_CANNOT_RUN)
 
 
 def _die_with_parent() -> None:
     """Here as this file is run by itself, by an interpreter that knows nothing of Buckeye."""
     if sys.platform == "linux":
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-
-
-def _unshare(flags: int) -> None:
-    if _libc.unshare(flags) != 0:
-        raise _error("namespaces")
-
-
-def _mount(source: str, target: str, kind: str | None, flags: int, options: str | None) -> None:
-    encoded = [None if text is None else os.fsencode(text) for text in (source, target, kind, options)]
-    if _libc.mount(*encoded[:3], ctypes.c_ulong(flags), encoded[3]) != 0:
-        raise _error(f"mount {kind or source} on {target}")
-
-
-def _raise_loopback() -> None:
-    """Programs expect 127.0.0.1 to be there even without a network."""
-    get_flags, set_flags, up = 0x8913, 0x8914, 1
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        request = struct.pack("16sH14x", b"lo", 0)
-        flags = struct.unpack("16sH14x", fcntl.ioctl(any_socket, get_flags, request))[1]
-        fcntl.ioctl(any_socket, set_flags, struct.pack("16sH14x", b"lo", flags | up))
 
 
 def _error(what: str) -> OSError:

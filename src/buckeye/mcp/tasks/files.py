@@ -20,6 +20,8 @@ from buckeye.mcp.problems import problems_of, shown_value
 from buckeye.mcp.tasks.task_schema import McpTask
 from buckeye.mcp.workdir.files import beside
 
+TASK_FILES = ("tasks.json", "tasks.jsonl", "task.json", "*_tasks.json", "*_tasks.jsonl")
+"""Names that a file of tasks usually has."""
 _JSON_COLUMNS = ("mcp_config", "setup_tool", "evaluate_tool", "grade", "metadata")
 _CALLS = ("setup_tool", "evaluate_tool")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import functools
 import os
 import re
 import shutil
@@ -118,17 +119,33 @@ class Copy:
 
     files: int = 0
     bytes: int = 0
-    keys: list[str] = field(default_factory=list)
-    remotes: int = 0
-    outside: int = 0
     cut: int = 0
+    keys: set[str] = field(default_factory=set)
+    others: set[str] = field(default_factory=set)
 
     def __str__(self) -> str:
-        left = [f"without {', '.join(dict.fromkeys(self.keys))}"] if self.keys else []
-        left += ["without git's remotes and hooks"] if self.remotes else []
-        left += [f"without {self.outside} links and mounts that lead out of it"] if self.outside else []
+        left = [f"without {name}" for name in sorted(self.keys) + sorted(self.others)]
         left += [f"{self.cut} files more are too much to copy"] if self.cut else []
-        return f"{self.files} files, {human_bytes(self.bytes)}" + "".join(f"; {one}" for one in left)
+        return "; ".join([f"{self.files} files, {human_bytes(self.bytes)}", *left])
+
+    def file(self, source: str, target: str) -> None:
+        """Copy one file, up to a limit."""
+        size = os.stat(source).st_size
+        if self.files >= _MOST_FILES or self.bytes + size > _MOST_BYTES:
+            self.cut += 1
+            return
+        shutil.copy2(source, target)
+        self.files, self.bytes = self.files + 1, self.bytes + size
+
+    def left_out(self, root: Path, folder: str, names: list[str]) -> set[str]:
+        """Which names of a folder below `root` are not copied: keys, hooks, and what leads out of it."""
+        keys = {name for name in names if _is_key(name)}
+        hooks = {"hooks"} & set(names) if "HEAD" in names else set()
+        outside = {name for name in names if _leads_out(Path(folder, name), root)} - keys
+        self.keys |= keys
+        self.others |= {"git's remotes and hooks"} if hooks else set()
+        self.others |= {"links and mounts that lead out of it"} if outside else set()
+        return keys | hooks | outside
 
 
 def copy_without_keys(source: Path, target: Path) -> Copy:
@@ -136,55 +153,24 @@ def copy_without_keys(source: Path, target: Path) -> Copy:
     hooks and credentials. Raises OSError if it cannot be read at all."""
     done = Copy()
     if not source.is_dir():
-        _copy_file(source, target, done)
+        done.file(str(source), str(target))
         return done
-    target.mkdir(parents=True)
-    waiting, mount = [(source, target)], source.stat().st_dev
-    while waiting:  # broad before deep: of what is cut, the deepest is missing
-        folder, copy = waiting.pop(0)
-        with os.scandir(folder) as entries:
-            for entry in sorted(entries, key=lambda one: one.name):
-                path, to = Path(entry.path), copy / entry.name
-                if _is_key(entry.name):
-                    done.keys.append(entry.name)
-                elif entry.is_symlink():
-                    _copy_link(path, to, source, done)
-                elif entry.is_dir():
-                    if entry.stat().st_dev != mount:  # as /proc below /
-                        done.outside += 1
-                        continue
-                    if entry.name == "hooks" and (folder / "HEAD").is_file():
-                        done.remotes += 1
-                        continue
-                    to.mkdir()
-                    if os.access(path, os.R_OK | os.X_OK):
-                        waiting.append((path, to))
-                elif entry.name == ".git":  # of a working tree whose repository is elsewhere
-                    done.outside += 1
-                elif entry.is_file() and os.access(path, os.R_OK):
-                    _copy_file(path, to, done)
+    ignore = functools.partial(done.left_out, source)
+    shutil.copytree(source, target, symlinks=True, ignore=ignore, copy_function=done.file)
     for config in target.rglob("config"):
         if config.is_file() and not config.is_symlink() and (config.parent / "HEAD").is_file():
-            done.remotes += _forget_remotes(config)
+            done.others |= {"git's remotes and hooks"} if _forget_remotes(config) else set()
     return done
 
 
-def _copy_file(source: Path, target: Path, done: Copy) -> None:
-    size = source.stat().st_size
-    if done.files >= _MOST_FILES or done.bytes + size > _MOST_BYTES:
-        done.cut += 1
-        return
-    shutil.copy2(source, target)
-    done.files, done.bytes = done.files + 1, done.bytes + size
-
-
-def _copy_link(link: Path, target: Path, source: Path, done: Copy) -> None:
-    """A link within the folder; others would be a way to write what is outside."""
-    leads = os.readlink(link)
-    if os.path.isabs(leads) or not link.resolve().is_relative_to(source.resolve()):
-        done.outside += 1
-    else:
-        os.symlink(leads, target)
+def _leads_out(path: Path, root: Path) -> bool:
+    """Return True for what is no part of the folder: links out of it, mounts, devices, unreadable things."""
+    if path.is_symlink():
+        return os.path.isabs(os.readlink(path)) or not path.resolve().is_relative_to(root.resolve())
+    if path.is_dir():
+        return path.stat().st_dev != root.stat().st_dev or not os.access(path, os.R_OK | os.X_OK)
+    # a file called .git names a repository that is elsewhere
+    return path.name == ".git" or not path.is_file() or not os.access(path, os.R_OK)
 
 
 def _is_key(name: str) -> bool:

@@ -10,23 +10,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
-
 from buckeye.base.terminal import status_line
 from buckeye.errors import BuckeyeError, UsageError
-from buckeye.mcp.actions.check import RESERVED_TOOLS
-from buckeye.mcp.config import DefaultsConfig, GymConfig, load_gym_config
+from buckeye.mcp.config import DefaultsConfig, GymConfig
 from buckeye.mcp.sandbox.build import build_image
 from buckeye.mcp.tasks.dataset import is_dataset, read_splits
 from buckeye.mcp.tasks.lock import Lock, ToolEntry
 from buckeye.mcp.tasks.rows import read_with_lock
-from buckeye.mcp.tasks.task_schema import McpTask, Server, StdioServer
+from buckeye.mcp.tasks.task_schema import McpTask, StdioServer
 from buckeye.mcp.workdir.folder import WORKDIR
-from buckeye.setup.init.examples import example_tasks
-from buckeye.setup.init.generate import SERVER, Generated, generate_config
+from buckeye.setup.init.generate import Generated, generate_config
 from buckeye.setup.init.scripted_rollout import Proof, prove
-from buckeye.setup.init.source import Source, find_source, of_server, of_tasks, with_others
-from buckeye.setup.init.texts import proof_object, trials_text
+from buckeye.setup.init.source import Source, find_source, of_tasks, with_others
 from buckeye.setup.init.tool_choice import chosen_tools
 from buckeye.setup.init.trial import timed_tools, with_copies
 
@@ -135,26 +130,14 @@ def _constants(arguments: Sequence[Mapping[str, Any]]) -> dict[str, str | int]:
     return {name: next(iter(found)) for name, found in values.items() if len(found) == 1}
 
 
-def proof_of(
-    config: GymConfig, tools: Sequence[ToolEntry], source: Source, task: McpTask | None, *, try_all: bool
-) -> Proof:
-    """What comes of a scripted rollout."""
-
+def proof_of(prepared: Prepared, config: GymConfig, *, try_all: bool) -> Proof:
+    """Return what comes of a scripted rollout with the configuration that was written."""
+    source, task = prepared.source, next(iter(prepared.tasks), None)
     try:
-        with status_line(f"playing a scripted rollout with {source.shown}"):
-            return asyncio.run(prove(config, tools, source, task, try_all=try_all))
+        with status_line(f"running a scripted rollout with {source.shown}"):
+            return asyncio.run(prove(config, prepared.listed, source, task, try_all=try_all))
     except BuckeyeError as error:
         return Proof((), problem=str(error))
-
-
-def examples_of(prepared: Prepared, config: GymConfig, proof: Proof) -> list[dict[str, Any]]:
-    """Tasks to begin with, as rows of a file; none where there are tasks, or where the environment has tools
-    of its own for setting up and grading."""
-    tools, source = prepared.listed, prepared.source
-    if prepared.tasks or any(tool.name.rpartition("/")[2] in RESERVED_TOOLS for tool in tools):
-        return []
-    with status_line("making tasks to begin with, and playing them"):
-        return asyncio.run(example_tasks(config, tools, proof.trials, source))
 
 
 def _free_path(output: Path | None, source: Source, *, force: bool) -> Path:
@@ -169,86 +152,3 @@ def _free_path(output: Path | None, source: Source, *, force: bool) -> Path:
 def _refuse_taken(path: Path, *, force: bool) -> None:
     if os.path.lexists(path) and not force:
         raise UsageError(f"{path} exists already. Add --force to replace it, or name another file with -o.")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Tried:
-    """What a configuration is worth now: `missing` are tools that it maps and nobody has, `unused` those that
-    are there and not mapped."""
-
-    path: Path
-    proof: Proof
-    shown: str
-    missing: tuple[str, ...]
-    unused: tuple[str, ...]
-    notes: tuple[str, ...]
-
-    def text(self) -> str:
-        """For people."""
-        lines = [f"note: {note}" for note in self.notes]
-        if self.missing:
-            lines.append(f"mapped, and not there any more: {', '.join(self.missing)}")
-        if self.unused:
-            lines.append(f"there, and not mapped: {', '.join(self.unused)}")
-        return "\n".join([*lines, trials_text(self.proof, self.shown), f"{self.path} is as it was."])
-
-    def as_object(self) -> dict[str, Any]:
-        """For programs."""
-        return {
-            "config": str(self.path),
-            "missing": list(self.missing),
-            "unused": list(self.unused),
-            "notes": list(self.notes),
-            "proof": proof_object(self.proof),
-        }
-
-
-def try_again(
-    path: Path,
-    env: str | None,
-    *,
-    command: str | None,
-    headers: Mapping[str, str],
-    tasks: Path | None,
-    try_all: bool,
-) -> Tried:
-    """Play the scripted rollout with a configuration, on what was named, or on what it was made from. Raises
-    UsageError, and McpFault where the environment does not start."""
-    config = load_gym_config(path)
-    known = read_tasks(tasks) if tasks is not None else []
-    if env is not None or command is not None:
-        source = find_source(env, command=command, headers=headers, build=False)
-    elif (noted := _noted(path, config)) is not None:
-        source = noted
-    elif known:
-        source = of_tasks(known)
-    else:
-        raise UsageError(
-            f"{path} does not say which environment it is for (job.metadata.{SERVER}): name it, as "
-            f'`buckeye rl init --again {path} ENV` or `--command "..."`'
-        )
-    apart = with_copies(with_others(source, known))
-    listed = tools_of(apart)
-    names = {tool.name for tool in listed}
-    mapped = {action.tool for action in config.actions.values() if action.tool is not None}
-    proof = proof_of(config, listed, apart, known[0] if known else None, try_all=try_all)
-    return Tried(
-        path=path,
-        proof=proof,
-        shown=source.shown,
-        missing=tuple(sorted(mapped - names)),
-        unused=tuple(sorted(names - mapped)),
-        notes=apart.notes,
-    )
-
-
-def _noted(path: Path, config: GymConfig) -> Source | None:
-    """The server that the file says it was made from."""
-    given = config.job.metadata.get(SERVER)
-    if given is None:
-        return None
-    try:
-        return of_server(TypeAdapter[Any](Server).validate_python(given))
-    except ValidationError as error:
-        reason = error.errors(include_url=False)[0]["msg"]
-        raise UsageError(f"{path}: job.metadata.{SERVER}: {reason}") from None

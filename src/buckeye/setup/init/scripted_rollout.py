@@ -42,13 +42,12 @@ _REFUSAL = re.compile(r'error|\{\s*"(?:error"|(?:success|ok)":\s*false|status":\
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One action, the call that was tried last, and how it ended; `result` is what it gave if it worked."""
+    """One action, the call that was tried last, and how it ended."""
 
     action: str
     call: str
     ending: Ending
     said: str = ""
-    result: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,8 +202,8 @@ class _Script:
         self.is_broken = tells_of_a_fault(said)
         if self.is_broken or said.startswith("Invalid tool call"):
             ending = "failed"
-        shown, result = ("", said) if ending == "worked" else (_said(said), "")
-        self._trials[self._made[0]] = Trial(*self._made, ending, shown, result)
+        shown = "" if ending == "worked" else _said(said)
+        self._trials[self._made[0]] = Trial(*self._made, ending, shown)
 
 
 def _prepared(

@@ -3,18 +3,10 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
-from buckeye.errors import UsageError
-from buckeye.launch.preflight.devices import this_machine
-from buckeye.mcp.config import GymConfig
-from buckeye.mcp.tasks.task_schema import McpTask
 from buckeye.setup.init.generate import Generated
 from buckeye.setup.init.scripted_rollout import Proof
-from buckeye.setup.recipe.model import model_facts, usual_model
-from buckeye.setup.recipe.sizes import choose_sizes, described_text
 
 
 def summary(generated: Generated, path: Path, files: Path | None) -> str:
@@ -29,19 +21,6 @@ def summary(generated: Generated, path: Path, files: Path | None) -> str:
     if generated.decisions:
         lines.append(f"{_count(len(generated.decisions), 'decision')} for you; see CHECK in the file")
     return "\n".join(lines)
-
-
-def described(config: GymConfig) -> str:
-    """What share of a rollout the descriptions of the tools take, with the model that is usual here."""
-    on_gpu = bool(this_machine().gpus)
-    model = model_facts(usual_model(on_gpu=on_gpu))
-    task = McpTask.model_construct(prompt="")
-    try:
-        sizes = choose_sizes([task], [], config, model, on_gpu=on_gpu)
-    except UsageError as error:
-        return f"note: with {model.name} {error}"
-    text = described_text(sizes, len(config.actions) - 1)
-    return f"tools: {text} (with {model.name}: {sizes.seq_len} tokens)"
 
 
 def trials_text(proof: Proof, shown: str) -> str:
@@ -72,28 +51,6 @@ def next_text(path: Path, tasks: Path | None) -> str:
     )
 
 
-def as_object(generated: Generated, path: Path, proof: Proof | None) -> dict[str, Any]:
-    """All of it as one JSON object."""
-    plan = generated.plan
-    return {
-        "config": str(path),
-        "actions": [action.name for action in plan.actions],
-        "flagged": {one.action.tool.name: one.reason for one in plan.flagged},
-        "left_out": dict(plan.left_out),
-        "decisions": list(generated.decisions),
-        "notes": list(generated.notes),
-        "proof": None if proof is None else proof_object(proof),
-    }
-
-
-def proof_object(proof: Proof) -> dict[str, Any]:
-    """What came of the scripted rollout, without what tools gave."""
-    trials = [asdict(trial) for trial in proof.trials]
-    for trial in trials:
-        del trial["result"]
-    return {**asdict(proof), "trials": trials, "passed": proof.passed}
-
-
 def _why(proof: Proof) -> str:
     failed = [trial.action for trial in proof.trials if trial.ending == "failed"]
     if proof.problem:
@@ -115,11 +72,3 @@ def _why(proof: Proof) -> str:
 
 def _count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
-
-
-def examples_text(path: Path, count: int) -> str:
-    """What the example tasks are."""
-    return (
-        f"{path}: {_count(count, 'task')} to begin with, which were played: the calls that they ask for earn "
-        "the whole reward, doing nothing does not."
-    )

@@ -11,49 +11,34 @@ from buckeye.base.storage import read_json
 from buckeye.errors import UsageError
 from buckeye.launch.preflight.model import find_model, read_shape
 
-# Models that are only served by others: they can be evaluated, and not trained.
-
-
-@dataclass(frozen=True, slots=True)
-class _Service:
-    """Who serves a family of models, and where an OpenAI client finds it."""
-
-    name: str
-    pattern: str
-    base_url: str
-    key: str
-
-
 _OF_OPENAI = r"(openai/)?(chatgpt-|gpt-(?!oss|2|neo|j\b|sw3)|o[1-9](-|$))"
-_GOOGLE = "https://generativelanguage.googleapis.com"
+_GOOGLE = "https://generativelanguage.googleapis.com/v1beta/openai"
 _SERVICES = (
-    _Service("OpenAI", _OF_OPENAI, "https://api.openai.com/v1", "OPENAI_API_KEY"),
-    _Service("Anthropic", r"(anthropic/)?claude", "https://api.anthropic.com/v1", "ANTHROPIC_API_KEY"),
-    _Service("Google", r"(google/)?gemini", f"{_GOOGLE}/v1beta/openai", "GEMINI_API_KEY"),
-    _Service("xAI", r"(xai/|x-ai/)?grok-", "https://api.x.ai/v1", "XAI_API_KEY"),
+    ("OpenAI", _OF_OPENAI, "https://api.openai.com/v1", "OPENAI_API_KEY"),
+    ("Anthropic", r"(anthropic/)?claude", "https://api.anthropic.com/v1", "ANTHROPIC_API_KEY"),
+    ("Google", r"(google/)?gemini", _GOOGLE, "GEMINI_API_KEY"),
+    ("xAI", r"(xai/|x-ai/)?grok-", "https://api.x.ai/v1", "XAI_API_KEY"),
 )
+"""Who serves models without giving their weights: name, pattern of the models, address, and key."""
 
 
 def refuse_hosted(model: str, *, dataset: str, config: str) -> None:
     """Raise UsageError if nobody has the weights of `model` but who serves it, with the command that
     evaluates it on these tasks."""
-    service = next((one for one in _SERVICES if re.match(one.pattern, model, re.I)), None)
+    service = next((one for one in _SERVICES if re.match(one[1], model, re.I)), None)
     if service is None:
         return
+    name, _, base_url, key = service
     words = ["buckeye", "eval", "buckeye-vf-gym", "--model", model.rpartition("/")[2]]
-    words += ["--base-url", service.base_url]
-    if service.key != "OPENAI_API_KEY":
-        words += ["--api-key-var", service.key]
+    words += ["--base-url", base_url, *([] if name == "OpenAI" else ["--api-key-var", key])]
     words += ["--arg", f"taskset={dataset}", "--arg", f"config_path={config}"]
     raise UsageError(
-        f"--model {model}: {service.name} serves it and gives nobody its weights, so it cannot be trained "
+        f"--model {model}: {name} serves it and gives nobody its weights, so it cannot be trained "
         f"here. Name a model whose weights can be had, as --model Qwen/Qwen3-0.6B.\n"
-        f"To see how it does on these tasks (with {service.key} set):\n"
+        f"To see how it does on these tasks (with {key} set):\n"
         f"  {shlex.join(words)}"
     )
 
-
-# What is known of a model before it is trained: where it is, how large it is, how much it can read.
 
 _IN_A_NAME = re.compile(r"(?<![A-Za-z0-9.])(\d+(?:\.\d+)?)([BM])(?![A-Za-z0-9])", re.I)
 _UNIT = {"b": 1_000_000_000, "m": 1_000_000}
@@ -98,21 +83,17 @@ def model_facts(name: str) -> ModelFacts:
             f"--model {name}: this is no folder with a model (it has no config.json). Name one that is, or a "
             "model of the Hugging Face hub, as --model Qwen/Qwen3-0.6B"
         )
-    if path is not None:
-        _check_whole(name, path)
+    if path is not None and not isinstance(_described(name, path), dict):
+        raise UsageError(f"--model {name}: {path}/config.json does not describe a model. Copy it again")
     named = _IN_A_NAME.search(name.rpartition("/")[2])
-    if named is None:
-        return ModelFacts(name=name, path=path, parameters=_UNKNOWN_PARAMETERS, guessed=True)
-    parameters = int(float(named[1]) * _UNIT[named[2].lower()])
-    return ModelFacts(name=name, path=path, parameters=parameters)
+    parameters = int(float(named[1]) * _UNIT[named[2].lower()]) if named else _UNKNOWN_PARAMETERS
+    return ModelFacts(name=name, path=path, parameters=parameters, guessed=named is None)
 
 
-def _check_whole(name: str, path: Path) -> None:
-    """Raises UsageError for a model whose description is damaged: none of its sizes could be told."""
-    file = path / "config.json"
+def _described(name: str, path: Path) -> object:
     try:
-        described = read_json(file)
+        return read_json(path / "config.json")
     except (OSError, ValueError) as error:
-        raise UsageError(f"--model {name}: {file} cannot be read: {error}. Fetch or copy it again") from None
-    if not isinstance(described, dict):
-        raise UsageError(f"--model {name}: {file} does not describe a model. Fetch or copy it again")
+        raise UsageError(
+            f"--model {name}: {path}/config.json cannot be read: {error}. Copy it again"
+        ) from None

@@ -64,11 +64,10 @@ def choose_sizes(
     *,
     on_gpu: bool,
     asked: int | None = None,
-    room: int | None = None,
 ) -> Sizes:
     """Sizes with which a run works and comes to an end. No batch has a task twice. A rollout has the tokens
-    that were `asked` for; else what its turns need, within reason, and not more than there is `room` for in
-    memory. Raises UsageError for prompts that it has no room for."""
+    that were `asked` for; else what its turns need, within reason. Raises UsageError for prompts that it has
+    no room for."""
     kind = "gpu" if on_gpu else "cpu"
     groups = min(len(tasks), _MOST_GROUPS[kind])
     count, counted = token_counter(model.path)
@@ -78,8 +77,6 @@ def choose_sizes(
     longest, why = model.positions, f"{model.name} reads {model.positions} at most"
     if asked is not None and asked < longest:
         longest, why = asked, f"--seq-len is {asked}"
-    if room is not None and room < longest:
-        longest, why = room, f"there is memory for {room}"
     if prompt + _REPLY_TOKENS // 2 > longest:
         raise UsageError(
             f"the longest prompt, with the system_prompt before it, has {prompt} tokens, and {why}. "

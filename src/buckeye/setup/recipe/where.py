@@ -139,7 +139,8 @@ def plan_gpus(gpus: Gpus, parameters: int) -> GpuLayout:
     memory = gpus.memory_gb * 1e9
     if gpus.count == 1:
         return _one(parameters, memory, gpus)
-    tp = _power_of_two(math.ceil(_SERVED_BYTES * parameters / (_ENGINE_ROOM * memory)))
+    least = math.ceil(_SERVED_BYTES * parameters / (_ENGINE_ROOM * memory))
+    tp = 1 << max(0, least - 1).bit_length()  # attention heads are shared out to 1, 2, 4, 8 GPUs
     for lora in (False, True):
         least = math.ceil(_trained_bytes(parameters, lora=lora) / (_TRAINER_ROOM * memory))
         train = max(least, gpus.count // _TRAINING_SHARE, 1)
@@ -160,11 +161,6 @@ def _one(parameters: int, memory: float, gpus: Gpus) -> GpuLayout:
 
 def _trained_bytes(parameters: int, *, lora: bool) -> int:
     return parameters * (_CAST_BYTES if lora else _TRAINED_BYTES + _CAST_BYTES)
-
-
-def _power_of_two(least: int) -> int:
-    """Attention heads can be shared out to 1, 2, 4, 8 GPUs."""
-    return 1 << max(0, least - 1).bit_length()
 
 
 def _too_large(parameters: int, gpus: Gpus, tp: int) -> str:
