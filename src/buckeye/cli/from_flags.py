@@ -71,7 +71,7 @@ def _run_of_parts(words: Words, flags: TrainFlags, start: Start) -> int:
         print(written)
         return 0
     if search.asks and flags.provider is None and place.gpus is None:
-        flags = ask_place(flags, f"{place.cores} cores, no GPU", elsewhere=is_there("buckeye.remote"))
+        flags = ask_place(flags, f"{place.cores} cores, no GPU")
         place = _place(flags)
     model = find_model(search, on_gpu=place.gpus is not None)
     plan = _plan(words, flags, place, config, dataset, model)

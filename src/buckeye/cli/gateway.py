@@ -39,9 +39,6 @@ _LeftSeconds = Annotated[
     float, typer.Option(min=0.1, help="A session whose client closed its stream so long ago is ended.")
 ]
 _SessionSeconds = Annotated[float, typer.Option(min=0.1, help="Longest life of a session.")]
-_Warm = Annotated[
-    int, typer.Option(min=0, help="Environments kept started for each of the last images asked for.")
-]
 _Memory = Annotated[str | None, typer.Option(metavar="SIZE", help="Most memory of an environment, as 2g.")]
 _Processes = Annotated[
     int, typer.Option(min=1, help="Most processes and threads of an environment at a time.")
@@ -79,7 +76,6 @@ def gateway(
     idle_seconds: _IdleSeconds = 600.0,
     left_seconds: _LeftSeconds = 60.0,
     session_seconds: _SessionSeconds = 7200.0,
-    warm: _Warm = 0,
     memory: _Memory = None,
     processes: _Processes = 1024,
     disk: _Disk = "4g",
@@ -126,7 +122,6 @@ def gateway(
         left_seconds=left_seconds,
         session_seconds=session_seconds,
         disk=_bytes(disk, "--disk") or 0,
-        warm=warm,
         preload=preload,
     )
     setup_logging("info", "gateway", None)

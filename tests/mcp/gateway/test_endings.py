@@ -49,11 +49,10 @@ def processes_seeing(mark):
 @pytest.mark.skipif(not HAS_NAMESPACES, reason="needs root on Linux")
 def test_a_gateway_that_is_killed_leaves_no_process_and_the_next_one_removes_its_folders(tmp_path):
     mark = f"mark-{tmp_path}"
-    with gateway(tmp_path, "--command", scripted("stays"), "--warm", "1") as running:
+    with gateway(tmp_path, "--command", scripted("stays")) as running:
         for _ in range(2):
             Client(running.url, **{"Env-Mark": mark}).open().call("spawn")
-        running.until(lambda: running.status()["warm"] == 1, "none is warm")
-        assert len(processes_seeing(mark.encode())) >= 5
+        assert len(processes_seeing(mark.encode())) >= 4
         running.process.send_signal(signal.SIGKILL)
         running.process.wait()
         wait_for(lambda: not processes_seeing(mark.encode()), "processes are left")

@@ -15,7 +15,6 @@ from tests.mcp.gateway.client import (
     Client,
     events,
     gateway,
-    processes_with,
     request,
     said,
     scripted,
@@ -57,7 +56,7 @@ def test_env_headers_become_variables_and_nothing_else_of_ours_does(tmp_path):
         seen = client.call("environment")
         assert seen["FOO_BAR"] == "v = 1"
         assert seen["SEED"] == "7"
-        ours = {"PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "TMPDIR", "TZ", "BUCKEYE_STARTED_BY"}
+        ours = {"PATH", "HOME", "PWD", "LANG", "LC_ALL", "LC_CTYPE", "TMPDIR", "TZ", "BUCKEYE_STARTED_BY"}
         certificates = ("_CA_CERTS", "_CA_BUNDLE", "SSL_CERT_FILE", "SSL_CERT_DIR")
         own = {name for name in seen if name.startswith("XDG_")} | {"npm_config_cache", "UV_CACHE_DIR"}
         assert {name for name in seen if not name.endswith(certificates)} <= {*ours, *own, "FOO_BAR", "SEED"}
@@ -365,18 +364,6 @@ def test_an_environment_that_floods_is_ended(served):
     assert answer.status_code == 502
     assert "wrote more than" in answer.json()["error"]["message"]
     assert Client(served.url).open().call("recall") == []  # nobody else is hurt
-
-
-def test_warm_environments_are_used_and_replaced(tmp_path):
-    with gateway(tmp_path, "--command", scripted(), "--warm", "2") as running:
-        for _ in range(3):
-            client = Client(running.url, **{"Env-Seed": "3"}).open()
-            assert client.call("environment")["SEED"] == "3"
-            client.call("remember", value=1)
-            assert client.call("recall") == [1]  # never one that somebody has used
-            running.until(lambda: running.status()["warm"] == 2, "no two are warm")
-        assert Client(running.url, **{"Env-Seed": "4"}).open().call("environment")["SEED"] == "4"
-    wait_for(lambda: not processes_with(str(tmp_path)), "processes are left")
 
 
 def test_each_session_has_a_folder_of_its_own_that_begins_with_the_files(tmp_path):

@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(3_000)]
 def test_2000_rollouts_64_at_a_time_through_the_gateway(tmp_path):
     marker = f"marker-{uuid.uuid4()}"
     words = ["--command", f"{sys.executable} {RAW}", "--sessions", str(AT_A_TIME), "--queue-seconds", "1200"]
-    with gateway(tmp_path, *words, "--warm", "4") as running:
+    with gateway(tmp_path, *words) as running:
         server = {"url": running.url, "headers": {"Env-Marker": marker}}
         environment = McpEnvironment(PATIENT, {"train": [task(marker, mcp_config={"board": server})]})
         (given,) = environment.tasks("train")

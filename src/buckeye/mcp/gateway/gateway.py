@@ -16,7 +16,7 @@ from buckeye.mcp.fork_server.servers import STARTS
 from buckeye.mcp.gateway.frames import SERVER_ERROR
 from buckeye.mcp.gateway.session import Session
 from buckeye.mcp.gateway.settings import GatewaySettings, Refusal, Wish
-from buckeye.mcp.gateway.starts import Started, WarmPool, is_larger, start
+from buckeye.mcp.gateway.starts import Started, is_larger, start
 from buckeye.mcp.sandbox.base import Places, PrepareError, Runtime, RuntimeUnavailable
 
 log = logging.getLogger(__name__)
@@ -40,7 +40,6 @@ class Gateway:
         self._total = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._preparing: dict[str, asyncio.Lock] = {}
-        self._warm = WarmPool(settings.warm, self._start, keep_seconds=settings.idle_seconds)
         self._sweeping = self._run(self._sweep())
         self._closing = False
 
@@ -49,7 +48,7 @@ class Gateway:
         await self._turn()
         begun = time.monotonic()
         try:
-            started = self._warm.take(wish) or await self._start(wish)
+            started = await self._start(wish)
             if self._closing:  # since this session had its turn
                 await started.stop(grace=0.0)
                 raise _stopping()
@@ -59,7 +58,6 @@ class Gateway:
         session = Session(started, wish, self._on_end)
         self._sessions[session.id] = session
         self._total += 1
-        self._warm.refill(wish)
         seconds, running = time.monotonic() - begun, len(self._sessions)
         log.info("%s started in %.2f s: %s; %d running", session.name, seconds, _shown(wish), running)
         return session
@@ -94,7 +92,6 @@ class Gateway:
         self._closing = True
         for session in list(self._sessions.values()):
             session.end("the gateway stops")
-        await self._warm.close()
         self._sweeping.cancel()
         while self._tasks:
             await asyncio.wait(set(self._tasks))
@@ -106,7 +103,6 @@ class Gateway:
             "running": len(self._sessions),
             "limit": self.settings.sessions,
             "waiting": self._queued,
-            "warm": len(self._warm),
             "started": self._total,
             "forked": STARTS["forked"],
             "sessions": [
@@ -195,7 +191,6 @@ class Gateway:
                     session.end(f"nothing was asked for {settings.idle_seconds:g} s (--idle-seconds)")
                 elif session in full:
                     session.end(f"its folder holds more than {settings.disk} bytes (--disk)")
-            self._warm.drop_old()
 
     def _run(self, work: Any) -> asyncio.Task[None]:
         task = asyncio.create_task(work)

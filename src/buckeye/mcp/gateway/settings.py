@@ -63,8 +63,6 @@ class GatewaySettings:
     """Longest life of a session."""
     disk: int = 4 * 2**30
     """Bytes that the files of a session may take."""
-    warm: int = 0
-    """Environments kept started for each of the images and variables last asked for."""
     preload: bool = True
     """Whether sessions of a Python program are forked from a process that has imported its libraries."""
 

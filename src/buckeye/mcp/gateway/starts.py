@@ -1,17 +1,13 @@
-"""Starting environments, ending them, and keeping a few warm."""
+"""Starting environments, and ending them."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import os
 import secrets
-import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from buckeye.base.threads import finish_in_thread
 from buckeye.mcp.client.server_process import ServerProcess
@@ -21,7 +17,6 @@ from buckeye.mcp.sandbox.base import Launch, Places, Runtime
 
 log = logging.getLogger(__name__)
 
-_WARM_WISHES = 4
 _BLOCK = 4096
 
 
@@ -32,7 +27,6 @@ class Started:
     process: ServerProcess
     launch: Launch
     place: Path
-    since: float = field(default_factory=time.monotonic)
 
     async def stop(self, *, grace: float = 2.0) -> None:
         """End the process and all it started, and remove its folder. Never raises."""
@@ -110,72 +104,3 @@ def remove_tree(place: Path) -> None:
         if folder != place:
             folder.rmdir()
     place.rmdir()
-
-
-class WarmPool:
-    """Environments started ahead, for the images and variables that were asked for last."""
-
-    def __init__(self, size: int, begin: Callable[[Wish], Any], *, keep_seconds: float) -> None:
-        self._size, self._begin, self._keep_seconds = size, begin, keep_seconds
-        self._warm: dict[Wish, list[Started]] = {}
-        self._filling: set[asyncio.Task[None]] = set()
-
-    def __len__(self) -> int:
-        return sum(len(started) for started in self._warm.values())
-
-    def take(self, wish: Wish) -> Started | None:
-        """One that fits and still runs."""
-        waiting = self._warm.get(wish, [])
-        while waiting:
-            started = waiting.pop(0)
-            if not started.process.ended:
-                return started
-            self._stop([started])
-        return None
-
-    def refill(self, wish: Wish) -> None:
-        """Start what is missing for this wish, in the background; forget the wish unused for longest."""
-        if self._size == 0:
-            return
-        self._warm[wish] = self._warm.pop(wish, [])  # now the newest
-        while len(self._warm) > _WARM_WISHES:
-            self._stop(self._warm.pop(next(iter(self._warm))))
-        self._run(self._fill(wish))
-
-    def drop_old(self) -> None:
-        """End those that nobody wanted for the time a session may be idle."""
-        now = time.monotonic()
-        for wish, waiting in list(self._warm.items()):
-            old = [started for started in waiting if now - started.since > self._keep_seconds]
-            self._warm[wish] = [started for started in waiting if started not in old]
-            self._stop(old)
-
-    async def close(self) -> None:
-        """End all."""
-        waiting = [started for one in self._warm.values() for started in one]
-        self._warm.clear()
-        self._size = 0
-        self._stop(waiting)
-        while self._filling:
-            await asyncio.wait(set(self._filling))
-
-    async def _fill(self, wish: Wish) -> None:
-        while len(self._warm.get(wish, [])) < self._size:
-            try:
-                started = await self._begin(wish)
-            except Exception as error:
-                log.warning("No warm environment for %s: %s", wish.image or "the default", error)
-                return
-            if wish not in self._warm or len(self._warm[wish]) >= self._size:
-                await started.stop(grace=0.0)
-                return
-            self._warm[wish].append(started)
-
-    def _stop(self, old: list[Started]) -> None:
-        for started in old:
-            self._run(started.stop(grace=0.0))
-
-    def _run(self, work: Any) -> None:
-        task = asyncio.create_task(work)
-        self._filling.add(task)
-        task.add_done_callback(self._filling.discard)

@@ -20,7 +20,7 @@ from pathlib import Path
 from buckeye.base.threads import finish_in_thread
 from buckeye.mcp.images.store import Image, fetch_image
 from buckeye.mcp.sandbox.base import Launch, Limits, PrepareError, RuntimeUnavailable
-from buckeye.mcp.sandbox.confinement import Root, Walls, confined, confined_environment, walls
+from buckeye.mcp.sandbox.confinement import Root, confined, confined_environment, walls
 
 _USER = 231_072
 """User and group of the sessions; with more added, of single sessions. A range that no system gives out."""
@@ -37,11 +37,6 @@ class ChrootRuntime:
     def __init__(self, limits: Limits, folder: Path) -> None:
         """Raises RuntimeUnavailable if this user can neither make namespaces nor chroot."""
         self._walls = walls()
-        if self._walls.user and os.geteuid() == 0:
-            # what root may not do, root of a user namespace could; its files, however, would be root's
-            self._walls = Walls(
-                namespaces=False, user=False, overlay=False, reason="root without the right to mount"
-            )
         if sys.platform != "linux":
             raise RuntimeUnavailable("chroot: images are run on Linux only.")
         if not self._walls.namespaces and os.geteuid() != 0:

