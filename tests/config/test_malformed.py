@@ -193,9 +193,10 @@ ON_THE_COMMAND_LINE = {
         "--data.seed 1",
         "data.path: required: set it with --data.path, or in a file.",
     ),
-    "a wrong split": (
-        "--env.0.num-examples -2",
-        "--env.0.num-examples: is -2; expected a whole number",
+    "too few examples": (
+        OrchestratorConfig,
+        "--eval.env.0.num-examples -2",
+        "--eval.env.0.num-examples: is -2; expected a whole number",
     ),
 }
 

@@ -133,13 +133,6 @@ def test_a_split_that_is_not_there_is_answered_with_those_that_are(environment, 
     assert "environment numbers has no split 'test'; it has: train" in done.stderr
 
 
-def test_a_file_that_names_no_environment_is_answered_before_anything_is_fetched(tmp_path):
-    (tmp_path / "measure.toml").write_text('model = { name = "nobody/has-this" }\n')
-    done = run_here("eval", "@", "measure.toml", cwd=tmp_path)
-    assert (done.returncode, "no environment is named" in done.stderr) == (2, True), done.stderr
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["measure.toml"]
-
-
 def test_rewards_of_a_group_are_those_of_the_whole_group(environment, tmp_path):
     """The environment pays what a reply has more than the group's mean. Where one of a group is missing, the
     whole group is played again."""

@@ -70,17 +70,15 @@ def test_each_turn_extends_the_ids_before_it_verbatim():
     assert tuple(p.segments[0].token_ids[: len(prompts[2])]) == prompts[2]
 
 
-def test_what_an_environment_changes_in_place_was_not_asked():
+def test_recorded_messages_are_copies_of_those_of_the_environment():
     p = policy(FakeEngine())
     messages = asyncio.run(converse(p, 2))
-    recorded, asked = list(p.messages), p.asked  # those of the last call
-    assert asked is not None
+    recorded = list(p.messages)  # those of the last call
     messages[0]["content"] = "b"  # as one that shortens what it said before
     messages[1]["content"] = "said otherwise"
     assert list(p.messages) == recorded
-    assert p.asked == asked
     reply = asyncio.run(p.chat(messages))
-    assert (p.branched, p.asked) == (1, None)
+    assert p.branched == 1
     reply.message["content"] = "changed"
     assert p.messages[-1]["content"] == reply.text != "changed"
 
