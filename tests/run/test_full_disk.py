@@ -78,7 +78,7 @@ def test_a_run_that_waits_for_space_can_be_stopped(runner, disk):
 
 
 def _check_everything(run):
-    for path in (run / "metrics.jsonl", run / "events.jsonl", *(run / "rollouts").iterdir()):
+    for path in (run / "metrics.jsonl", run / "events.jsonl", *(run / "rollouts").glob("*.jsonl")):
         assert path.read_text().endswith("\n")
         assert all(json.loads(line) for line in path.read_text().splitlines())
     checkpoints = list_checkpoints(run / "checkpoints")

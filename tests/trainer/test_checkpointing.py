@@ -96,11 +96,11 @@ def test_training_goes_on_while_a_checkpoint_is_written(tmp_path, tiny_model, ba
     def observed(self, process, step, values):
         if process == "trainer" and step == 1:
             trained.set()
-        return writing(self, process, step, values)
+        return write(self, process, step, values)
 
-    writing = output_module.MetricsLog.writing
+    write = output_module.MetricsLog.write
     monkeypatch.setattr(output_module, "write_state", write_state)
-    monkeypatch.setattr(output_module.MetricsLog, "writing", observed)
+    monkeypatch.setattr(output_module.MetricsLog, "write", observed)
     put(tmp_path, batches[:3])
     run_trainer(trainer_config(tiny_model, tmp_path, max_steps=3, ckpt={"interval": 1}))
     assert steps(tmp_path) == [1, 2, 3]
