@@ -74,7 +74,7 @@ ASKED = RECIPES[SANITY]
 def settings(folder: Path, *words: str, steps: int = MOST) -> RLConfig:
     """Those of a task, with others in place."""
     files = ["@", str(folder / "rl.toml"), "--log.level", "error", "--max-steps", str(steps)]
-    return load_config(RLConfig, [*files, *words], environ={})
+    return load_config(RLConfig, [*files, *words])
 
 
 def rewards(folder: Path, run: str, seed: int, *words: str, steps: int = MOST) -> list[float]:

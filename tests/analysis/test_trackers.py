@@ -28,7 +28,7 @@ def write(directory, *steps):
 
 def test_a_run_asks_for_them(tmp_path):
     words = f"--trainer --orchestrator --output-dir {tmp_path} --tensorboard --trackio.project p".split()
-    config, _ = load_with_warnings(RLConfig, words, {})
+    config, _ = load_with_warnings(RLConfig, words)
     assert config.trackers(None) == [TrackioConfig(project="p"), TensorboardConfig()]
     assert RLConfig().trackers(None) == []
 

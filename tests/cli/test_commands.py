@@ -51,7 +51,7 @@ def test_schemas_are_written_and_accept_what_the_guide_writes(tmp_path):
     done = run(sys.executable, "-m", "buckeye", "rl", "schema", str(tmp_path / "schemas"))
     assert done.returncode == 0, done.stderr
     schema = json.loads((tmp_path / "schemas" / "orchestrator.schema.json").read_text())
-    assert {"batch_size", "rollouts_per_example", "async_level", "env"} <= set(schema["properties"])
+    assert {"batch_size", "rollouts_per_example", "max_async_level", "env"} <= set(schema["properties"])
     assert schema["additionalProperties"] is False
 
 

@@ -173,7 +173,7 @@ def test_what_continues_a_run(rl, start, tmp_path):
     as_it_was = f"rl @ {run}/configs/rl.json --resume --output-dir {run} --max-steps 12"
     assert as_it_was in err
     assert "rl @ run.toml --max-steps 9 --resume" in err
-    config = load_config(RLConfig, as_it_was.split()[1:], environ={})
+    config = load_config(RLConfig, as_it_was.split()[1:])
     assert (config.max_steps, config.trainer.ckpt.resume_step, config.clean) == (12, -1, False)
     assert changed_settings(run, config) == [
         f"{name}max_steps: 9 in the run, 12 now" for name in ("trainer.", "orchestrator.", "")

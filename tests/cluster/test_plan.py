@@ -20,7 +20,7 @@ OVER_NODES = (
 
 
 def load(*words):
-    return load_config(RLConfig, [*WORDS, "--trainer-gpu-ids", "2,3", *words], environ={})
+    return load_config(RLConfig, [*WORDS, "--trainer-gpu-ids", "2,3", *words])
 
 
 def site(number, *, gpus=(0, 1, 2, 3), cores=8):
@@ -69,7 +69,7 @@ def test_every_node_has_the_devices_of_a_single_host():
     assert len({(env["MASTER_ADDR"], env["MASTER_PORT"]) for env in ranks}) == 1
     assert [env.get("NCCL_SOCKET_IFNAME") for env in ranks] == ["lo", "lo", "eth1", "eth1"]
     assert [env["CUDA_VISIBLE_DEVICES"] for env in ranks] == ["2", "3", "2", "3"]
-    assert config.orchestrator.num_train_workers == 4
+    assert config.trainer_ranks == 4
 
 
 def test_the_nodes_of_trainer_and_inference_can_be_chosen():

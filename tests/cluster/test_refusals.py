@@ -28,7 +28,7 @@ from buckeye.launch.engines.ray_cluster import ray_nodes
 
 words = ["@", "python.toml", "--cluster.engine", "ray", "--cluster.ray-address", sys.argv[1]]
 try:
-    with ray_nodes(load_config(RLConfig, words, environ={})):
+    with ray_nodes(load_config(RLConfig, words)):
         pass
 except UsageError as error:
     print(f"error: {error}")

@@ -28,11 +28,11 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.fixture
 def load():
-    """Load a configuration without the environment of this machine; the words may be one text."""
+    """Load a configuration; the words may be one text."""
 
-    def load(model, *words, environ=None):
+    def load(model, *words):
         argv = words[0].split() if len(words) == 1 else list(words)
-        return load_config(model, argv, environ=environ or {})
+        return load_config(model, argv)
 
     return load
 
@@ -41,9 +41,9 @@ def load():
 def load_run(load):
     """Load an `rl` configuration, with bare `--trainer --orchestrator --inference` before the words."""
 
-    def load_run(*words, environ=None):
+    def load_run(*words):
         argv = words[0].split() if len(words) == 1 else list(words)
-        return load(RLConfig, "--trainer", "--orchestrator", "--inference", *argv, environ=environ)
+        return load(RLConfig, "--trainer", "--orchestrator", "--inference", *argv)
 
     return load_run
 
@@ -52,9 +52,9 @@ def load_run(load):
 def refused(load):
     """The message of the ConfigError that loading ends in."""
 
-    def refused(model, *words, environ=None):
+    def refused(model, *words):
         with pytest.raises(ConfigError) as caught:
-            load(model, *words, environ=environ)
+            load(model, *words)
         return str(caught.value)
 
     return refused
@@ -62,9 +62,9 @@ def refused(load):
 
 @pytest.fixture
 def refused_run(load_run):
-    def refused_run(*words, environ=None):
+    def refused_run(*words):
         with pytest.raises(ConfigError) as caught:
-            load_run(*words, environ=environ)
+            load_run(*words)
         return str(caught.value)
 
     return refused_run

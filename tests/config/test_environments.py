@@ -54,7 +54,7 @@ def test_a_batch_of_groups_that_differ_in_size_needs_no_multiple(load, refused):
             "cannot be kept with max_async_level = 0",
         ),
         ("--max-async-level 1 --deterministic", "deterministic = true is for synchronous runs"),
-        ("--max-async-level 0 --eval.env.0.max-concurrent 3", "plays all rollouts of a step at once"),
+        ("--max-async-level 0 --eval.env.0.max-concurrent 3", "runs all rollouts of a step at once"),
         ('--env.0.isolation none --env.0.variables ["A"]', "variables is kept by worker processes"),
     ],
 )
@@ -69,12 +69,12 @@ def test_all_of_it_is_built():
         --env.0.max-concurrent 4 --env.1.rate-limit 0.5 --env.0.rollout-timeout 30 --env.1.max-turns 4
         --env.1.max-memory-gb 2 --max-async-level 0 --deterministic false
         --env-pause.after-failures 3 --eval.env.0.max-concurrent 2"""
-    assert load_with_warnings(OrchestratorConfig, words.split(), {})[1] == []
+    assert load_with_warnings(OrchestratorConfig, words.split())[1] == []
 
 
 def test_a_limit_for_all_is_ignored_in_lockstep_and_that_is_said():
     words = "--max-async-level 0 --max-concurrent 3 --rollouts-per-example 8"
-    (warning,) = load_with_warnings(OrchestratorConfig, words.split(), {})[1]
+    (warning,) = load_with_warnings(OrchestratorConfig, words.split())[1]
     assert "max_concurrent" in str(warning).replace("-", "_")
     assert str(warning).endswith("it is ignored.")
 

@@ -135,28 +135,6 @@ def _toml(value):
     return _key(value) if isinstance(value, str) else json.dumps(value)
 
 
-def test_inheritance_is_relative_and_deep(load, folder):
-    folder.write("base/a.toml", 'toml_files = ["b.toml"]\nseed = 1\n[optim]\nlr = 1.0\n')
-    folder.write("base/b.toml", "max_steps = 9\nseed = 2\n[optim]\nweight_decay = 5.0\n[model]\nep = 1\n")
-    folder.write("model.json", '{"name": "m", "attn": "sdpa"}')
-    folder.write("top.toml", 'toml_files = ["base/a.toml"]\n[model]\ntoml_files = ["model.json"]\nname="n"\n')
-    config = load(TrainerConfig, "@ top.toml")
-    assert (config.seed, config.max_steps) == (1, 9)
-    assert (config.optim.lr, config.optim.weight_decay) == (1.0, 5.0)
-    assert (config.model.name, config.model.attn) == ("n", "sdpa")
-
-
-def test_inheritance_in_circles(refused, folder):
-    folder.write("a.toml", 'seed = 1\ntoml_files = ["b.toml"]')
-    folder.write("b.toml", 'toml_files = ["./a.toml"]')
-    assert refused(TrainerConfig, "@ a.toml") == "b.toml:1: toml_files: a.toml builds on itself."
-
-
-def test_a_base_that_is_missing(refused, folder):
-    folder.write("a.toml", 'seed = 1\ntoml_files = ["base.toml"]')
-    assert refused(TrainerConfig, "@ a.toml").startswith("a.toml:2: there is no file base.toml.")
-
-
 def test_none_as_text(load, folder):
     folder.write("o.toml", 'max_steps = "None"\nadvantage = "None"\n[[env]]\nid = "a"\nargs = {x = "None"}\n')
     config = load(OrchestratorConfig, "@ o.toml")

@@ -44,7 +44,7 @@ def test_switches(load_run, words, expected):
 
 def test_nested_negation(load_run):
     assert load_run("--no-trainer.model.reshard-after-forward").trainer.model.reshard_after_forward is False
-    assert load_run("--no_trainer.weights.save_async").trainer.weights.save_async is False
+    assert load_run("--no_trainer.model.reshard_after_forward").trainer.model.reshard_after_forward is False
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_none(load, none):
     assert load(OrchestratorConfig, f"--max-steps {none}").max_steps is None
     assert load(OrchestratorConfig, f"--advantage {none}").advantage is None
     assert load(OrchestratorConfig, f"--advantage={none}").advantage is None
-    assert load(TrainerConfig, f"--log.file {none}").log.file is None
+    assert load(TrainerConfig, f"--optim.max-norm {none}").optim.max_norm is None
 
 
 def test_negative_numbers_are_values(load):
@@ -137,12 +137,6 @@ def test_variants_of_a_section(load):
     assert isinstance(buffer, OnlineDifficultyBufferConfig)
     assert (buffer.min_reward, buffer.max_reward) == (0.01, 0.99)
     assert load(OrchestratorConfig, "--buffer.online-difficulty-filtering").buffer.online_difficulty_filtering
-
-
-def test_earlier_names(load, load_run):
-    assert load(TrainerConfig, "--async-level 2").max_async_level == 2
-    assert load(OrchestratorConfig, "--async_level 0").max_async_level == 0
-    assert load_run("--async-level 3").orchestrator.max_async_level == 3
 
 
 @pytest.mark.parametrize("reference", ["@ f.toml", "@f.toml", "--max-steps 3 @ f.toml"])
@@ -167,26 +161,7 @@ def test_files_are_merged_deeply_and_flags_win(load, folder):
     assert (config.trainer.seed, config.orchestrator.max_steps) == (9, 5)
 
 
-def test_environment_variables(load_run, folder):
-    folder.write("t.toml", "seed = 2\n")
-    environ = {
-        "PRIME_MAX_STEPS": "77",
-        "PRIME_TRAINER__MODEL__NAME": "m",
-        "PRIME_TRAINER__SEED": "1",
-        "PRIME_ORCHESTRATOR__SEED": "5",
-        "PRIME_INFERENCE_GPU_IDS": "0,1",
-        "PRIME_API_KEY": "secret",
-        "MAX_STEPS": "3",
-    }
-    config = load_run("--trainer @ t.toml --orchestrator.seed 6", environ=environ)
-    assert config.trainer.max_steps == config.orchestrator.max_steps == 77
-    assert config.inference.model.name == "m"
-    assert (config.trainer.seed, config.orchestrator.seed) == (2, 6)
-    assert config.inference.parallel.dp == 2
-
-
-def test_a_setting_that_is_wrong_in_a_variable(refused_run):
-    message = refused_run("--clean", environ={"PRIME_TRAINER__OPTIM__LRR": "1"})
-    assert message == "PRIME_TRAINER__OPTIM__LRR: trainer.optim.lrr: no such setting. Did you mean lr?"
-    message = refused_run("--clean", environ={"PRIME_MAX_STEPS": "many"})
-    assert message.startswith('PRIME_MAX_STEPS: max_steps: is "many"; expected a whole number')
+def test_environment_variables_are_not_settings(load_run, monkeypatch):
+    monkeypatch.setenv("PRIME_MAX_STEPS", "77")
+    monkeypatch.setenv("PRIME_TRAINER__OPTIM__LRR", "1")
+    assert load_run("--clean").max_steps is None

@@ -18,7 +18,7 @@ def test_eight_devices(load):
     config = load(RLConfig, f"{FILES} {EIGHT}")
     assert config.inference_gpu_ids == [0, 1, 2, 3, 4, 5]
     assert config.trainer_gpu_ids == [6, 7]
-    assert (config.inference.parallel.dp, config.orchestrator.num_train_workers) == (6, 2)
+    assert (config.inference.parallel.dp, config.trainer_ranks) == (6, 2)
     assert config.trainer.optim.lr == 3e-6
     assert config.trainer.max_steps == config.orchestrator.max_steps == 1000
     assert (config.orchestrator.batch_size, config.orchestrator.rollouts_per_example) == (128, 16)

@@ -86,17 +86,6 @@ IN_FILES = {
         "[scheduler]\ntype = 'linear'\nwarmup = 'ten'\n",
         'f.toml:3: scheduler.warmup: is "ten"; expected a whole number >= 0.',
     ),
-    "two names for one setting": (
-        TrainerConfig,
-        "max_async_level = 1\nasync_level = 2\n",
-        "f.toml:2: async_level: another name of max_async_level, which is set too (f.toml:1)."
-        " Keep one of the two.",
-    ),
-    "a list of files that is no list": (
-        TrainerConfig,
-        "toml_files = 'a.toml'\n",
-        'f.toml:1: toml_files: expected a list of paths, as ["base.toml"].',
-    ),
     "a key without a value": (
         TrainerConfig,
         "seed = 1\nmax_steps =\n",

@@ -30,17 +30,16 @@ RUN = {
     "trainer.optim.weight_decay": st.floats(0, 1e300),
     "trainer.optim.max_norm": st.none() | st.floats(1e-300, 1e6),
     "trainer.model.name": names,
-    "trainer.model.attn": st.sampled_from(["sdpa", "fa3", "flash_attention_2"]),
+    "trainer.model.attn": st.sampled_from(["sdpa", "flash_attention_2"]),
     "trainer.model.ac": st.none() | st.just({}),
     "trainer.ckpt.keep": st.none() | counts,
-    "trainer.ckpt.weights": st.none() | st.just({}),
     "trainer.loss.kl_mask_type": st.sampled_from(["all", "masked", "unmasked"]),
     "trainer.scheduler": st.sampled_from([{"type": "linear", "decay": 3}, {"type": "cosine"}, {}]),
     "trainer.seed": st.integers(-(2**63), 2**63),
     "orchestrator.batch_size": counts,
     "orchestrator.max_steps": st.none() | counts,
     "orchestrator.advantage": st.none() | st.just({"std_norm": "global", "leave_one_out": True}),
-    "orchestrator.buffer": st.sampled_from([{"type": "online-difficulty"}, {"seed": None}]),
+    "orchestrator.buffer": st.sampled_from([{"type": "online-difficulty"}, {}]),
     "orchestrator.eval": st.none() | st.just({"interval": 3, "env": [{"id": "e"}]}),
     "orchestrator.val": st.none() | st.just({}),
     "orchestrator.env": st.lists(
@@ -57,7 +56,6 @@ RUN = {
     "inference.parallel.dp": st.integers(1, 8),
     "inference.server.host": st.none() | names,
     "log.level": st.sampled_from(["debug", "INFO", "error"]),
-    "log.file": st.none() | st.just(True),
     "ckpt.interval": st.none() | counts,
     "max_async_level": st.none() | st.integers(0, 9),
     "output_dir": names,
@@ -81,7 +79,7 @@ def _loaded_from_json(model, text):
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "config.json"
         file.write_text(text, encoding="utf-8")
-        return load_config(model, ["@", str(file)], environ={})
+        return load_config(model, ["@", str(file)])
 
 
 @settings(max_examples=60)
@@ -101,10 +99,10 @@ def test_other_roots_come_back(load, model, words):
 
 
 def test_none_over_a_default_comes_back(load):
-    config = load(TrainerConfig, "--optim.max-norm None --ckpt --ckpt.weights None")
+    config = load(TrainerConfig, "--optim.max-norm None --ckpt --ckpt.keep None")
     again = _loaded_from_json(TrainerConfig, to_json(config))
     assert again == config
-    assert again.optim.max_norm is again.ckpt.weights is None
+    assert again.optim.max_norm is again.ckpt.keep is None
 
 
 def _flags(flat):
@@ -121,7 +119,7 @@ def test_the_order_of_flags_does_not_matter_and_files_say_the_same(data, flat):
     flat.pop("inference.server.host", None)
     groups = [["--trainer"], ["--orchestrator"], *_flags(flat)]
     shuffled = data.draw(st.permutations(groups))
-    config = load_config(RLConfig, [word for group in shuffled for word in group], environ={})
+    config = load_config(RLConfig, [word for group in shuffled for word in group])
     assert config == _loaded_from_json(RLConfig, json.dumps(_nested(flat)))
 
 
@@ -171,14 +169,10 @@ words = st.lists(
 
 
 @settings(max_examples=200)
-@given(
-    st.sampled_from(ROOTS),
-    words,
-    st.dictionaries(st.sampled_from(["PRIME_CKPT", "PRIME_ENV__0", "PRIME_LOG__LEVEL"]), junk),
-)
-def test_any_command_line_is_read_or_refused(model, argv, environ):
+@given(st.sampled_from(ROOTS), words)
+def test_any_command_line_is_read_or_refused(model, argv):
     try:
-        load_config(model, argv, environ=environ)
+        load_config(model, argv)
     except UsageError as error:
         assert_is_message(error)
 

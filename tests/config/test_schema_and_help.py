@@ -23,7 +23,6 @@ def test_schemas_are_closed_and_optional(model):
     for definition in objects:
         assert definition["additionalProperties"] is False
         assert "required" not in definition
-        assert definition["properties"]["toml_files"]["type"] == "array"
     for reference in _references(schema):
         assert reference.removeprefix("#/$defs/") in schema["$defs"]
 
@@ -38,10 +37,8 @@ def _references(node):
             yield from _references(item)
 
 
-def test_schemas_know_both_names_and_none():
+def test_schemas_know_none():
     properties = json_schema(TrainerConfig)["properties"]
-    assert properties["async_level"]["minimum"] == properties["max_async_level"]["minimum"] == 0
-    assert properties["async_level"]["deprecated"] is True
     assert {"const": "None"}.items() <= properties["max_steps"]["anyOf"][-1].items()
     assert properties["max_steps"]["description"] == "Optimizer steps; None never ends."
 

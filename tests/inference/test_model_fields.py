@@ -359,7 +359,7 @@ def test_windows_of_an_older_configuration_are_seen_by_the_doctor(tmp_path):
         "from buckeye.config.rl import RLConfig\n"
         "from buckeye.launch.preflight.model import check_model\n"
         "words = ['--trainer', '--orchestrator', '--inference', '--model.name', sys.argv[1]]\n"
-        "check = check_model(load_config(RLConfig, words, environ={}), vllm=False)\n"
+        "check = check_model(load_config(RLConfig, words), vllm=False)\n"
         "print(check.state, check.seen, check.do, 'torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True)

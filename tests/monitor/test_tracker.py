@@ -52,7 +52,7 @@ def test_one_run_with_the_numbers_of_all_processes_and_no_secret(tmp_path, monke
     monkeypatch.setenv("JUDGE_API_KEY", SECRETS[0])
     env = json.dumps([{"id": "letters", "args": {"judge": SECRETS[0], "judge_token": SECRETS[1]}}])
     argv = [*f"{RUN} {tmp_path} {WORDS}".split(), "--orchestrator.env", env]
-    config, _ = load_with_warnings(RLConfig, argv, {})
+    config, _ = load_with_warnings(RLConfig, argv)
     client = config.orchestrator.client.model_copy(update={"headers": {"X-Key": SECRETS[2]}})
     config = config.model_copy(
         update={"orchestrator": config.orchestrator.model_copy(update={"client": client})}

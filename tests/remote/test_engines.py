@@ -33,7 +33,7 @@ if [ "$2" = hostnames ]; then printf 'n1\\nn2\\n'; else echo "   NodeAddr=127.0.
 
 def config(tmp_path, *words):
     given = [*WORDS, "--cluster.nodes", "2", "--output-dir", str(tmp_path / "out"), *words]
-    return load_config(RLConfig, given, environ={})
+    return load_config(RLConfig, given)
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ id = "letters.py"
 
 
 def load(words):
-    return load_config(RLConfig, list(words), environ={})
+    return load_config(RLConfig, list(words))
 
 
 def start(words, load, carry_out_run=None):

@@ -44,7 +44,7 @@ def made_run(directory, *, run_id="aaaa1111", checkpoints=(), **changes):
     (directory / "run.json").write_text(json.dumps(identity))
     (directory / "configs").mkdir()
     (directory.parent / "run.toml").write_text("[trainer]\n[orchestrator]\n")
-    config = load_config(RLConfig, ["--trainer", "--orchestrator", *_flags(record.arguments)], environ={})
+    config = load_config(RLConfig, ["--trainer", "--orchestrator", *_flags(record.arguments)])
     (directory / "configs" / "rl.json").write_text(to_json(as_recorded(config)))
     for step in checkpoints:
         save_checkpoint(

@@ -13,7 +13,7 @@ RUN = "--trainer --orchestrator --inference --output-dir out --clean"
 
 
 def config(words):
-    return load_config(RLConfig, f"{RUN} {words}".split(), environ={})
+    return load_config(RLConfig, f"{RUN} {words}".split())
 
 
 def record(directory, words):

@@ -81,7 +81,7 @@ def reinforced(tuned, tiny_model):
     words = f"--model.name {tiny_model} --trainer --orchestrator --orchestrator.rollouts-per-example 8"
     words += f" --orchestrator.env.0.id {tuned}/letters.py --output-dir {tuned}"
     words += " --orchestrator.env.0.args.judge-token sesame-open-sesame"
-    config, _ = load_with_warnings(RLConfig, words.split(), {})
+    config, _ = load_with_warnings(RLConfig, words.split())
     (tuned / "configs" / "sft.json").unlink()
     (tuned / "configs" / "rl.json").write_text(config.model_dump_json())
     (tuned / "metrics.jsonl").unlink()

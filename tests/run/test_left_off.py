@@ -17,7 +17,7 @@ from .made_runs import made_run
 
 def resumed_at(run, *words):
     flags = ["--trainer", "--orchestrator", "--output-dir", str(run), *words]
-    step = beginning(load_config(RLConfig, flags, environ={})).step
+    step = beginning(load_config(RLConfig, flags)).step
     if words == ("--resume",):
         assert step == newest_step(run)  # what `rl status` says
     return step

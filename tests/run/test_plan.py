@@ -12,7 +12,7 @@ WORDS = ("--trainer", "--orchestrator.env.0.id", "x", "--inference", "{}")
 
 
 def environments(*words, gpus=()):
-    config = load_config(RLConfig, [*WORDS, *words], environ={})
+    config = load_config(RLConfig, [*WORDS, *words])
     with held_ports() as ports:
         plan = make_plan(config, Machine(cores=8, gpus=gpus), model_path=None, ports=ports)
     return [role.env for kind in ("inference", "trainer") for role in plan.of_kind(kind)]

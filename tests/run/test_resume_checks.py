@@ -134,8 +134,8 @@ def test_fewer_steps_than_were_done_are_refused(tmp_path, monkeypatch):
     run = made_run(tmp_path / "run", checkpoints=(4, 6))
     words = ["--trainer", "--orchestrator", "--output-dir", str(run), "--max-steps", "5"]
     with pytest.raises(UsageError, match="max_steps = 5, and it has done 6"):
-        beginning(load_config(RLConfig, [*words, "--resume"], environ={}))
-    assert beginning(load_config(RLConfig, [*words, "--ckpt.resume-step", "4"], environ={})).step == 4
+        beginning(load_config(RLConfig, [*words, "--resume"]))
+    assert beginning(load_config(RLConfig, [*words, "--ckpt.resume-step", "4"])).step == 4
 
 
 def test_fine_tuning_refuses_it_too(runner, tiny_model):

@@ -17,7 +17,7 @@ def _offline(monkeypatch):
 
 def warned(words, model=None, *, on_gpu=False):
     argv = ["--trainer", "--orchestrator", *words.split()]
-    config = load_config(RLConfig, argv, environ={})
+    config = load_config(RLConfig, argv)
     return [*trainer_warnings(config, model, on_gpu=on_gpu), *reference_warnings(config.trainer.loss)]
 
 

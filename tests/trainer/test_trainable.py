@@ -202,7 +202,7 @@ def test_what_cannot_be_trained_is_refused_before_it_is_loaded(folder, changes, 
     for build in (load_policy, lambda *words: empty_policy(*words, flash=False)):
         with pytest.raises(UsageError, match=said):
             build(str(directory), CPU)
-    config = load_config(RLConfig, ["--trainer", "--orchestrator", "--inference"], environ={})
+    config = load_config(RLConfig, ["--trainer", "--orchestrator", "--inference"])
     (line,) = trainer_warnings(config, directory, on_gpu=False)  # of doctor and dry run
     assert line.startswith(f"model.name: {directory}/config.json: ")
     assert said in line
@@ -224,7 +224,7 @@ def test_every_mixture_of_experts_that_transformers_knows_is_refused_as_one():
 def test_vllm_may_serve_a_mixture_of_experts(folder):
     directory = folder(model_type="qwen3_moe", architectures=["Qwen3MoeForCausalLM"], num_experts=8)
     words = ["--trainer", "--orchestrator", "--inference", "--model.name", str(directory)]
-    config = load_config(RLConfig, words, environ={})
+    config = load_config(RLConfig, words)
     assert check_model(config, vllm=True).state == "ok"
     assert check_model(config, vllm=False).state == "failed"
 

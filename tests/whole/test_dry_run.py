@@ -169,7 +169,7 @@ def place(tmp_path, landlord, monkeypatch):
         arguments=("@", "run.toml", "--output-dir", "outputs/old"),
         working_directory=str(project),
     )
-    config = load_config(RLConfig, ["@", str(project / "old.toml")], environ={})
+    config = load_config(RLConfig, ["@", str(project / "old.toml")])
     with contextlib.chdir(project):
         (old / "configs" / "rl.json").write_text(to_json(as_recorded(config)))
     (old / "batches" / "step_1").mkdir(parents=True)

@@ -14,10 +14,7 @@ _DP: KeyPath = ("inference", "parallel", "dp")
 _TP: KeyPath = ("inference", "parallel", "tp")
 _TRAINER_TP: KeyPath = ("trainer", "model", "tp")
 _REPLICATE: KeyPath = ("trainer", "model", "dp_replicate")
-_WORKERS: KeyPath = ("orchestrator", "num_train_workers")
 _MEMORY: KeyPath = ("inference", "gpu_memory_utilization")
-_NODES: KeyPath = ("cluster", "nodes")
-_TRAINER_NODES: KeyPath = ("cluster", "trainer_nodes")
 _MOST_DEVICES = 1024
 _SHARED_GPU_MEMORY = 0.4
 
@@ -31,11 +28,10 @@ def share_devices(settings: Settings) -> list[Problem]:
 
     Values of a wrong type, and devices that cannot be shared out, are left to validation.
     """
-    problems = []
-    if isinstance(settings.get(("inference",)), dict):
-        problems += _inference(settings)
-    problems += _trainer(settings)
-    if isinstance(settings.get(("inference",)), dict):
+    has_inference = isinstance(settings.get(("inference",)), dict)
+    problems = _inference(settings) if has_inference else []
+    _trainer(settings)
+    if has_inference:
         _share_memory(settings)
     return problems
 
@@ -60,29 +56,12 @@ def _inference(settings: Settings) -> list[Problem]:
     )
 
 
-def _trainer(settings: Settings) -> list[Problem]:
-    ids = settings.get(_TRAINER_IDS)
-    if ids is MISSING:
-        ids = _free_devices(settings)
-        if ids != TRAINER_DEVICES:
-            reasons = (_TRAINER_TP, _REPLICATE, _INFERENCE_IDS)
-            place = next((place for path in reasons if (place := settings.place(path))), None)
-            settings.put(_TRAINER_IDS, ids, place or _place(settings, _INFERENCE_IDS))
-    if not _are_ids(ids) or not isinstance(settings.get(("orchestrator",)), dict):
-        return []
-    place = _place(settings, _TRAINER_IDS)
-    nodes = _trainer_nodes(settings)
-    where = f" on each of {nodes} nodes" if nodes > 1 else ""
-    reason = f"{len(ids)} trainer devices (trainer_gpu_ids){where}"
-    return _agree(settings, _WORKERS, nodes * len(ids), place, reason)
-
-
-def _trainer_nodes(settings: Settings) -> int:
-    """How many nodes have a trainer on them."""
-    chosen, nodes = settings.get(_TRAINER_NODES), settings.get(_NODES)
-    if _are_ids(chosen):
-        return len(chosen)
-    return int(nodes) if _is_count(nodes) else 1
+def _trainer(settings: Settings) -> None:
+    ids = _free_devices(settings)
+    if settings.get(_TRAINER_IDS) is MISSING and ids != TRAINER_DEVICES:
+        reasons = (_TRAINER_TP, _REPLICATE, _INFERENCE_IDS)
+        place = next((place for path in reasons if (place := settings.place(path))), None)
+        settings.put(_TRAINER_IDS, ids, place or _place(settings, _INFERENCE_IDS))
 
 
 def _share_memory(settings: Settings) -> None:
@@ -122,7 +101,7 @@ def _agree(settings: Settings, path: KeyPath, value: int, place: Place, reason: 
 
 
 def _place(settings: Settings, path: KeyPath) -> Place:
-    return settings.place(path) or Place("by default", Layer.VARIABLE)
+    return settings.place(path) or Place("by default", Layer.DEFAULT)
 
 
 def _is_count(value: Any) -> bool:

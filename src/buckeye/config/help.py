@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,53 +13,33 @@ from pydantic.fields import FieldInfo
 from buckeye.config.problems import closest, did_you_mean
 from buckeye.config.settings import KeyPath, dotted, flag_of
 from buckeye.config.shared import BaseConfig
-from buckeye.config.source import BASES
-from buckeye.config.structure import Shape, all_classes, fields_of
-from buckeye.config.supported import Rule, rules_by_path
+from buckeye.config.structure import Shape, fields_of
 from buckeye.errors import UsageError
 
 # JSON Schemas of the configuration files, for editors.
 
-_BASES_SCHEMA = {
-    "type": "array",
-    "items": {"type": "string"},
-    "description": "Files, relative to this one, whose settings this section builds on.",
-}
 _NONE = {"const": "None", "description": "None, in TOML."}
 
 
 def json_schema(model: type[BaseConfig]) -> dict[str, Any]:
     """The JSON Schema (draft 2020-12) of a file that is read with `@ FILE`.
 
-    Nothing is required, since every file may be completed by others or by flags; aliases are accepted, and
-    the text "None" where null is.
+    Nothing is required, since every file may be completed by others or by flags; the text "None" is
+    accepted where null is.
     """
     schema = model.model_json_schema()
     definitions = schema.get("$defs", {})
-    for name, definition in definitions.items():
-        _complete(definition, _class_named(model, name))
-    _complete(schema, model)
+    for definition in (schema, *definitions.values()):
+        _complete(definition)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
 
-def _class_named(model: type[BaseConfig], name: str) -> type[BaseConfig]:
-    return next(cls for cls in all_classes(model) if cls.__name__ == name)
-
-
-def _complete(definition: dict[str, Any], model: type[BaseConfig]) -> None:
+def _complete(definition: dict[str, Any]) -> None:
     definition.pop("required", None)
-    properties = definition.get("properties", {})
-    for part in properties.values():
+    for part in definition.get("properties", {}).values():
         options = part.get("anyOf", [])
         if {"type": "null"} in options:
             options.append(_NONE)
-    for alias, name in model.aliases.items():
-        properties[alias] = {
-            **properties[name],
-            "description": f"Another name of {name}.",
-            "deprecated": True,
-        }
-    properties[BASES] = _BASES_SCHEMA
 
 
 # What a command whose flags are its configuration says of them: settings, section by section.
@@ -73,9 +53,8 @@ usage: {prog} [@ FILE.toml ...] [--SECTION @ FILE.toml ...] [--NAME VALUE ...]
 {words}
 """
 HOW_TO_WRITE = """\
-Files are TOML or JSON; later ones win, flags win over files, files over PRIME_* variables. Write
---a.b VALUE or --a.b=VALUE; --flag and --no-flag; lists as 0,1 or [0,1]; None for nothing. A file's
-`toml_files = ["base.toml"]` names files it builds on. The bare flag of a section that is off turns it on."""
+Files are TOML or JSON; later ones win, flags win over files. Write --a.b VALUE or --a.b=VALUE; --flag and
+--no-flag; lists as 0,1 or [0,1]; None for nothing. The bare flag of a section that is off turns it on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +83,7 @@ def help_text(model: type[BaseConfig], prog: str) -> str:
 def sections_of(model: type[BaseConfig], prog: str) -> list[Section]:
     """All sections, each before those in it; the first is the root. One that has several classes, told apart
     by `type`, is there once for each."""
-    return list(_sections(model, (), f"{prog}:", "", rules_by_path(model)))
+    return list(_sections(model, (), f"{prog}:", ""))
 
 
 def sections_named(model: type[BaseConfig], prog: str, name: str) -> list[Section]:
@@ -131,7 +110,7 @@ def flag_names(model: type[BaseConfig], path: KeyPath = ()) -> Iterator[str]:
     for name, shape in fields_of(model).items():
         inner = shape.element if shape.element is not None else shape
         below = (*path, name, 0) if shape.element is not None else (*path, name)
-        if not inner.tables:
+        if not _holds_sections(shape):
             yield flag_of((*path, name))
         for table in inner.tables:
             yield from flag_names(table, below)
@@ -147,53 +126,40 @@ def _words(path: Sequence[str | int]) -> tuple[str, ...]:
     return tuple(key for key in path if isinstance(key, str))
 
 
-def _sections(
-    model: type[BaseConfig], path: KeyPath, title: str, text: str, rules: Mapping[KeyPath, Rule]
-) -> Iterator[Section]:
+def _sections(model: type[BaseConfig], path: KeyPath, title: str, text: str) -> Iterator[Section]:
     fields = model.model_fields
     shapes = fields_of(model)
     plain = {name: shape for name, shape in shapes.items() if not _holds_sections(shape)}
-    lines = tuple(
-        (flag_of((*path, name)), _meaning(shape, fields[name], rules.get((*path, name))))
-        for name, shape in plain.items()
-    )
+    lines = tuple((flag_of((*path, name)), _meaning(shape, fields[name])) for name, shape in plain.items())
     yield Section(path, title, text, lines)
     for name, shape in shapes.items():
         if name not in plain:
-            yield from _inner((*path, name), shape, fields[name], rules)
+            yield from _inner((*path, name), shape, fields[name])
 
 
 def _holds_sections(shape: Shape) -> bool:
-    return bool(shape.tables or (shape.element is not None and shape.element.tables))
+    return any(fields_of(table) for table in (shape.element or shape).tables)
 
 
-def _inner(path: KeyPath, shape: Shape, info: FieldInfo, rules: Mapping[KeyPath, Rule]) -> Iterator[Section]:
+def _inner(path: KeyPath, shape: Shape, info: FieldInfo) -> Iterator[Section]:
     is_list = shape.element is not None
     tables = shape.element.tables if shape.element is not None else shape.tables
     below = (*path, 0) if is_list else path
     header = f"[[{dotted(path)}]]" if is_list else f"[{dotted(path)}]"
     state = " Off by default." if info.get_default() is None and shape.optional else ""
-    state += _remark(rules.get(path), shape)
     for table in tables:
         kind = f' type = "{fields_of(table)["type"].choices[0]}":' if len(tables) > 1 else ""
         text = summary_of(table) if kind else (info.description or "")
-        yield from _sections(table, below, f"{header}{kind}", f"{text}{state}", rules)
+        yield from _sections(table, below, f"{header}{kind}", f"{text}{state}")
 
 
-def _meaning(shape: Shape, info: FieldInfo, rule: Rule | None) -> str:
+def _meaning(shape: Shape, info: FieldInfo) -> str:
     default = (
         "required"
         if info.is_required()
         else f"default {_written(info.get_default(call_default_factory=True))}"
     )
-    return f"{info.description} ({shape.expected()}; {default}){_remark(rule, shape)}"
-
-
-def _remark(rule: Rule | None, shape: Shape) -> str:
-    """Which of the values are not built."""
-    if rule is None or (shape.choices and not any(map(rule.matters, shape.choices))):
-        return ""
-    return f" {'Other values are refused' if rule.level == 'error' else 'Taken, but'}: {rule.message}"
+    return f"{info.description} ({shape.expected()}; {default})"
 
 
 def _written(value: Any) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from buckeye.config.shared import BaseConfig, FilesystemBroadcastConfig, LogConfig, Port, WeightBroadcast
+from buckeye.config.shared import BaseConfig, LogConfig, Port, conflict
 
 
 class ServerConfig(BaseConfig):
@@ -81,8 +82,6 @@ class InferenceConfig(BaseConfig):
     max_lora_rank: PositiveInt | None = None
     """Largest rank of LoRA adapters that vLLM has room for; None is none. The embedded engine takes any. A
     run that trains adapters sets it."""
-    weight_broadcast: WeightBroadcast = FilesystemBroadcastConfig()
-    """How new weights arrive."""
     weights_dir: Path | None = None
     """New weights and adapters are taken from below this folder only; None is output_dir."""
     no_key: bool = False
@@ -95,3 +94,35 @@ class InferenceConfig(BaseConfig):
     """What is logged."""
     output_dir: Path = Path("outputs")
     """Where logs are written."""
+
+    def warnings(self) -> Iterator[tuple[str, str]]:
+        if self.backend == "vllm":
+            return
+        if self.model.tool_call_parser != ServedModelConfig.model_fields["tool_call_parser"].default:
+            yield (
+                "model.tool_call_parser",
+                "is vLLM's: the embedded engine reads tool calls as the model's chat template writes them.",
+            )
+        if self.model.trust_remote_code:
+            yield (
+                "model.trust_remote_code",
+                "no code that comes with a model is run; it must be of the Qwen3 or Llama family.",
+            )
+
+    @model_validator(mode="after")
+    def _engine_has_settings(self) -> InferenceConfig:
+        if self.backend == "vllm":
+            return self
+        if self.vllm:
+            raise conflict('only vLLM understands these: set inference.backend = "vllm"', "vllm")
+        if self.parallel.tp > 1:
+            raise conflict(
+                "the embedded engine uses one device: set tp to 1 and dp to the number of devices (or use "
+                "vLLM)",
+                "parallel.tp",
+            )
+        if self.parallel.pp > 1:
+            raise conflict(
+                'only vLLM spreads a model over several nodes: set inference.backend = "vllm"', "parallel.pp"
+            )
+        return self

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
@@ -32,14 +32,14 @@ from buckeye.config.shared import (
     CheckpointConfig,
     ClientConfig,
     EvalSamplingConfig,
-    FilesystemBroadcastConfig,
     LogConfig,
     PolicyModelConfig,
     WandbConfig,
-    WeightBroadcast,
     conflict,
     most_token_age,
 )
+
+_LOCKSTEP = "cannot be kept with max_async_level = 0, which runs all rollouts of a step at once"
 
 
 class SamplingConfig(BaseConfig):
@@ -49,62 +49,8 @@ class SamplingConfig(BaseConfig):
     """Above 1 evens the distribution out, below 1 sharpens it."""
     max_tokens: PositiveInt | None = None
     """Longest reply, in tokens; None is what is left of seq_len."""
-    min_tokens: NonNegativeInt = 0
-    """Training needs the whole distribution: only 0."""
-    repetition_penalty: PositiveFloat = 1.0
-    """Above 1 discourages repetition."""
-    top_p: float = 1.0
-    """Training needs the whole distribution: only 1."""
-    top_k: int = -1
-    """Training needs the whole distribution: only -1."""
-    min_p: float = 0.0
-    """Training needs the whole distribution: only 0."""
     seed: int | None = None
     """Seed of the sampling; None is the orchestrator's seed."""
-
-    @model_validator(mode="after")
-    def _whole_distribution(self) -> SamplingConfig:
-        for name, whole in (("top_p", 1.0), ("top_k", -1), ("min_p", 0.0), ("min_tokens", 0)):
-            value = getattr(self, name)
-            if value != whole:
-                raise conflict(
-                    f"{name} = {value:g} cuts the distribution that tokens are sampled from, so the "
-                    f"importance ratios of training would be wrong; leave it at {whole:g} (an evaluation "
-                    "may set it in eval.sampling)",
-                    name,
-                )
-        return self
-
-
-class EvalSaveDiskConfig(BaseConfig):
-    """Save evaluations to disk."""
-
-    path: Path | None = None
-    """The directory."""
-
-
-class EvalSaveHFConfig(BaseConfig):
-    """Save evaluations to the Hugging Face hub."""
-
-    dataset_name: str | None = None
-    """The data set."""
-    dataset_subset: str | None = None
-    """Its configuration."""
-    dataset_split: str | None = None
-    """Its split."""
-    private: bool = False
-    """Create it as private."""
-
-
-class EvalSaveConfig(BaseConfig):
-    """Where evaluations are saved."""
-
-    disk: EvalSaveDiskConfig | None = None
-    """On disk."""
-    hf: EvalSaveHFConfig | None = None
-    """On the Hugging Face hub."""
-    env_hub: bool = False
-    """On the environments hub."""
 
 
 class EvalConfig(BaseConfig):
@@ -114,8 +60,6 @@ class EvalConfig(BaseConfig):
     """The environments; none are those of the run."""
     sampling: EvalSamplingConfig = EvalSamplingConfig()
     """How it samples."""
-    save: EvalSaveConfig = EvalSaveConfig()
-    """Where it is saved."""
     num_examples: AllOrCount = -1
     """How many tasks of each environment; -1 is all."""
     rollouts_per_example: PositiveInt = 1
@@ -144,8 +88,6 @@ class OrchestratorCheckpointConfig(CheckpointConfig):
     """On resuming, start the data from its beginning."""
     skip_buffer: bool = False
     """On resuming, forget the groups that were started."""
-    buffer_path: Path | None = None
-    """Where an earlier run's buffer is."""
 
 
 class RolloutsConfig(BaseConfig):
@@ -160,8 +102,6 @@ class RolloutsConfig(BaseConfig):
 class OrchestratorConfig(BaseConfig):
     """Plays rollouts with the policy and turns them into batches."""
 
-    aliases: ClassVar[Mapping[str, str]] = {"async_level": "max_async_level"}
-
     batch_size: PositiveInt = 128
     """Rollouts in a batch. It holds whole groups; where they differ in size, as many as reach this number."""
     rollouts_per_example: PositiveInt = 1
@@ -175,8 +115,6 @@ class OrchestratorConfig(BaseConfig):
     deterministic: bool | None = None
     """Sample in lockstep: a synchronous run is the same to the bit every time, and waits for the slowest
     rollout of each turn. None does so where max_async_level is 0 and the engine can: the embedded one."""
-    strict_async_level: bool = False
-    """Sample batch N with exactly version N - max_async_level, even if a newer one is there."""
     max_off_policy_steps: NonNegativeInt = 8
     """How many steps old a token may be when it is trained on: a batch waits for groups that the next one
     would be too late for. 0 in a synchronous run."""
@@ -188,8 +126,6 @@ class OrchestratorConfig(BaseConfig):
     max_off_policy_steps lets wait, those that finish first are taken: short ones, as collection/bias says."""
     max_concurrent: PositiveInt | None = None
     """Most rollouts at a time; None is no limit."""
-    num_train_workers: PositiveInt = 1
-    """Ranks of the trainer."""
     zero_spread: Literal["keep", "drop"] = "keep"
     """What becomes of groups whose rewards are all equal."""
     no_positive_resampling: Share | None = None
@@ -197,8 +133,6 @@ class OrchestratorConfig(BaseConfig):
     are dealt by their solve rates instead."""
     curriculum: bool = False
     """Deal the tasks of environments that offer cells of them by how often each cell was solved lately."""
-    mask_env_responses: bool = True
-    """Do not train on the environment's tokens."""
     mask_truncated_completions: bool = False
     """Do not train on rollouts that were cut off."""
     zero_truncated_completions: bool = False
@@ -246,16 +180,12 @@ class OrchestratorConfig(BaseConfig):
     """A small evaluation whose mean reward is shown with the step."""
     ckpt: OrchestratorCheckpointConfig | None = OrchestratorCheckpointConfig()
     """Checkpoints at an interval; None writes one at the end only."""
-    weight_broadcast: WeightBroadcast = FilesystemBroadcastConfig()
-    """How weights reach the engines."""
     log: LogConfig = LogConfig()
     """What is logged."""
     wandb: WandbConfig | None = None
     """Log to Weights & Biases."""
     output_dir: Path = Path("outputs")
     """Where everything is written."""
-    bench: bool = False
-    """Measure speed."""
 
     @property
     def run_ahead(self) -> int:
@@ -304,6 +234,32 @@ class OrchestratorConfig(BaseConfig):
                 "batch_size",
                 "rollouts_per_example",
             )
+        return self
+
+    def warnings(self) -> Iterator[tuple[str, str]]:
+        if min(self.group_sizes) == 1 and self.advantage is not None:
+            yield (
+                "rollouts_per_example",
+                "is 1: a rollout without siblings has nothing to be compared with, so every advantage is 0 "
+                "and nothing is learned. Use e.g. 8 or 16.",
+            )
+        if self.max_concurrent is not None and self._samples_in_lockstep:
+            yield "max_concurrent", f"{_LOCKSTEP}: it is ignored."
+
+    @property
+    def _samples_in_lockstep(self) -> bool:
+        return self.max_async_level == 0 and self.deterministic is not False
+
+    @model_validator(mode="after")
+    def _limits_can_be_kept(self) -> OrchestratorConfig:
+        evaluated = self.eval.env if self.eval is not None else []
+        for name, environments in (("env", self.env), ("eval.env", evaluated)):
+            for index, environment in enumerate(environments):
+                if environment.max_concurrent is not None and self._samples_in_lockstep:
+                    raise conflict(
+                        f"{_LOCKSTEP}: leave it out, or set deterministic = false",
+                        f"{name}.{index}.max_concurrent",
+                    )
         return self
 
     @model_validator(mode="after")

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, ValidationInfo, model_validator
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from buckeye.config.devices import INFERENCE_DEVICES, TRAINER_DEVICES
 from buckeye.config.inference import InferenceConfig
 from buckeye.config.orchestrator import OrchestratorConfig
-from buckeye.config.problems import report
-from buckeye.config.propagate import Reading, in_python, propagate
 from buckeye.config.shared import (
     BaseConfig,
     CheckpointConfig,
@@ -119,20 +117,11 @@ class RunModelConfig(BaseConfig):
     """A model directory, or a name on the Hugging Face hub."""
 
 
-class RunWeightBroadcastConfig(BaseConfig):
-    """How weights reach the engines."""
-
-    type: Literal["filesystem", "nccl"] = "filesystem"
-    """The way of the weights."""
-
-
 class RLConfig(TrackedConfig):
     """Trains a policy by reinforcement learning: trainer, orchestrator and inference together.
 
-    What the processes share is set once, here or for any of them.
+    Settings that the processes share are set once, here or for any of them.
     """
-
-    aliases: ClassVar[Mapping[str, str]] = {"async_level": "max_async_level"}
 
     trainer: TrainerConfig = TrainerConfig()
     """The trainer."""
@@ -171,12 +160,8 @@ class RLConfig(TrackedConfig):
     """How many steps sampling may run ahead of training; 0 is synchronous."""
     max_off_policy_steps: NonNegativeInt | None = None
     """How many steps old a token may be when it is trained on."""
-    bench: bool = False
-    """Measure speed."""
     strict: bool = False
     """Exit with 1, not 0, if all steps are done and nothing was learnt."""
-    weight_broadcast: RunWeightBroadcastConfig | None = None
-    """How weights reach the engines."""
     disk: DiskConfig = DiskConfig()
     """How much disk must be free, and what happens when it is not."""
     supervision: SupervisionConfig = SupervisionConfig()
@@ -184,17 +169,14 @@ class RLConfig(TrackedConfig):
     cluster: ClusterConfig = ClusterConfig()
     """The hosts of the run, if it has more than one."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _share(cls, given: Any, info: ValidationInfo) -> Any:
-        """What the processes share flows to where it is absent."""
-        if not isinstance(given, dict):
-            return given
-        reading = info.context if isinstance(info.context, Reading) else Reading(in_python(given))
-        reading.problems += propagate(cls, reading.settings)
-        if reading.problems and reading is not info.context:
-            raise conflict(report(reading.problems).rstrip("."))
-        return reading.settings.values
+    def warnings(self) -> Iterator[tuple[str, str]]:
+        if self.inference is None:
+            urls = ", ".join(self.orchestrator.client.base_url)
+            yield (
+                "inference",
+                f"none is started; the orchestrator expects servers at {urls}. Add --inference to start "
+                "them.",
+            )
 
     @property
     def stop_seconds(self) -> int:
@@ -207,6 +189,17 @@ class RLConfig(TrackedConfig):
     def trainer_ranks(self) -> int:
         """The processes of the trainer, on all nodes."""
         return len(self.cluster.of_trainer) * len(self.trainer_gpu_ids)
+
+    @model_validator(mode="after")
+    def _engine_takes_adapters(self) -> RLConfig:
+        lora = self.trainer.model.experimental.lora
+        vllm = self.inference is not None and self.inference.backend == "vllm"
+        if vllm and lora is not None and lora.modules_to_save:
+            raise conflict(
+                'vLLM\'s adapters are low-rank only; leave it out, or set inference.backend = "torch"',
+                "trainer.model.experimental.lora.modules_to_save",
+            )
+        return self
 
     @model_validator(mode="after")
     def _rows_hold_rollouts(self) -> RLConfig:

@@ -15,14 +15,14 @@ KeyPath = tuple[str | int, ...]
 class Layer(IntEnum):
     """Where a value comes from; a higher layer wins over a lower one."""
 
-    VARIABLE = 0
+    DEFAULT = 0
     FILE = 1
     FLAG = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a value was written: `train.toml:7`, `--max-steps`, `PRIME_MAX_STEPS`."""
+    """Where a value was written: `train.toml:7`, `--max-steps`."""
 
     text: str
     layer: Layer
@@ -47,12 +47,10 @@ def flag_of(path: Iterable[str | int]) -> str:
 
 @dataclass(slots=True)
 class Settings:
-    """`values` is nested dicts, lists and scalars; `places` has an entry for paths in it, not for all; a
-    value that was copied has its source in `origins`."""
+    """Nested dicts, lists and scalars in `values`; `places` has an entry for some of the paths in it."""
 
     values: dict[str, Any] = field(default_factory=dict)
     places: dict[KeyPath, Place] = field(default_factory=dict)
-    origins: dict[KeyPath, KeyPath] = field(default_factory=dict)
 
     def get(self, path: KeyPath) -> Any:
         """The value at `path`, or MISSING."""
@@ -79,28 +77,9 @@ class Settings:
         into those that are there."""
         self._merge(path, value, {(): place})
 
-    def copy(self, source: KeyPath, path: KeyPath, value: Any, place: Place) -> None:
-        """Write to `path` what was written to `source`; problems with it are problems of the source."""
-        self.put(path, value, place)
-        self.origins[path] = source
-
-    def origin(self, path: KeyPath) -> KeyPath:
-        """The path under which a person wrote what is at `path`."""
-        for length in range(len(path), 0, -1):
-            if path[:length] in self.origins and self.get(path[:length]) is not MISSING:
-                return self.origins[path[:length]] + path[length:]
-        return path
-
     def merge(self, other: Settings, at: KeyPath = ()) -> None:
         """Write all that is in `other` over what is here, table by table."""
         self._merge(at, other.values, other.places)
-
-    def rename(self, table: KeyPath, old: str, new: str) -> None:
-        """Give a key of the table at `table` another name."""
-        values = self.get(table)
-        values[new] = values.pop(old)
-        for path in self._below((*table, old)):
-            self.places[(*table, new, *path[len(table) + 1 :])] = self.places.pop(path)
 
     def _merge(self, at: KeyPath, value: Any, places: Mapping[KeyPath, Place]) -> None:
         present = self.get(at)

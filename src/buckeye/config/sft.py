@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import PositiveInt
+from pydantic import PositiveInt, model_validator
 
 from buckeye.config.shared import BaseConfig, LogConfig, TrackedConfig, WandbConfig
 from buckeye.config.trainer import (
@@ -14,6 +14,7 @@ from buckeye.config.trainer import (
     OptimizerConfig,
     SchedulerConfig,
     TrainerCheckpointConfig,
+    check_optimizer,
 )
 
 
@@ -61,3 +62,8 @@ class SFTConfig(TrackedConfig):
     """Seed of the trainer's own randomness."""
     dist_timeout_seconds: PositiveInt = 600
     """Seconds that ranks wait for each other."""
+
+    @model_validator(mode="after")
+    def _optimizer_fits(self) -> SFTConfig:
+        check_optimizer(self.optim, self.model)
+        return self

@@ -4,7 +4,7 @@ the way of the weights, clients."""
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -17,7 +17,6 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
-    Tag,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
@@ -29,16 +28,18 @@ CONFLICT = "conflict"
 class BaseConfig(BaseModel):
     """Immutable settings. Keys that are no fields are errors; the string under a field is its help text.
 
-    `aliases` maps names of an earlier version to the field that they mean; `load_config` applies it. Of a
-    class that is chosen by its `type`, `known_as` maps names for that in papers and other systems to what is
-    to be written here; messages about such a name say it.
+    For a class that is chosen by its `type`, `known_as` maps names of papers and other systems to the
+    settings here; messages about such a name include them.
     """
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False, defer_build=True
     )
-    aliases: ClassVar[Mapping[str, str]] = {}
     known_as: ClassVar[Mapping[str, str]] = {}
+
+    def warnings(self) -> Iterator[tuple[str, str]]:
+        """Yield settings that are valid and have an effect that may be unexpected: (name, message)."""
+        yield from ()
 
 
 def conflict(message: str, *fields: str) -> PydanticCustomError:
@@ -95,12 +96,6 @@ class LogConfig(BaseConfig):
 
     level: Annotated[LogLevel, BeforeValidator(_lower)] = "info"
     """Least important messages to show."""
-    vf_level: Annotated[LogLevel, BeforeValidator(_lower)] = "warn"
-    """The same for messages of the `verifiers` package."""
-    file: bool | None = True
-    """Also write `logs/<process>.log`."""
-    log_data: bool = False
-    """Log the training data at level debug."""
 
 
 class WandbExtrasConfig(BaseConfig):
@@ -117,7 +112,7 @@ class WandbExtrasConfig(BaseConfig):
 class WandbConfig(BaseConfig):
     """Where a run is logged in Weights & Biases, and what. All processes are one run there."""
 
-    project: str = "prime-rl"
+    project: str = "buckeye"
     """The project."""
     name: str | None = None
     """The run's name; None is that of the output directory."""
@@ -194,38 +189,6 @@ class CheckpointConfig(BaseConfig):
         return self
 
 
-class FilesystemBroadcastConfig(BaseConfig):
-    """Weights reach the engines as files."""
-
-    type: Literal["filesystem"] = "filesystem"
-    """The way of the weights."""
-    save_sharded: bool = True
-    """Split large models into several files."""
-    save_format: Literal["safetensors", "torch"] = "safetensors"
-    """The format of the files."""
-
-
-class NcclBroadcastConfig(BaseConfig):
-    """Weights reach the engines over NCCL."""
-
-    type: Literal["nccl"] = "nccl"
-    """The way of the weights."""
-    host: str = "localhost"
-    """Where the ranks meet."""
-    port: Port = 29501
-    """The port there."""
-    timeout: PositiveInt = 1200
-    """Seconds to wait for all of them."""
-    inference_world_size: PositiveInt = 1
-    """How many inference ranks take part."""
-
-
-WeightBroadcast = Annotated[
-    Annotated[FilesystemBroadcastConfig, Tag("filesystem")] | Annotated[NcclBroadcastConfig, Tag("nccl")],
-    variant("filesystem"),
-]
-
-
 class ClientConfig(BaseConfig):
     """How inference servers are reached."""
 
@@ -237,10 +200,6 @@ class ClientConfig(BaseConfig):
     """Seconds that one request may take."""
     api_key_var: str = "OPENAI_API_KEY"
     """The environment variable that holds the servers' key."""
-    headers: dict[str, str] = {}
-    """Headers to send with every request."""
-    server_type: Literal["vllm", "openai"] = "vllm"
-    """Which protocol the servers speak."""
 
 
 class PolicyModelConfig(BaseConfig):
@@ -248,8 +207,6 @@ class PolicyModelConfig(BaseConfig):
 
     name: str = "Qwen/Qwen3-0.6B"
     """A model directory, or a name on the Hugging Face hub."""
-    trust_remote_code: bool = False
-    """Run code that comes with the model."""
 
 
 class EvalSamplingConfig(BaseConfig):
@@ -257,22 +214,14 @@ class EvalSamplingConfig(BaseConfig):
 
     temperature: Annotated[float, Field(ge=0)] | None = None
     """0 is greedy."""
-    repetition_penalty: PositiveFloat | None = None
-    """Above 1 discourages repetition."""
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     """Sample from the most likely tokens that together have this probability."""
     top_k: Annotated[int, Field(ge=-1)] | None = None
     """Sample from that many most likely tokens; -1 is all."""
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    """Leave out tokens less likely than this share of the most likely one."""
     max_tokens: PositiveInt | None = None
     """Longest reply, in tokens."""
     min_tokens: NonNegativeInt | None = None
     """Shortest reply, in tokens."""
-    reasoning_effort: Literal["minimal", "low", "medium", "high"] | None = None
-    """How long a reasoning model should think."""
-    seed: int | None = None
-    """Seed of the sampling."""
 
 
 def most_token_age(max_async_level: int, max_off_policy_steps: int) -> int:

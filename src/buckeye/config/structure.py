@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from buckeye.config.problems import Problem, closest, did_you_mean
-from buckeye.config.settings import MISSING, KeyPath, Layer, Place, Settings, dotted, flag_of
+from buckeye.config.settings import KeyPath, Layer, Place, Settings, dotted, flag_of
 from buckeye.config.shared import BaseConfig
 
 _SCALARS = {int: "a whole number", float: "a number", str: "text", bool: "true or false", Path: "a path"}
@@ -190,57 +190,32 @@ def _step(shape: Shape, word: str) -> tuple[Shape | None, str | int]:
     if shape.element is not None and shape.element.tables:
         is_index = word.isascii() and word.isdigit() and len(word) <= _HIGHEST_INDEX_DIGITS
         return (shape.element, int(word)) if is_index else (None, word)
-    name = canonical_name(shape, word.replace("-", "_"))
+    name = word.replace("-", "_")
     return shape.find(name), name
 
 
-def canonical_name(shape: Shape, name: str) -> str:
-    """The field that `name` means in these tables: the name itself unless it is an alias."""
-    return next((table.aliases[name] for table in shape.tables if name in table.aliases), name)
-
-
-def use_field_names(settings: Settings, model: type[BaseConfig]) -> list[Problem]:
-    """Replace aliases by the names of the fields and the text "None" by None, in place.
-
-    Returns the settings that are there under two names with two values.
-    """
-    return list(_in_table(settings, (), shape_of(model)))
-
-
-def _in_table(settings: Settings, path: KeyPath, shape: Shape) -> Iterator[Problem]:
-    for name in list(settings.get(path)):
-        field = canonical_name(shape, name)
-        if field != name:
-            yield from _rename(settings, path, name, field)
-        found = shape.find(field)
-        if found is not None:
-            yield from _in_value(settings, (*path, field), found)
-
-
-def _in_value(settings: Settings, path: KeyPath, shape: Shape) -> Iterator[Problem]:
-    value = settings.get(path)
-    if value == "None" and shape.optional:
-        settings.get(path[:-1])[path[-1]] = None
+def drop_unknown(shape: Shape, value: Any, path: KeyPath = ()) -> list[KeyPath]:
+    """Delete the settings that do not exist from raw values, in place. Return their paths."""
+    dropped: list[KeyPath] = []
+    if isinstance(value, list) and shape.element is not None:
+        for index, item in enumerate(value):
+            dropped += drop_unknown(shape.element, item, (*path, index))
     elif isinstance(value, dict) and shape.tables:
-        yield from _in_table(settings, path, shape)
-    elif isinstance(value, list) and shape.element is not None:
-        for i in range(len(value)):
-            yield from _in_value(settings, (*path, i), shape.element)
+        for name in list(value):
+            found = shape.find(name)
+            if found is None:
+                del value[name]
+                dropped.append((*path, name))
+            else:
+                dropped += drop_unknown(found, value[name], (*path, name))
+    return dropped
 
 
-def _rename(settings: Settings, table: KeyPath, old: str, new: str) -> Iterator[Problem]:
-    value, other = settings.get((*table, old)), settings.get((*table, new))
-    if other is MISSING or other == value:
-        settings.rename(table, old, new)
-        return
-    del settings.get(table)[old]
-    place = settings.place((*table, new))
-    there = f" ({place.text})" if place is not None else ""
-    yield Problem(
-        path=(*table, old),
-        place=settings.place((*table, old)),
-        message=f"another name of {dotted((*table, new))}, which is set too{there}. Keep one of the two.",
-    )
+def read_none(settings: Settings, model: type[BaseConfig]) -> None:
+    """Replace the text "None" by None in place, where a setting can be None."""
+    for path, value in list(settings.leaves()):
+        if value == "None" and (shape := shape_at(model, path)) is not None and shape.optional:
+            settings.get(path[:-1])[path[-1]] = None
 
 
 def unknown_setting(model: type[BaseConfig], path: KeyPath, place: Place | None, owner: Shape) -> Problem:
@@ -261,7 +236,7 @@ def unknown_setting(model: type[BaseConfig], path: KeyPath, place: Place | None,
 
 
 def _names(owner: Shape) -> list[str]:
-    return [name for table in owner.tables for name in (*fields_of(table), *table.aliases)]
+    return [name for table in owner.tables for name in fields_of(table)]
 
 
 def _elsewhere(model: type[BaseConfig], name: str) -> list[KeyPath]:

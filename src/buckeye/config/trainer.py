@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Tag, model_validator
 
@@ -12,16 +11,13 @@ from buckeye.config.losses import LossConfig, MaskedRatioLossConfig
 from buckeye.config.shared import (
     BaseConfig,
     CheckpointConfig,
-    FilesystemBroadcastConfig,
     LogConfig,
     WandbConfig,
-    WeightBroadcast,
     conflict,
     variant,
 )
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
-SaveFormat = Literal["safetensors", "torch"]
 Dtype = Literal["float32", "bfloat16"]
 
 
@@ -41,11 +37,6 @@ class ActivationCheckpointConfig(BaseConfig):
 
 class ActivationOffloadConfig(BaseConfig):
     """Keep what recomputed layers start from in main memory, on a GPU; implies `ac`."""
-
-    pin_memory: bool = True
-    """Use pinned memory."""
-    max_inflight_activations: PositiveInt = 5
-    """How many layers may be under way."""
 
 
 class LoRAConfig(BaseConfig):
@@ -78,15 +69,6 @@ class ExperimentalConfig(BaseConfig):
     """Low-rank adapters; None trains all weights."""
 
 
-class ModelDebugConfig(BaseConfig):
-    """For developers."""
-
-    num_layers: PositiveInt | None = None
-    """Keep only the first layers."""
-    random_init: bool = False
-    """Start from random weights."""
-
-
 class ModelConfig(BaseConfig):
     """The model to train and how it is run."""
 
@@ -97,7 +79,7 @@ class ModelConfig(BaseConfig):
     compute_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """What the layers compute in; the weights stay float32. auto is bfloat16 on a GPU, and float32 on a CPU
     up to 5 million parameters (above that bfloat16 where the processor has instructions for it)."""
-    attn: Literal["flash_attention_2", "flash_attention_3", "fa3", "sdpa"] = "flash_attention_2"
+    attn: Literal["flash_attention_2", "sdpa"] = "flash_attention_2"
     """The attention kernel on a GPU; a CPU uses sdpa."""
     compile: CompileConfig | None = None
     """Compile the model."""
@@ -113,28 +95,14 @@ class ModelConfig(BaseConfig):
     reshard_after_forward: bool = True
     """Free a layer's gathered parameters after its forward pass, and gather them again for the backward
     pass."""
-    trust_remote_code: bool = False
-    """Run code that comes with the model."""
     dp_replicate: PositiveInt = 1
     """Replicas of the sharded model: each is divided among 1/dp_replicate of the ranks."""
-    ep: PositiveInt = 1
-    """Expert-parallel ranks."""
     tp: PositiveInt = 1
     """Tensor-parallel ranks: so many divide the heads and inner units of every layer."""
-    cp: PositiveInt = 1
-    """Context-parallel ranks."""
-    impl: Literal["hf", "liger_kernel", "custom"] = "hf"
-    """The implementation of the model."""
     load_using_meta: bool = False
     """Of a sharded model every rank reads its own shards only, not the whole model first."""
-    optimization_dtype: Dtype = "float32"
-    """Type of the weights that the optimizer updates."""
     reduce_dtype: Dtype = "float32"
     """Type in which gradients are summed over ranks, a step's or, of a sharded model, a row's."""
-    moe_use_grouped_mm: bool = True
-    """Grouped matrix products for experts."""
-    debug: ModelDebugConfig = ModelDebugConfig()
-    """For developers."""
     experimental: ExperimentalConfig = ExperimentalConfig()
     """What may change."""
 
@@ -143,6 +111,8 @@ class ModelConfig(BaseConfig):
         if self.sharding == "none" and (self.dp_replicate > 1 or self.fsdp_cpu_offload):
             asks = "dp_replicate" if self.dp_replicate > 1 else "fsdp_cpu_offload"
             raise conflict(f'sharding = "none" and {asks} asks for shards', "sharding", asks)
+        if self.experimental.lora is not None and self.tp > 1:
+            raise conflict("adapters are not divided by tensor parallelism; leave tp at 1", "tp")
         if self.load_using_meta and self.experimental.lora is not None:
             raise conflict(
                 "adapters are put on a model that is loaded whole: leave load_using_meta out",
@@ -233,6 +203,16 @@ OptimizerConfig = Annotated[
 ]
 
 
+def check_optimizer(optim: OptimizerConfig, model: ModelConfig) -> None:
+    """Raise a conflict if the optimizer cannot update the model on its ranks."""
+    divided = model.sharding == "full" or model.dp_replicate > 1 or model.tp > 1
+    if optim.type == "adamw8bit" and divided:
+        raise conflict(
+            "cannot update a model that is divided among ranks; use adamw, whose moments are divided too",
+            "optim.type",
+        )
+
+
 class ConstantSchedulerConfig(BaseConfig):
     """The learning rate stays at its peak."""
 
@@ -272,22 +252,6 @@ SchedulerConfig = Annotated[
 ]
 
 
-class FakeDataConfig(BaseConfig):
-    """Random data, to measure speed."""
-
-    batch_size: PositiveInt = 2
-    """Samples in a step."""
-    seq_len: PositiveInt = 128
-    """Tokens in a sample."""
-
-
-class TrainerDataConfig(BaseConfig):
-    """Where batches come from."""
-
-    fake: FakeDataConfig | None = None
-    """Random data instead of the orchestrator's."""
-
-
 class WeightsConfig(BaseConfig):
     """How weights are saved for inference."""
 
@@ -301,14 +265,6 @@ class WeightsConfig(BaseConfig):
     measure_interval: PositiveInt | None = 20
     """Steps between two measurements of how much of what was trained is in them; steps 1, 2, 4, ... before
     the first too. None never measures."""
-    interval: PositiveInt | None = None
-    """Keep the weights of every so many steps."""
-    save_sharded: bool = False
-    """Split large models into several files."""
-    save_format: SaveFormat = "safetensors"
-    """The format of the files."""
-    save_async: bool = True
-    """Write while training goes on."""
 
     @model_validator(mode="after")
     def _stochastic_is_bfloat16(self) -> WeightsConfig:
@@ -321,17 +277,6 @@ class WeightsConfig(BaseConfig):
         return self
 
 
-class CheckpointWeightsConfig(BaseConfig):
-    """How weights are saved with a checkpoint."""
-
-    save_sharded: bool = True
-    """Split large models into several files."""
-    save_format: SaveFormat = "safetensors"
-    """The format of the files."""
-    save_adapter_separately: bool = False
-    """With LoRA a checkpoint always holds the adapter by itself; without LoRA this is refused."""
-
-
 class TrainerCheckpointConfig(CheckpointConfig):
     """Checkpoints of the trainer."""
 
@@ -341,8 +286,6 @@ class TrainerCheckpointConfig(CheckpointConfig):
     """On resuming, start the learning-rate schedule from its beginning."""
     skip_dataloader: bool = False
     """On resuming, start the data from its beginning."""
-    weights: CheckpointWeightsConfig | None = CheckpointWeightsConfig()
-    """How weights are saved with it."""
 
 
 class TrainedBatchesConfig(BaseConfig):
@@ -365,8 +308,6 @@ class TrainedBatchesConfig(BaseConfig):
 class TrainerConfig(BaseConfig):
     """Trains the policy on the batches of the orchestrator."""
 
-    aliases: ClassVar[Mapping[str, str]] = {"async_level": "max_async_level"}
-
     model: ModelConfig = ModelConfig()
     """The model to train and how it is run."""
     optim: OptimizerConfig = AdamWConfig()
@@ -375,16 +316,12 @@ class TrainerConfig(BaseConfig):
     """The shape of the learning rate."""
     loss: LossConfig = MaskedRatioLossConfig()
     """The policy-gradient loss."""
-    data: TrainerDataConfig = TrainerDataConfig()
-    """Where batches come from."""
     ckpt: TrainerCheckpointConfig | None = TrainerCheckpointConfig()
     """Checkpoints at an interval; None writes one at the end only."""
     weights: WeightsConfig = WeightsConfig()
     """How weights are saved for inference."""
     trained: TrainedBatchesConfig = TrainedBatchesConfig()
     """What stays of the batches that were trained on, so that `rl replay` can compute a step again."""
-    weight_broadcast: WeightBroadcast = FilesystemBroadcastConfig()
-    """How weights reach the engines."""
     log: LogConfig = LogConfig()
     """What is logged."""
     wandb: WandbConfig | None = None
@@ -405,12 +342,6 @@ class TrainerConfig(BaseConfig):
     """Seconds to wait for a batch before giving up."""
     dist_timeout_seconds: PositiveInt = 600
     """Seconds that ranks wait for each other."""
-    bench: bool = False
-    """Measure speed on random data."""
-    memory_profiler_path: Path | None = None
-    """Where to write a memory profile."""
-    trace_path: Path | None = None
-    """Where to write a trace of a few steps."""
 
     @model_validator(mode="after")
     def _an_adapter_is_not_rounded(self) -> TrainerConfig:
@@ -424,4 +355,9 @@ class TrainerConfig(BaseConfig):
                 "weights",
                 "model.experimental.lora",
             )
+        return self
+
+    @model_validator(mode="after")
+    def _optimizer_fits(self) -> TrainerConfig:
+        check_optimizer(self.optim, self.model)
         return self

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from buckeye.config.problems import Problem, closest, did_you_mean
-from buckeye.config.propagate import Reading
 from buckeye.config.settings import MISSING, KeyPath, Settings, dotted, flag_of
 from buckeye.config.shared import CONFLICT, BaseConfig
 from buckeye.config.structure import Shape, fields_of, resolve, shape_at, shape_of, unknown_setting
@@ -19,29 +18,43 @@ T = TypeVar("T", bound=BaseConfig)
 _LONGEST_VALUE = 60
 
 
-def validate(model: type[T], settings: Settings) -> tuple[T | None, list[Problem]]:
-    """The configuration, None if there are problems. What a run's processes share is spread in place."""
-    reading, config, wrong = Reading(settings), None, []
-    try:
-        config = model.model_validate(settings.values, context=reading)
-    except ValidationError as error:
-        wrong = [_problem(model, settings, one) for one in error.errors(include_url=False)]
-    problems = [*reading.problems, *_bools_for_numbers(model, settings), *wrong]
+def validate(
+    model: type[T], settings: Settings, resolve: Callable[[Settings], list[Problem]] | None = None
+) -> tuple[T | None, list[Problem]]:
+    """Return the configuration (None if there are problems), and every problem.
+
+    `resolve` completes the settings in place, after each value was checked where it was written and before
+    the settings are checked against each other.
+    """
+    config, errors = _validate(model, settings)
+    problems = list(_bools_for_numbers(model, settings))
+    if resolve is not None:
+        values = [_problem(model, settings, error) for error in errors if error["type"] != CONFLICT]
+        problems += [*resolve(settings), *values]
+        config, errors = _validate(model, settings)
+        errors = [error for error in errors if error["type"] == CONFLICT or not values]
+    problems += [_problem(model, settings, error) for error in errors]
     return (None if problems else config), problems
 
 
+def _validate(model: type[T], settings: Settings) -> tuple[T | None, list[ErrorDetails]]:
+    try:
+        return model.model_validate(settings.values), []
+    except ValidationError as error:
+        return None, error.errors(include_url=False)
+
+
 def _bools_for_numbers(model: type[BaseConfig], settings: Settings) -> Iterator[Problem]:
-    """pydantic takes true for 1; a person who wrote it meant something else."""
+    """Yield a problem for each true or false that pydantic would take for a number."""
     for path, value in settings.leaves():
         shape = shape_at(model, path) if isinstance(value, bool) else None
         if shape is not None and shape.scalars and bool not in shape.scalars:
-            yield _wrong_value(settings, settings.origin(path), value, shape)
+            yield _wrong_value(settings, path, value, shape)
 
 
 def _problem(model: type[BaseConfig], settings: Settings, error: ErrorDetails) -> Problem:
     kind = error["type"]
     path, owner, shape = _locate(model, error["loc"])
-    path = settings.origin(path)
     known_as: dict[str, str] = {}
     if kind == CONFLICT:
         return _conflict(settings, path, error["ctx"])
@@ -110,11 +123,15 @@ def _required(path: KeyPath, shape: Shape | None) -> str:
 
 
 def _conflict(settings: Settings, section: KeyPath, context: dict[str, Any]) -> Problem:
-    paths = [(*section, *name.split(".")) for name in context["fields"]]
+    paths = [(*section, *map(_key, name.split("."))) for name in context["fields"]]
     if len(paths) == 1:
         return Problem(path=paths[0], place=settings.place(paths[0]), message=f"{context['message']}.")
     places = [f"{dotted(path)}: {_where(settings, path)}" for path in paths]
     return Problem(path=section, message=f"{context['message']}.\n  {', '.join(places)}")
+
+
+def _key(part: str) -> str | int:
+    return int(part) if part.isdigit() else part
 
 
 def _where(settings: Settings, path: KeyPath) -> str:

@@ -14,6 +14,7 @@ from buckeye.base.storage import read_json, write_file
 from buckeye.config.load import to_json
 from buckeye.config.rl import RLConfig
 from buckeye.config.sft import SFTConfig
+from buckeye.config.structure import drop_unknown, shape_of
 from buckeye.config.trainer import LoRAConfig, TrainerConfig
 from buckeye.errors import UsageError
 from buckeye.launch.preflight.disk import is_one_of
@@ -83,7 +84,9 @@ def settings_apart(these: Any, others: Any) -> list[tuple[str, Any, Any]]:
 
 
 def _completed(recorded: Any) -> Any:
-    """With the defaults of settings that an earlier version of Buckeye did not have yet."""
+    """Return the settings with the defaults of those that an earlier version did not have yet, and without
+    those that no longer exist."""
+    drop_unknown(shape_of(RLConfig), recorded)
     try:
         return RLConfig.model_validate(recorded).model_dump(mode="json")
     except ValidationError:  # of a version whose settings are no longer known

@@ -127,7 +127,7 @@ def _run_planned(
     identity = begin_attempt(output_dir, resumed_step=begin.step)
     (output_dir / REMOTE_FILE).unlink(missing_ok=True)  # where it was before
     prune_logs(output_dir, config.disk.keep_logs)
-    setup_logging(config.log.level, LAUNCHER, run_log(output_dir) if config.log.file else None)
+    setup_logging(config.log.level, LAUNCHER, run_log(output_dir))
     if disk.state == "warning":
         log.warning("%s", disk.seen)
     if begin.again:

@@ -13,8 +13,8 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_
 from buckeye.config.problems import Problem, report
 from buckeye.config.settings import Layer, Place, Settings
 from buckeye.config.shared import BaseConfig, conflict
-from buckeye.config.source import read_yaml
 from buckeye.config.validation import validate
+from buckeye.config.yaml_source import read_yaml
 from buckeye.errors import ConfigError
 from buckeye.mcp.actions.check import ActionTable, compile_actions
 from buckeye.mcp.actions.mapping import Action

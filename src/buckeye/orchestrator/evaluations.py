@@ -138,7 +138,7 @@ class Evaluations:
             temperature=_first(sampling.temperature, base.temperature),
             top_p=_first(sampling.top_p, 1.0),
             top_k=_first(sampling.top_k, -1),
-            min_tokens=_first(sampling.min_tokens, base.min_tokens),
+            min_tokens=_first(sampling.min_tokens, 0),
         )
 
 
@@ -148,9 +148,9 @@ def sampling_params(config: OrchestratorConfig) -> SamplingParams:
     return SamplingParams(
         max_tokens=sampling.max_tokens or config.seq_len,
         temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        min_tokens=sampling.min_tokens,
+        top_p=1.0,
+        top_k=-1,
+        min_tokens=0,
     )
 
 

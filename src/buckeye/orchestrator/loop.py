@@ -76,7 +76,7 @@ def run_orchestrator(config: OrchestratorConfig) -> bool:
     die_with_parent()
     forbid_looking()
     heartbeat.start()
-    setup_logging(config.log.level, "orchestrator", run_log(config.output_dir) if config.log.file else None)
+    setup_logging(config.log.level, "orchestrator", run_log(config.output_dir))
     return asyncio.run(until_stopped(Orchestrator(config).run()))
 
 

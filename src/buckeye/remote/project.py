@@ -61,7 +61,7 @@ class Project:
 
 def read_project(config_path: Path, *, resume: bool) -> Project:
     """Read a run's file, and find what it needs; see `project_of`. Raises ConfigError for a wrong file."""
-    config = load_config(RLConfig, ["@", str(config_path)], environ={})
+    config = load_config(RLConfig, ["@", str(config_path)])
     return project_of(config, config_path, resume=resume)
 
 

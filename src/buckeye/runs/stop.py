@@ -200,7 +200,7 @@ def _refuse_changed(
             changed = changed_settings(output_dir, config)
         if not changed:
             return
-        what = "The run would have other settings now (its files, PRIME_* variables or defaults changed):"
+        what = "The run would have other settings now (its files or defaults changed):"
     except ConfigError as error:
         changed, what = str(error).splitlines(), "The files that the run was started with cannot be used:"
     recorded = ["rl", "@", str(output_dir / RECORDED_CONFIG), "--resume", "--output-dir", str(output_dir)]

@@ -56,7 +56,7 @@ def trainer_process(config: TrainerConfig | SFTConfig, name: str) -> Iterator[Ra
     device = pick_device(config.model.device, local_rank())
     ranks = join_ranks(device, config.model, timeout_seconds=config.dist_timeout_seconds)
     process = name if ranks.first else f"{name} rank {ranks.rank}"
-    setup_logging(config.log.level, process, run_log(config.output_dir) if config.log.file else None)
+    setup_logging(config.log.level, process, run_log(config.output_dir))
     try:
         yield ranks
     finally:

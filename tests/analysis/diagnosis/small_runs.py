@@ -126,7 +126,7 @@ def warm_model(folder: Path, *, steps: int = 60) -> Path:
         "--output-dir",
         folder / "sft",
     ]
-    run_sft(load_config(SFTConfig, [str(word) for word in words], environ={}))
+    run_sft(load_config(SFTConfig, [str(word) for word in words]))
     return folder / "sft" / "weights" / f"step_{steps}"
 
 
@@ -166,7 +166,7 @@ def _config(
     if resumed is not None:
         words += ["--ckpt.resume-step", resumed]
     return load_config(
-        RLConfig, [*map(str, words), *(word.replace("{env}", str(env)) for word in small.words)], environ={}
+        RLConfig, [*map(str, words), *(word.replace("{env}", str(env)) for word in small.words)]
     )
 
 

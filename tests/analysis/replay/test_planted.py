@@ -165,7 +165,7 @@ def runs(tmp_path_factory):
     tools = replace(plain, reward="len(said) % 5 / 4", late=0.02, environment=TOOLS, words=(*kept, *longer))
     for name, model, small in (("plain", make_model(root), plain), ("tools", root / "long", tools)):
         run = play(root / name, model, small)
-        config = load_config(RLConfig, ["@", str(run / "configs/rl.json")], environ={})
+        config = load_config(RLConfig, ["@", str(run / "configs/rl.json")])
         write_file(run / "configs/trainer.json", to_json(config.trainer))
         write_file(run / "configs/orchestrator.json", to_json(config.orchestrator))
     return root

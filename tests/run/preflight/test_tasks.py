@@ -86,7 +86,7 @@ def test_an_evaluation_takes_the_environments_of_the_run_and_their_train_tasks_i
     monkeypatch.chdir(project.root)
     words = ["--trainer", "--orchestrator.env.0.id", "halves.py", "--orchestrator.eval.interval", "2"]
     words += ["--orchestrator.env.1.id", "letters.py"]
-    checks = check_tasks(load_config(RLConfig, words, environ={}), None)
+    checks = check_tasks(load_config(RLConfig, words), None)
     assert [(check.name, check.state, check.seen) for check in checks] == [
         ("tasks of halves", "ok", "40 in train"),
         ("tasks of letters", "ok", "40 in train"),
@@ -106,7 +106,7 @@ def test_prompts_some_of_which_are_too_long_are_a_warning(project, monkeypatch):
     (project.root / "mixed.py").write_text(text)
     monkeypatch.chdir(project.root)
     words = ["--trainer", "--orchestrator.env.0.id", "mixed.py", "--orchestrator.seq-len", "40"]
-    (check,) = check_tasks(load_config(RLConfig, words, environ={}), project.model)
+    (check,) = check_tasks(load_config(RLConfig, words), project.model)
     assert (check.state, check.seen.partition(" prompts")[0]) == ("warning", "16 of 32")
 
 
@@ -116,7 +116,7 @@ def test_prompts_that_the_template_refuses_are_told(project, tmp_path, monkeypat
     monkeypatch.chdir(project.root)
     words = ["--trainer", "--orchestrator.env.0.id", "mixed.py"]
     (project.root / "mixed.py").write_text(ENVIRONMENT)
-    (check,) = check_tasks(load_config(RLConfig, words, environ={}), tmp_path / "strict")
+    (check,) = check_tasks(load_config(RLConfig, words), tmp_path / "strict")
     assert check.state == "warning"
     assert "the chat template takes none of the first prompts as they are" in check.seen
 
@@ -145,6 +145,6 @@ def test_an_environment_that_takes_long_or_dies_is_not_waited_for_at_a_start(tmp
     (tmp_path / "hard.py").write_text(f"{code}\n{ENVIRONMENT}")
     words = ["--trainer", "--orchestrator.env.0.id", "gone.py", "--orchestrator.eval.env.0.id", "hard.py"]
     before = psutil.Process().children()
-    found = check_tasks_at_once(load_config(RLConfig, words, environ={}))
+    found = check_tasks_at_once(load_config(RLConfig, words))
     assert [check.state for check in found] == ["failed"]  # what was found before that counts
     assert psutil.Process().children() == before  # nobody is left

@@ -52,7 +52,7 @@ def recipe(count=16, held_out=(), layout=None, facts=None):
 
 def loaded(text, tmp_path):
     (tmp_path / "run.toml").write_text(text)
-    return load_config(RLConfig, ["@", str(tmp_path / "run.toml")], environ={})
+    return load_config(RLConfig, ["@", str(tmp_path / "run.toml")])
 
 
 def test_sizes_follow_the_tasks_the_prompts_and_the_turns():

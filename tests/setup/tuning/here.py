@@ -37,7 +37,7 @@ id = "{env}"
 
 def play(argv, log, seconds):
     """Stands for `forks._carry_out`."""
-    carry_out(load_config(RLConfig, argv[4:], environ={}))
+    carry_out(load_config(RLConfig, argv[4:]))
     return ""
 
 
@@ -59,4 +59,4 @@ def config_of(folder, model, env, *, lr, steps=40, batch=64, seed=0):
     file.write_text(
         RUN.format(folder=folder, model=model, env=env, lr=lr, steps=steps, batch=batch, seed=seed)
     )
-    return load_config(RLConfig, ["@", str(file)], environ={})
+    return load_config(RLConfig, ["@", str(file)])

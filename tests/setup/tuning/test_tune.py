@@ -67,10 +67,10 @@ def test_from_thirty_times_too_high_or_too_low_it_reaches_the_target(tmp_path, w
 def collapsed(folder, model, env):
     """The configuration of a run that has gone on from step 4 with far too high a learning rate."""
     config_of(folder, model, env, lr=3e-3)
-    words = ["@", str(folder / "run.toml"), "--ckpt.interval", "4", "--log.file", "false"]
+    words = ["@", str(folder / "run.toml"), "--ckpt.interval", "4"]
     higher = ["--resume", "--trainer.optim.lr", "10.0"]
-    carry_out(load_config(RLConfig, [*words, "--max-steps", "4"], environ={}))
-    config = load_config(RLConfig, [*words, "--max-steps", "12", *higher], environ={})
+    carry_out(load_config(RLConfig, [*words, "--max-steps", "4"]))
+    config = load_config(RLConfig, [*words, "--max-steps", "12", *higher])
     carry_out(config)
     record = RunRecord(
         run_id="collapsed",

@@ -16,7 +16,7 @@ BLOCKS = re.findall(r"^```toml\n(.*?)^```", PAGE, re.S | re.M)
 @pytest.mark.parametrize("block", BLOCKS, ids=range(len(BLOCKS)))
 def test_every_table_is_a_configuration(tmp_path, block):
     (tmp_path / "orch.toml").write_text(block)
-    (env,) = load_config(OrchestratorConfig, ["@", str(tmp_path / "orch.toml")], {}).env
+    (env,) = load_config(OrchestratorConfig, ["@", str(tmp_path / "orch.toml")]).env
     assert env.id in PAGE
 
 

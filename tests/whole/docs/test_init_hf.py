@@ -43,7 +43,7 @@ def test_the_dataset_the_environment_and_the_lock_file(tmp_path, monkeypatch):
     Path("configs").mkdir()
     Path("configs/my-env.yaml").write_text("system_prompt: p\naction_mappings: {done: {_tool: null}}\n")
     Path("orch.toml").write_text(blocks("hf", "toml")[0])
-    (env,) = load_config(OrchestratorConfig, ["@", "orch.toml"], {}).env
+    (env,) = load_config(OrchestratorConfig, ["@", "orch.toml"]).env
     assert [one.id for one in load_environment(**env.args).tasks("train")] == ["task-0001"]
 
 

@@ -7,7 +7,7 @@ from tests.places import ROOT
 
 from buckeye.config.load import load_config
 from buckeye.config.orchestrator import OrchestratorConfig
-from buckeye.config.source import read_yaml
+from buckeye.config.yaml_source import read_yaml
 from buckeye.mcp.actions.check import compile_actions
 from buckeye.mcp.actions.expressions import FUNCTIONS, METHODS
 from buckeye.mcp.actions.literals import read_call
@@ -33,7 +33,7 @@ def table(heading):
 def test_the_environment_table(tmp_path):
     path = tmp_path / "orch.toml"
     path.write_text(block("toml"))
-    (env,) = load_config(OrchestratorConfig, ["@", str(path)], {}).env
+    (env,) = load_config(OrchestratorConfig, ["@", str(path)]).env
     assert env.args == {"taskset": "tasks.json", "config_path": "configs/my-env.yaml"}
 
 

@@ -342,7 +342,7 @@ def _flags(folder):
 
     words = (folder / "flags").read_bytes().decode("utf-8", "surrogateescape").split("\n")
     with chdir(folder):
-        return load_config(RLConfig, words, {})
+        return load_config(RLConfig, words)
 
 
 def _gym(folder):

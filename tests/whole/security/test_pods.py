@@ -195,7 +195,7 @@ def test_a_resume_uses_what_was_sent_from_here(pod, tmp_path):
     assert "\x1b" not in (known.reason or "")
     assert not evil.exists()
     with contextlib.chdir(project):
-        record_config(load_config(RLConfig, ["@", "mine.toml", "--output-dir", str(pod.here)], environ={}))
+        record_config(load_config(RLConfig, ["@", "mine.toml", "--output-dir", str(pod.here)]))
     words = continuation(pod.here, [])
     assert words.working_directory == project
     assert words.arguments[:2] == ["@", "mine.toml"]

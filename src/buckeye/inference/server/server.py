@@ -106,7 +106,7 @@ def run_inference(config: InferenceConfig, *, adapter: Path | None = None) -> No
     one, which requests may name too. Raises `UsageError` or `InferenceError` if it cannot start."""
     die_with_parent()
     heartbeat.start()
-    log_file = run_log(config.output_dir) if config.log.file else None
+    log_file = run_log(config.output_dir)
     setup_logging(config.log.level, f"inference {config.server.port}", log_file)
     _on_stop_signal(lambda: sys.exit(0))
     log.info("Starting inference server")

@@ -16,8 +16,8 @@ from buckeye.base.storage import write_file
 from buckeye.config.problems import Problem, report
 from buckeye.config.settings import Layer, Place
 from buckeye.config.shared import BaseConfig, conflict
-from buckeye.config.source import read_yaml
 from buckeye.config.validation import validate
+from buckeye.config.yaml_source import read_yaml
 from buckeye.errors import ConfigError
 
 LOCK_FILE = "buckeye.lock.yaml"

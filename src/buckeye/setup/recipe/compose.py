@@ -13,7 +13,7 @@ from buckeye.config.flags import apply, parse_flags
 from buckeye.config.problems import report
 from buckeye.config.rl import RLConfig
 from buckeye.config.settings import KeyPath, Settings, dotted
-from buckeye.config.structure import resolve, use_field_names
+from buckeye.config.structure import read_none, resolve
 from buckeye.errors import ConfigError, UsageError
 from buckeye.mcp.environment import NAME
 from buckeye.setup.recipe.model import ModelFacts
@@ -84,7 +84,7 @@ def run_text(recipe: Recipe, words: Sequence[str] = ()) -> str:
     settings = Settings(settings_of(recipe))
     flags = parse_flags(RLConfig, words)
     problems = [*flags.problems, *apply(flags.assignments, settings)]
-    problems += use_field_names(settings, RLConfig)
+    read_none(settings, RLConfig)
     if problems:
         raise ConfigError(report(problems))
     given = {one.path for one in flags.assignments}

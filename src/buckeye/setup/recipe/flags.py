@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from buckeye.config.flags import apply, parse_bool, parse_flags
-from buckeye.config.load import read_variables
 from buckeye.config.problems import closest, report
 from buckeye.config.rl import RLConfig
 from buckeye.config.settings import Settings
@@ -36,8 +34,6 @@ _INSTEAD = {
 
 class TrainFlags(BaseConfig):
     """What `buckeye rl` makes a run of, and where that is."""
-
-    aliases: ClassVar[Mapping[str, str]] = {"json": "as_json"}
 
     model: str | None = None
     """A folder, or a name on the Hugging Face hub."""
@@ -162,9 +158,7 @@ class Words:
     @property
     def is_dry(self) -> bool:
         """Whether a run that is put together here, of no file, is only to be shown."""
-        if "dry_run" in self.flags.model_fields_set:
-            return self.flags.dry_run
-        return read_variables(RLConfig, os.environ)[0].get(("dry_run",)) is True
+        return self.flags.dry_run
 
     @property
     def resumes(self) -> bool:
@@ -204,6 +198,7 @@ def _split(words: list[str]) -> tuple[list[str], list[str]]:
     settings: list[str] = []
     while words:
         word = words.pop(0)
+        word = "--as-json" if word == "--json" else word
         name = _own_name(word)
         if name is None or (name == "model" and _is_section(word, words)):
             _refuse_misspelt(word)
@@ -229,14 +224,12 @@ def _own_name(word: str) -> str | None:
     if not word.startswith("--"):
         return None
     name = word[2:].partition("=")[0].replace("-", "_")
-    name = TrainFlags.aliases.get(name, name)
     return name if name in fields_of(TrainFlags) else None
 
 
 def written(field: str) -> str:
     """The name of a flag, without its dashes, as people write it."""
-    name = next((alias for alias, of in TrainFlags.aliases.items() if of == field), field)
-    return name.replace("_", "-")
+    return "json" if field == "as_json" else field.replace("_", "-")
 
 
 def _is_section(word: str, following: Sequence[str]) -> bool:

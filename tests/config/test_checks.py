@@ -1,74 +1,82 @@
+"""Settings that do not go together, and settings that are valid and may have unexpected effects."""
+
 import re
 import tomllib
 
 import pytest
 
 from buckeye.config.inference import InferenceConfig
-from buckeye.config.load import help_text, load_with_warnings
+from buckeye.config.load import load_with_warnings
 from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.config.rl import RLConfig
-from buckeye.config.settings import flag_of
-from buckeye.config.sft import ChatDataConfig, SFTConfig
-from buckeye.config.structure import all_classes, paths_of
-from buckeye.config.supported import RULES, check_supported
+from buckeye.config.sft import SFTConfig
+from buckeye.config.structure import all_classes
 from buckeye.config.trainer import TrainerConfig
 
-DEFAULTS = {
-    TrainerConfig: TrainerConfig(),
-    SFTConfig: SFTConfig(data=ChatDataConfig(path="chats.jsonl")),
-    OrchestratorConfig: OrchestratorConfig(),
-    InferenceConfig: InferenceConfig(),
-}
 
-
-@pytest.mark.parametrize("model", RULES, ids=lambda model: model.__name__)
-def test_rules_are_about_settings_that_exist(model):
-    roots = (model, TrainerConfig) if model is SFTConfig else (model,)
-    known = {".".join(map(str, path)) for root in roots for path in paths_of(root)}
-    assert {rule.path for rule in RULES[model]} <= known
-
-
-@pytest.mark.parametrize("config", DEFAULTS.values(), ids=lambda config: type(config).__name__)
-def test_defaults_are_supported(config):
-    assert [p for p in check_supported(config) if p.path != ("rollouts_per_example",)] == []
+def test_defaults_give_no_warnings():
+    for model, words in (
+        (TrainerConfig, ""),
+        (InferenceConfig, ""),
+        (SFTConfig, "--data.path x"),
+    ):
+        assert _warnings(model, words) == []
 
 
 @pytest.mark.parametrize(
     "words",
     [
-        "--model.cp 2",
         "--model.tp 2 --model.experimental.lora",
-        "--ckpt.weights.save-adapter-separately",
-        "--model.debug.num-layers 2",
-        "--data.fake",
-        "--bench",
-        "--weights.interval 10",
-        "--weights.save-format torch",
-        "--trace-path t",
+        "--optim.type adamw8bit --model.tp 2",
+        "--optim.type adamw8bit --model.sharding full",
     ],
 )
-def test_what_a_trainer_refuses(refused, words):
-    flag = words.split()[0]
-    assert refused(TrainerConfig, words).startswith(flag)
+def test_trainer_conflicts_name_the_flag(refused, words):
+    assert refused(TrainerConfig, words).startswith(words.split()[0])
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
+REMOVED = {
+    RLConfig: ("--bench", "--weight-broadcast.type nccl", "--log.vf-level info", "--log.no-file"),
+    TrainerConfig: (
+        "--model.cp 2",
+        "--model.ep 2",
+        "--model.impl custom",
+        "--model.debug.num-layers 2",
+        "--data.fake",
+        "--weights.interval 10",
+        "--ckpt.weights.save-format torch",
+        "--trace-path t",
+    ),
+    OrchestratorConfig: (
         "--buffer.easy-fraction 0.5",
-        "--buffer.type difficulty-pool",
-        "--buffer.type online-difficulty --buffer.oversampling-factor 2",
+        "--buffer.oversampling-factor 2",
         "--no-mask-env-responses",
         "--sampling.repetition-penalty 1.1",
         "--client.headers.X-Key a",
         "--client.server-type openai",
         "--eval.save.hf",
-        "--eval.sampling.min-p 0.1",
         "--ckpt.buffer-path b",
+    ),
+}
+
+
+@pytest.mark.parametrize(("model", "words"), [(m, words) for m in REMOVED for words in REMOVED[m]])
+def test_settings_without_a_reader_do_not_exist(refused, model, words):
+    message = refused(model, words)
+    assert message.startswith(words.split()[0])
+    assert "no such setting" in message
+
+
+@pytest.mark.parametrize(
+    ("words", "suggested"),
+    [
+        ("--sampling.top-p 0.9", "eval.sampling.top-p"),
+        ("--buffer.oversampling-factor 2", "--oversampling-factor"),
+        ("--buffer.seed 3", "--seed"),
     ],
 )
-def test_what_an_orchestrator_refuses(refused, words):
-    assert "problems" not in refused(OrchestratorConfig, words)
+def test_a_removed_setting_suggests_the_setting_that_exists(refused, words, suggested):
+    assert suggested in refused(OrchestratorConfig, words)
 
 
 @pytest.mark.parametrize("words", ["--parallel.tp 2", "--vllm.max-num-seqs 3"])
@@ -78,20 +86,10 @@ def test_what_the_embedded_engine_refuses_and_vllm_takes(refused, words):
 
 
 def _warnings(model, words):
-    return load_with_warnings(model, words.split(), {})[1]
+    return load_with_warnings(model, words.split())[1]
 
 
 RUN = "--trainer --orchestrator --inference --orchestrator.rollouts-per-example 8"
-
-
-def test_what_is_only_said():
-    words = "--trainer.model.ep 2 --weight-broadcast.type nccl --trainer.model.impl custom"
-    said = [warning.partition(": ")[0] for warning in _warnings(RLConfig, f"{RUN} {words}")]
-    assert sorted(said) == [
-        "--trainer.model.ep",
-        "--trainer.model.impl",
-        "--weight-broadcast.type",
-    ]
 
 
 def test_vllm_has_no_modules_that_are_trained_in_full(refused):
@@ -108,7 +106,7 @@ def test_a_run_without_inference_says_where_it_expects_servers():
 def test_what_is_implemented_is_silent():
     words = """--trainer.optim.type muon --trainer.scheduler.type cosine --trainer.loss.ratio-type sequence
         --trainer.loss.ratio-length-norm --trainer.loss.kl-tau 0.1 --trainer.loss.kl-mask-type masked
-        --trainer.model.experimental.lora.rank 8 --trainer.ckpt.weights.save-adapter-separately
+        --trainer.model.experimental.lora.rank 8
         --trainer.model.fsdp-cpu-offload --no-trainer.model.reshard-after-forward
         --trainer.model.reduce-dtype bfloat16 --trainer.model.dp-replicate 2
         --trainer.model.ac --trainer.model.compile --trainer-gpu-ids 1,2 --inference.parallel.dp 2
@@ -124,23 +122,6 @@ def test_a_group_of_one_learns_nothing():
     assert warning.startswith("--rollouts-per-example: is 1: a rollout without siblings")
     assert _warnings(OrchestratorConfig, "--rollouts-per-example 4") == []
     assert _warnings(OrchestratorConfig, "--advantage None") == []
-
-
-@pytest.mark.parametrize("model", [*RULES, RLConfig], ids=lambda model: model.__name__)
-def test_help_marks_what_is_not_built(model):
-    """Whoever reads of a setting is told before it is refused."""
-    lines = {line.split()[0]: line for line in help_text(model, "x").splitlines() if line.startswith("  --")}
-    roles = {"trainer": TrainerConfig, "orchestrator": OrchestratorConfig, "inference": InferenceConfig}
-    parts = {f"{name}.": part for name, part in roles.items()} if model is RLConfig else {"": model}
-    for prefix, part in parts.items():
-        for rule in RULES[part]:
-            line = lines.get(flag_of(f"{prefix}{rule.path}".split(".")))
-            if line is not None and not rule.path.endswith("type"):  # of a section, or one of several kinds
-                assert rule.message in line
-    if model is RLConfig:
-        assert "Other values are refused: there is no benchmark mode" in lines["--bench"]
-        assert "Taken, but: weights travel as files" in lines["--weight-broadcast.type"]
-    assert "Other values" not in lines.get("--trainer.optim.lr", "")
 
 
 @pytest.mark.parametrize(

@@ -1,37 +1,22 @@
 import json
 
 import pytest
-from pydantic import ValidationError
 
 from buckeye.config.inference import InferenceConfig
 from buckeye.config.orchestrator import OrchestratorConfig
+from buckeye.config.resolve import SECTIONS, SHARED
 from buckeye.config.rl import RLConfig
-from buckeye.config.settings import flag_of
+from buckeye.config.settings import dotted, flag_of
 from buckeye.config.structure import paths_of, shape_at
-from buckeye.config.trainer import SGDConfig, TrainerConfig
-from buckeye.errors import ConfigError
+from buckeye.config.trainer import TrainerConfig
 
 ROLES = {"trainer": TrainerConfig, "orchestrator": OrchestratorConfig, "inference": InferenceConfig}
-
-
-def _shared_keys():
-    """Every setting of a run that a process has too, with the processes that have it."""
-    for path in dict.fromkeys(paths_of(RLConfig)):
-        having = [role for role, model in ROLES.items() if shape_at(model, path) is not None]
-        if path[0] not in ROLES and having:
-            yield path, having
-
-
-SHARED = dict(_shared_keys())
-SETTABLE = [path for path in SHARED if not shape_at(RLConfig, path).tables]
-SECTIONS = [
-    path for path in SHARED if shape_at(RLConfig, path).tables and shape_at(TrainerConfig, path).optional
-]
+SETTABLE = [tuple(name.split(".")) for name in SHARED]
 
 
 def _other_value(path):
     """A value that is nobody's default."""
-    shape, default = shape_at(RLConfig, path), _value(RLConfig(trainer={}, orchestrator={}).trainer, path)
+    shape, default = shape_at(RLConfig, path), _value(RLConfig().trainer, path)
     if shape.is_flag or default is True:
         return not default
     if shape.choices:
@@ -58,71 +43,60 @@ def _words(path, value):
 
 
 def _assert_arrives(config, path, value):
-    for role in SHARED[path]:
+    for role in SHARED[dotted(path)]:
         assert _value(getattr(config, role), path) == value, f"{role} was not told"
 
 
-def test_what_is_shared_is_what_the_classes_have_in_common():
-    """So that the walks below are known to walk something."""
-    assert {("max_steps",), ("ckpt", "keep"), ("wandb", "log_extras", "interval"), ("log", "vf_level")} < set(
-        SETTABLE
-    )
-    assert SECTIONS == [("ckpt",), ("wandb",), ("wandb", "log_extras")]
+def test_the_table_has_what_the_classes_have_in_common():
+    shared, sections = {}, {}
+    for path in dict.fromkeys(paths_of(RLConfig)):
+        having = tuple(role for role, model in ROLES.items() if shape_at(model, path) is not None)
+        if path[0] in ROLES or not having:
+            continue
+        shape = shape_at(TrainerConfig, path)
+        if not shape.tables:
+            shared[dotted(path)] = having
+        elif shape.optional:
+            sections[dotted(path)] = having
+    assert shared == dict(SHARED)
+    assert sections == dict(SECTIONS)
 
 
 @pytest.mark.parametrize("path", SETTABLE, ids=flag_of)
 def test_every_shared_setting_arrives_from_wherever_it_is_written(load_run, load, folder, path):
     value = _other_value(path)
-    if path == ("bench",):
-        with pytest.raises(ConfigError, match="--bench: there is no benchmark mode"):
-            load_run("--bench")
-        return
     _assert_arrives(load_run(_words(path, value)), path, value)
     processes = {role: {} for role in ROLES}
     folder.write("run.json", json.dumps(processes | _nested(path, value)))
     _assert_arrives(load(RLConfig, "@ run.json"), path, value)
-    _assert_arrives(RLConfig(**processes, **_nested(path, value)), path, value)
-    section = RLConfig(**processes, **_nested(path, value))
-    given = {role: getattr(section, role) for role in ROLES} | {path[0]: getattr(section, path[0])}
-    _assert_arrives(RLConfig(**given), path, value)
     if path[0] != "log":  # which each may have of its own
-        of_one = processes | {"orchestrator": _nested(path, value)}
-        _assert_arrives(RLConfig(**of_one), path, value)
+        folder.write("one.json", json.dumps(processes | {"orchestrator": _nested(path, value)}))
+        _assert_arrives(load(RLConfig, "@ one.json"), path, value)
 
 
 @pytest.mark.parametrize("path", SETTABLE, ids=flag_of)
-def test_no_shared_setting_may_contradict_a_process_in_silence(path):
-    """What a process says itself is kept (of logs and of rows) or refused; the run's is never passed over."""
-    value, own = _other_value(path), _value(RLConfig(trainer={}, orchestrator={}).trainer, path)
+def test_a_shared_setting_that_contradicts_a_process_is_an_error(load, refused, folder, path):
+    """Logs and rows may differ: the value of the process is kept."""
+    value, own = _other_value(path), _value(RLConfig().trainer, path)
     if own is None:
         own = f"{value}-third" if isinstance(value, str) else 2
     if path == ("seq_len",):
         own = 4000
     given = {"trainer": _nested(path, own), "orchestrator": {}, **_nested(path, value)}
+    folder.write("run.json", json.dumps(given))
     if path[0] == "log":
-        config = RLConfig(**given)
+        config = load(RLConfig, "@ run.json")
         assert (_value(config.trainer, path), _value(config.orchestrator, path)) == (own, value)
         return
-    with pytest.raises(ValidationError, match="must be the same"):
-        RLConfig(**given)
+    assert "must be the same" in refused(RLConfig, "@ run.json")
 
 
-@pytest.mark.parametrize("path", SECTIONS, ids=flag_of)
-def test_a_shared_section_that_is_off_is_off_for_all(load_run, path):
+@pytest.mark.parametrize("name", SECTIONS)
+def test_a_shared_section_that_is_off_is_off_for_all(load_run, name):
+    path = tuple(name.split("."))
     words = ["--trainer", "--orchestrator", *([flag_of(path[:-1])] if path[1:] else [])]
     config = load_run(*words, f"{flag_of(path)}=None")
-    assert [_value(getattr(config, role), path) for role in SHARED[path]] == [None] * 2
-
-
-def test_objects_say_what_was_set_in_them():
-    """A default in an object is no word of the caller's; a variant that was chosen is one."""
-    trainer = TrainerConfig(optim=SGDConfig())
-    config = RLConfig(max_steps=2, trainer=trainer, orchestrator=OrchestratorConfig(), output_dir="out")
-    assert (config.trainer.max_steps, config.orchestrator.max_steps) == (2, 2)
-    assert (str(config.trainer.output_dir), config.trainer.optim.type) == ("out", "sgd")
-    assert trainer.max_steps is None  # nothing of the caller's is changed
-    with pytest.raises(ValidationError, match=r"max_steps = 2 \(given\) and trainer.max_steps = 3"):
-        RLConfig(max_steps=2, trainer=TrainerConfig(max_steps=3), orchestrator=OrchestratorConfig())
+    assert [_value(getattr(config, role), path) for role in SECTIONS[name]] == [None] * 2
 
 
 @pytest.mark.parametrize("owner", ["", "trainer.", "orchestrator."])
@@ -309,7 +283,6 @@ def test_devices(load_run, words, inference, trainer, dp):
     config = load_run(words)
     assert (config.inference_gpu_ids, config.trainer_gpu_ids) == (inference, trainer)
     assert config.inference.parallel.dp == dp
-    assert config.orchestrator.num_train_workers == len(trainer)
 
 
 def test_devices_and_replicas_that_disagree(refused_run, load, folder):
@@ -322,7 +295,7 @@ def test_devices_and_replicas_that_disagree(refused_run, load, folder):
 
 
 def test_devices_that_cannot_be_shared_out(refused_run):
-    message = refused_run("--inference-gpu-ids 0,1,2 --inference.parallel.tp 2")
+    message = refused_run("--inference.backend vllm --inference-gpu-ids 0,1,2 --inference.parallel.tp 2")
     assert message.startswith(
         "3 inference devices cannot be shared out to replicas of 2 devices (tp); give a multiple of 2."
     )

@@ -1,0 +1,47 @@
+"""Configurations of runs that an earlier version started."""
+
+import json
+
+from buckeye.config.load import load_with_warnings, to_json
+from buckeye.config.rl import RLConfig
+from buckeye.launch.resume_checks import changed_settings, record_config
+
+REMOVED = {
+    "bench": False,
+    "weight_broadcast": {"type": "nccl"},
+    "log": {"level": "info", "vf_level": "warn", "file": True},
+    "trainer": {"model": {"cp": 1, "ep": 1, "debug": {"num_layers": None}}, "data": {"fake": None}},
+    "orchestrator": {
+        "buffer": {"type": "simple", "easy_fraction": 0.0, "seed": None},
+        "num_train_workers": 1,
+        "env": [{"id": "e", "gone": 1}],
+    },
+}
+
+
+def _merged(values, more):
+    if isinstance(values, dict) and isinstance(more, dict):
+        return {key: _merged(values.get(key), more.get(key, values.get(key))) for key in {**values, **more}}
+    if isinstance(values, list) and isinstance(more, list):
+        return [_merged(value, other) for value, other in zip(values, more, strict=True)]
+    return values if more is None else more
+
+
+def test_a_recorded_configuration_with_removed_settings_is_read(load, folder, refused):
+    words = ["--trainer", "--orchestrator", "--inference", "--orchestrator.env.0.id", "e"]
+    config = load(RLConfig, *words)
+    old = json.dumps(_merged(json.loads(to_json(config)), REMOVED))
+    folder.write("run/configs/rl.json", old)
+    assert load_with_warnings(RLConfig, ["@", "run/configs/rl.json"])[0] == config
+    folder.write("mine.json", old)  # a user's own file: a setting that does not exist is an error
+    assert "mine.json:" in refused(RLConfig, "@ mine.json")
+
+
+def test_removed_settings_are_not_changes_of_a_run(load, folder):
+    words = ["--trainer", "--orchestrator", "--inference", "--output-dir", "run"]
+    config = load(RLConfig, *words)
+    record_config(config)
+    path = folder.path / "run" / "configs" / "rl.json"
+    path.write_text(json.dumps(_merged(json.loads(path.read_text()), {"bench": True, "log": {"file": True}})))
+    assert changed_settings(config.output_dir, config) == []
+    assert changed_settings(config.output_dir, load(RLConfig, *words, "--seq-len", "99"))
