@@ -8,7 +8,6 @@ import pytest
 from buckeye.envs.base import Environment, Reply
 from buckeye.errors import UsageError
 from buckeye.evaluation.check import CheckOptions, check_environment
-from dakota1890 import environment as environment_module
 from dakota1890.__main__ import main
 from dakota1890.environment import load_environment
 from dakota1890.grading import grade
@@ -68,16 +67,6 @@ def test_a_cut_reply_earns_nothing_and_says_so(environment):
     assert (outcome.reward, outcome.stop_reason, outcome.components["truncated"]) == (0.0, "truncated", 1.0)
 
 
-def test_a_grade_the_second_grader_refuses_is_an_error_not_a_reward(environment, monkeypatch):
-    def generous(text, data, **options):
-        return grade(f"<answer>{data['accept'][0]}</answer>", data, **options)
-
-    monkeypatch.setattr(environment_module, "grade", generous)
-    outcome = play(environment, environment.tasks("train")[0], "<answer>kta</answer>")
-    assert outcome.reward is None
-    assert "recomputed as 0.0" in outcome.error
-
-
 def test_each_axis_is_a_split_and_eval_is_all_of_them(environment):
     axes = [split for split in environment.splits if split not in ("train", "eval")]
     assert axes == ["random", "lemma", "cell", "rule", "range", "exception"]
@@ -107,8 +96,6 @@ def test_families_can_be_chosen(environment):
     [
         ({"families": ["conjugat"]}, "Did you mean 'conjugate'"),
         ({"families": "numerals"}, r"Write families=\[.numerals.\], .* --arg 'families=numerals,'\."),
-        ({"families": "numerls"}, r"Did you mean 'numerals'\? Write families=\[.numerals.\]"),
-        ({"families": "kin, numerals"}, r"families=\[.kin., .numerals.\], .* 'families=kin,numerals'\."),
         ({"families": []}, "at least one"),
         ({"families": {"kin": 1}}, "at least one"),
         ({"families": [3]}, "unknown family 3"),
@@ -127,7 +114,6 @@ def test_families_can_be_chosen(environment):
         ({"invented_fraction": True}, "between 0 and 1"),
         ({"invented": "no"}, "`invented` is true or false"),
         ({"shaping": 1}, "`shaping` is true or false"),
-        ({"tools": "no"}, "`tools` is true or false, without quotes, not 'no'"),
         ({"seed": 1.5}, "`seed` is a whole number, .* not 1.5"),
         ({"seed": True}, "`seed`"),
         ({"num_train": 0}, "`num_train` .* at least 1"),
@@ -135,8 +121,6 @@ def test_families_can_be_chosen(environment):
         ({"num_train": 10.0}, "`num_train`"),
         ({"num_eval": 0}, "`num_eval` .* at least 1"),
         ({"num_eval": True}, "`num_eval`"),
-        ({"max_calls": 0}, "`max_calls` .* at least 1"),
-        ({"max_calls": "4"}, "`max_calls`"),
     ],
 )
 def test_wrong_arguments_are_explained(arguments, message):
@@ -144,10 +128,9 @@ def test_wrong_arguments_are_explained(arguments, message):
         load_environment(**arguments)
 
 
-@pytest.mark.parametrize("tools", [False, True])
 @pytest.mark.parametrize("chosen", [{"families": ["exceptions"]}, {"families": ["numerals"], "depths": [4]}])
-def test_what_is_only_evaluated_loads_without_a_train_split(chosen, tools):
-    environment = load_environment(**chosen, tools=tools)
+def test_what_is_only_evaluated_loads_without_a_train_split(chosen):
+    environment = load_environment(**chosen)
     assert environment.splits[0] == "eval"
     assert "train" not in environment.splits
     assert len(environment.tasks("eval")) > 5

@@ -85,7 +85,7 @@ def test_the_regular_form_earns_nothing():
         (question,) = (
             q for q in RECORDED.values() if q.facts == (f"{irregular.word}/exception/{irregular.meaning}",)
         )
-        item = render(question, "exception", True)
+        item = render(question, "train", True)  # there near misses are rewarded too
         for regular in irregular.regular:
             assert regular not in question.accept
             assert grade(f"<answer>{regular}</answer>", item.data, shaping=True).reward == 0, regular

@@ -3,7 +3,6 @@
 import pytest
 
 from dakota1890.corpus import load_corpus
-from dakota1890.draws import Draws
 from dakota1890.families.kin import KIN
 from dakota1890.splits import side_of
 
@@ -28,8 +27,6 @@ ANSWERS = {question.ask: question for question in KIN.recorded()}
             'Dakota kin term "haŋkaši" (a man\'s female cousin). Form: his female cousin.',
             {"haŋkašitku", "haŋkašiću"},
         ),
-        ('Give the Dakota word for "thy younger brother", said to a woman.', {"nisuŋka"}),
-        ('Give the Dakota word for "his younger sister".', {"taŋkšitku"}),
         (
             'Dakota kin term "suŋka" (younger brother), with owner "suŋkaku". '
             "Form: somebody's younger brother, anyone's.",
@@ -41,10 +38,6 @@ ANSWERS = {question.ask: question for question in KIN.recorded()}
         ),
         ('Dakota kin term "ate" (father). Form the verb "to have as father" for: I.', {"atewaya"}),
         ('Dakota kin term "ate" (father). Form the verb "to have as father" for: you all.', {"ateyayapi"}),
-        (
-            'Dakota kin term "ate" (father). Form the verb "to have as father" for: they, negative.',
-            {"ateyapi šni"},
-        ),
     ],
 )
 def test_questions_and_their_answers(ask, accept):
@@ -72,27 +65,7 @@ def test_a_name_has_relatives_of_its_sex_only():
     assert not any("Winona's elder sister" in ask and "taŋke" in ask for ask in ANSWERS)
 
 
-def test_the_form_without_the_term_holds_the_facts_of_both():
-    word = ANSWERS["What does a man call his younger sister? Give the Dakota word."]
-    form = ANSWERS['Dakota kin term "taŋkši" (a man\'s younger sister). Form: his younger sister.']
-    both = ANSWERS['Give the Dakota word for "his younger sister".']
-    assert set(both.facts) == set(word.facts) | set(form.facts)
-    assert set(both.cells) == set(word.cells) | set(form.cells)
-
-
 def test_names_of_owners_are_only_evaluated():
     owned = [question for question in ANSWERS.values() if "POSS-10" in question.rule_ids]
     assert len({question.accept for question in owned}) >= 60
     assert {side_of(question) for question in owned} == {"rule"}
-
-
-def test_invented_terms_take_the_same_endings():
-    for index in range(500):
-        question = KIN.invent(Draws(1, index))
-        assert side_of(question) == "train"
-        (lemma,) = question.lemma_ids
-        if question.ask.endswith("Form: thy relative."):
-            assert question.accept == (f"ni{lemma}",)
-        elif question.ask.endswith("Form: his or her relative."):
-            ends_in_i = lemma.endswith("i")
-            assert question.accept == ((f"{lemma}tku", f"{lemma}ću") if ends_in_i else (f"{lemma}ku",))

@@ -1,10 +1,10 @@
 import unicodedata
 
 import pytest
+from environments.dakota1890.tests.second_grader import _spelled, _unmarked
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dakota1890.audit import _spelled, _unmarked
 from dakota1890.corpus import load_corpus
 from dakota1890.orthography import ALPHABET, bare, canonical
 

@@ -10,11 +10,10 @@ import pytest
 import dakota1890
 from buckeye.workers.opening import load_environment
 from dakota1890.arguments import checked_arguments
-from dakota1890.audit import GradeMismatchError
 from dakota1890.environment import DakotaEnvironment
 from dakota1890.errors import ArgumentError
 from dakota1890.grading import grade
-from dakota1890.rows import VerifiersError, confirmed_grade, from_info, split_items, to_info
+from dakota1890.rows import VerifiersError, from_info, split_items, to_info
 from dakota1890.splits import AXES
 
 without_verifiers = pytest.mark.skipif(
@@ -23,17 +22,7 @@ without_verifiers = pytest.mark.skipif(
 
 
 def arguments(**changes):
-    given = {
-        "families": ["conjugate", "numerals", "possess"],
-        "depths": None,
-        "hints": "rule",
-        "invented": False,
-        "invented_fraction": 0.5,
-        "seed": 0,
-        "num_train": 50,
-        "num_eval": None,
-        "shaping": True,
-    }
+    given = {"families": ["conjugate", "numerals", "possess"], "num_train": 50}
     return checked_arguments(**{**given, **changes})
 
 
@@ -49,10 +38,10 @@ def test_importing_the_package_imports_nothing_else_of_it():
 def test_the_tasks_and_the_grading_need_neither_buckeye_nor_verifiers():
     line = (
         "import sys; sys.modules.update(dict.fromkeys(('buckeye', 'verifiers', 'datasets')));"
-        "from dakota1890.rows import *; from dakota1890.tasks import *;"
+        "from dakota1890.grading import grade; from dakota1890.tasks import *;"
         "item = TrainTasks(TaskOptions(), 5)[3];"
         "text = '<answer>' + item.data['accept'][0] + '</answer>';"
-        "print(confirmed_grade(text, item.data, shaping=True, truncated=False).reward)"
+        "print(grade(text, item.data, shaping=True).reward)"
     )
     done = subprocess.run([sys.executable, "-c", line], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout.strip()) == (0, "1.0"), done.stderr
@@ -97,10 +86,8 @@ def test_the_items_of_a_split_are_the_tasks_of_buckeyes_environment(split):
     assert [item.id for item in items] == [task.id for task in tasks]
 
 
-def test_an_unknown_split_is_answered_with_the_likely_one():
-    with pytest.raises(
-        ArgumentError, match=r"no split 'lema'; there are train, eval, .*Did you mean 'lemma'\?"
-    ):
+def test_an_unknown_split_is_answered_with_those_there_are():
+    with pytest.raises(ArgumentError, match=r"no split 'lema'; there are train, eval, random, lemma, "):
         split_items(arguments(), "lema")
 
 
@@ -117,7 +104,7 @@ def test_info_survives_json():
             task_id, data = from_info(json.loads(json.dumps(to_info(item), ensure_ascii=False)))
             assert (task_id, data) == (item.id, item.data)
             text = f"<answer>{item.data['accept'][0]}</answer>"
-            assert confirmed_grade(text, data, shaping=True, truncated=False).reward == 1.0
+            assert grade(text, data, shaping=True).reward == 1.0
 
 
 def test_near_misses_are_paid_in_training_only():
@@ -125,18 +112,9 @@ def test_near_misses_are_paid_in_training_only():
     for split in ("train", *AXES):
         for item in split_items(arguments(families=["numerals"]), split):
             text = f"<answer>{item.data['accept'][0]}a</answer>"
-            reward = confirmed_grade(text, item.data, shaping=True, truncated=False).reward
+            reward = grade(text, item.data, shaping=True).reward
             paid[split] = max(paid.get(split, 0.0), reward)
-            assert confirmed_grade(text, item.data, shaping=False, truncated=False).reward == 0.0
+            assert grade(text, item.data, shaping=False).reward == 0.0
     assert 0.0 < paid.pop("train") <= 0.2
     assert paid
     assert set(paid.values()) == {0.0}
-
-
-def test_a_reward_that_the_second_grader_does_not_confirm_is_an_error(monkeypatch):
-    item = split_items(arguments(), "train")[0]
-    text = f"<answer>{item.data['accept'][0]}</answer>"
-    wrong = grade("<answer>no</answer>", item.data, shaping=False)
-    monkeypatch.setattr("dakota1890.rows.grade", lambda *_, **__: wrong)
-    with pytest.raises(GradeMismatchError):
-        confirmed_grade(text, item.data, shaping=True, truncated=False)

@@ -1,5 +1,4 @@
-"""The packaged record: lexicon, variants, rules, flags and the paradigm tables, checked against recorded
-hashes.
+"""The packaged record: lexicon, variants, rules and the paradigm tables, checked against recorded hashes.
 
 Every entry carries where it comes from. Nothing is fetched; nothing is generated from a language model.
 """
@@ -10,17 +9,23 @@ import csv
 import hashlib
 import io
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from importlib import resources
-from typing import Any
+from typing import Any, TypeVar
 
 from dakota1890.errors import DakotaError
 from dakota1890.orthography import canonical
 
 SLOT = "·"
 """Marks in `verbs.csv` the place of the person marker: `ma·noŋ`."""
+
+R = TypeVar("R")
+
+Spellings = tuple[str, ...]
+"""Forms that a file separates by semicolons; other lists are separated by spaces."""
 
 
 class CorpusError(DakotaError):
@@ -40,27 +45,14 @@ class Entry:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Rule:
-    """One statement of the grammar, with its examples as (Dakota, English) pairs."""
-
-    rule_id: str
-    category: str
-    description: str
-    pattern: str
-    confidence: str
-    source: str
-    examples: tuple[tuple[str, str], ...]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Verb:
     """A verb whose class is attested or licensed by a rule.
 
-    `at` and `dual_at` are the offsets in `lemma` where the markers of I/thou and of we stand. `final` says
-    what kta and šni do to a final a: keeps, changes (to e), either (both printed) or unknown. `attested`
-    pairs a person with a form found in the record. `derives` names what else can be made of it: object,
-    dative, benefactive, possessive, reflexive, absolute, causative. `klass` is "unknown" where only forms
-    without a person marker are on record.
+    `at` and `dual_at` are the offsets in `lemma` where the markers of I/thou and of we stand. `final` is what
+    kta and šni do to a final a: keeps, changes (to e), either (both printed) or unknown. `attested` pairs a
+    person with a form found in the record. `derives` names what else can be made of it: object, dative,
+    benefactive, possessive, reflexive, absolute, causative. `klass` is "unknown" where only forms without a
+    person marker are on record.
     """
 
     lemma: str
@@ -81,19 +73,19 @@ class Verb:
 class Irregular:
     """A form for which the rules of its `kind` (verb, noun, kin, number, think) give a wrong one.
 
-    `meaning` is a person, or the meaning in words. `forms` are the recorded ones, `regular` the wrong ones.
-    `particles`: whether kta and šni may follow unchanged.
+    `meaning` is a person, or the meaning as text. `forms` are the recorded ones, `regular` the wrong ones.
+    `particles`: "yes" where kta and šni may follow unchanged.
     """
 
     word: str
     gloss: str
     kind: str
     meaning: str
-    forms: tuple[str, ...]
-    regular: tuple[str, ...]
+    forms: Spellings
+    regular: Spellings
     rules: tuple[str, ...]
     rule: str
-    particles: bool
+    particles: str
     evidence: str
 
 
@@ -132,23 +124,15 @@ class Kin:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Derived:
-    """A noun formed of `base`.
+    """A noun formed of `base`, which no question asks for, with the `forms` that the rules license.
 
-    part: adjective, verb, body part or noun. kind: abstract, place, agent, human, ruminant, bear, fish or
-    little. final: what a final a of the base does: keeps, changes (to e) or either. `noun_gloss` and
-    `attested` are "" where only the rule licenses the noun.
+    `attested` is "" where only a rule licenses it.
     """
 
     base: str
-    gloss: str
-    part: str
-    kind: str
-    final: str
-    noun_gloss: str
     root: str
-    rules: tuple[str, ...]
-    attested: str = ""
-    evidence: str = ""
+    forms: Spellings
+    attested: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -166,25 +150,77 @@ class SentenceWord:
     role: str
     kinds: frozenset[str]
     object_kinds: frozenset[str]
-    english: tuple[str, ...]
+    english: Spellings
     attested: str
     evidence: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Frame:
+    """Words around a conjugated verb: `words` with {} for it. `rule` says where they stand.
+
+    use: particle (kta or šni), person (any person), command, prohibition or participle.
+    """
+
+    name: str
+    use: str
+    meaning: str
+    words: str
+    rule_id: str
+    rule: str
+
+    def around(self, form: str) -> str:
+        """Return `form` in this frame."""
+        return self.words.replace("{}", form)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Person:
+    """The English of a person as subject, object and owner, and of the owner alone (mine, PRON-04).
+
+    `object` is "" where no form is asked with it. `alone_form` is the Dakota word for `alone`.
+    """
+
+    person: str
+    subject: str
+    object: str
+    owner: str
+    alone: str
+    alone_form: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Owned:
+    """A noun that owns or is owned. `english` of an owner is its singular and plural.
+
+    role: owner, animal (an owner), people's or anybody's (a thing of people alone, or of animals too).
+    """
+
+    word: str
+    role: str
+    english: Spellings
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Corpus:
-    """Everything packaged. `variants` maps a form to its attested other spellings, each with its kind."""
+    """Everything packaged.
+
+    `variants` maps a form to its attested other spellings, each with its kind, and `rules` an identifier to
+    its entry in `rules.json`.
+    """
 
     entries: tuple[Entry, ...]
     variants: Mapping[str, tuple[tuple[str, str], ...]]
-    flags: tuple[Mapping[str, str], ...]
-    rules: Mapping[str, Rule]
+    rules: Mapping[str, Mapping[str, Any]]
     verbs: tuple[Verb, ...]
     nouns: tuple[Noun, ...]
     kin: tuple[Kin, ...]
     derived: tuple[Derived, ...]
     irregulars: tuple[Irregular, ...]
     sentence_words: tuple[SentenceWord, ...]
+    frames: tuple[Frame, ...]
+    persons: tuple[Person, ...]
+    owned: tuple[Owned, ...]
     content_hash: str
     words: frozenset[str] = field(repr=False)
     """Every single word of every form, canonical: what an invented word must not be."""
@@ -194,40 +230,38 @@ class Corpus:
 def load_corpus() -> Corpus:
     """Read and check the packaged data. Raises CorpusError naming a file that was altered."""
     texts, content_hash = _read_checked()
-    entries = tuple(Entry(**row) for row in _rows(texts["lexicon.csv"]))
-    variants: dict[str, tuple[tuple[str, str], ...]] = {}
+    entries = _table(Entry, texts["lexicon.csv"])
+    variants: dict[str, tuple[tuple[str, str], ...]] = defaultdict(tuple)
     for row in _rows(texts["variants.csv"]):
-        variants[row["form"]] = (*variants.get(row["form"], ()), (row["attested"], row["kind"]))
-    rules = {item["rule_id"]: _rule(item) for item in json.loads(texts["rules.json"])}
-    verbs = tuple(_verb(row) for row in _rows(texts["verbs.csv"]))
-    nouns = tuple(_noun(row) for row in _rows(texts["nouns.csv"]))
-    irregulars = tuple(_irregular(row) for row in _rows(texts["irregular.csv"]))
-    kin = tuple(_kin(row) for row in _rows(texts["kin.csv"]))
-    derived = tuple(_derived(row) for row in _rows(texts["derived.csv"]))
+        variants[row["form"]] += ((row["attested"], row["kind"]),)
+    rules = {rule["rule_id"]: rule for rule in json.loads(texts["rules.json"])}
+    verbs, nouns = _table(Verb, texts["verbs.csv"]), _table(Noun, texts["nouns.csv"])
+    irregulars = _table(Irregular, texts["irregular.csv"])
     spellings = [entry.form for entry in entries]
     spellings += [spelling for group in variants.values() for spelling, _ in group]
-    spellings += [dakota for rule in rules.values() for dakota, _ in rule.examples]
+    spellings += [example["dakota"] for rule in rules.values() for example in rule["examples"]]
     spellings += [verb.lemma for verb in verbs] + [noun.lemma for noun in nouns]
     spellings += [form for irregular in irregulars for form in irregular.forms]
-    words = frozenset(word for spelling in spellings for word in canonical(spelling).split())
     return Corpus(
         entries=entries,
-        variants=variants,
-        flags=tuple(_rows(texts["flags.csv"])),
+        variants=dict(variants),
         rules=rules,
         verbs=verbs,
         nouns=nouns,
-        kin=kin,
-        derived=derived,
+        kin=_table(Kin, texts["kin.csv"]),
+        derived=_table(Derived, texts["derived.csv"]),
         irregulars=irregulars,
-        sentence_words=tuple(_sentence_word(row) for row in _rows(texts["sentence_words.csv"])),
+        sentence_words=_table(SentenceWord, texts["sentence_words.csv"]),
+        frames=_table(Frame, texts["frames.csv"]),
+        persons=_table(Person, texts["persons.csv"]),
+        owned=_table(Owned, texts["owned.csv"]),
         content_hash=content_hash,
-        words=words,
+        words=frozenset(word for spelling in spellings for word in canonical(spelling).split()),
     )
 
 
 def _read_checked() -> tuple[dict[str, str], str]:
-    """The data files' texts, and one SHA-256 over their recorded hashes."""
+    """Return the data files' texts, and one SHA-256 over their recorded hashes."""
     folder = resources.files("dakota1890") / "data"
     recorded: dict[str, str] = json.loads((folder / "manifest.json").read_text("utf-8"))["files"]
     texts = {}
@@ -247,88 +281,39 @@ def _rows(text: str) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(text)))
 
 
-def _rule(item: Mapping[str, Any]) -> Rule:
-    examples = tuple((example["dakota"], example["english"]) for example in item["examples"])
-    return Rule(**{**item, "examples": examples})
-
-
-def _verb(row: Mapping[str, str]) -> Verb:
-    marked = row["marked"]
-    return Verb(
-        lemma=row["lemma"],
-        gloss=row["gloss"],
-        klass=row["class"],
-        at=marked.index(SLOT),
-        dual_at=(row["dual"] or marked).index(SLOT),
-        persons=tuple(row["persons"].split()),
-        final=row["final"],
-        root=row["root"],
-        rules=tuple(row["rules"].split()),
-        derives=tuple(row["derives"].split()),
-        attested=_pairs(row["attested"]),
-        evidence=row["evidence"],
-    )
-
-
-def _irregular(row: Mapping[str, str]) -> Irregular:
-    return Irregular(
-        word=row["word"],
-        gloss=row["gloss"],
-        kind=row["kind"],
-        meaning=row["meaning"],
-        forms=tuple(row["forms"].split(";")),
-        regular=tuple(form for form in row["regular"].split(";") if form),
-        rules=tuple(row["rules"].split()),
-        rule=row["rule"],
-        particles=row["particles"] == "yes",
-        evidence=row["evidence"],
-    )
-
-
-def _noun(row: Mapping[str, str]) -> Noun:
-    return Noun(
-        lemma=row["lemma"],
-        gloss=row["gloss"],
-        klass=row["class"],
-        persons=tuple(row["persons"].split()),
-        root=row["root"],
-        rules=tuple(row["rules"].split()),
-        attested=_pairs(row["attested"]),
-        evidence=row["evidence"],
-    )
-
-
-def _kin(row: Mapping[str, str]) -> Kin:
-    return Kin(
-        lemma=row["lemma"],
-        relation=row["relation"],
-        speaker=row["speaker"],
-        forms=tuple(row["forms"].split()),
-        root=row["root"],
-        rules=tuple(row["rules"].split()),
-        attested=_pairs(row["attested"]),
-        evidence=row["evidence"],
-    )
-
-
-def _derived(row: Mapping[str, str]) -> Derived:
-    return Derived(**{**row, "rules": tuple(row["rules"].split())})  # type: ignore[arg-type]
-
-
-def _sentence_word(row: Mapping[str, str]) -> SentenceWord:
-    kinds, _, object_kinds = row["kinds"].partition(" > ")
-    return SentenceWord(
-        word=row["word"],
-        role=row["role"],
-        kinds=frozenset(kinds.split()),
-        object_kinds=frozenset(object_kinds.split()),
-        english=tuple(row["english"].split(";")),
-        attested=row["attested"],
-        evidence=row["evidence"],
-    )
-
-
 def _pairs(text: str) -> tuple[tuple[str, str], ...]:
     """`1sg:wakaška;2sg:yakaška` -> (("1sg", "wakaška"), ("2sg", "yakaška"))."""
     pairs = [item.partition(":") for item in text.split(";") if item]
     return tuple((person, form) for person, _, form in pairs)
+
+
+_COLUMNS: Mapping[str, Callable[[Mapping[str, str]], Any]] = {
+    "klass": lambda row: row["class"],
+    "at": lambda row: row["marked"].index(SLOT),
+    "dual_at": lambda row: (row["dual"] or row["marked"]).index(SLOT),
+    "kinds": lambda row: frozenset(row["kinds"].partition(" > ")[0].split()),
+    "object_kinds": lambda row: frozenset(row["kinds"].partition(" > ")[2].split()),
+}
+"""Field -> its value in a row, where that is not the text of its column or follows from the field's type."""
+
+_TYPES: Mapping[str, Callable[[str], Any]] = {
+    "str": str,
+    "tuple[str, ...]": lambda text: tuple(text.split()),
+    "Spellings": lambda text: tuple(text.split(";")) if text else (),
+    "tuple[tuple[str, str], ...]": _pairs,
+}
+
+
+def _table(kind: type[R], text: str) -> tuple[R, ...]:
+    """Return the rows of a CSV file as objects of a data class, each value by the type of its field."""
+    return tuple(
+        kind(
+            **{
+                column.name: _COLUMNS[column.name](row)
+                if column.name in _COLUMNS
+                else _TYPES[str(column.type)](row[column.name])
+                for column in fields(kind)  # type: ignore[arg-type]
+            }
+        )
+        for row in _rows(text)
+    )

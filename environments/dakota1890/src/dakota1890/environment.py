@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal, TypeVar, overload
+from typing import Any, Literal
 
 from buckeye.envs.base import Message, Outcome, Probe, Reply, Task
 from buckeye.envs.single_turn import SingleTurnEnvironment
 from buckeye.errors import UsageError
-from dakota1890.arguments import NUM_TRAIN, Arguments, check_tool_arguments, checked_arguments
-from dakota1890.audit import GradeMismatchError, check_reward
+from dakota1890.arguments import NUM_TRAIN, Arguments, checked_arguments
 from dakota1890.corpus import load_corpus
 from dakota1890.errors import ArgumentError
 from dakota1890.grading import grade
+from dakota1890.lazy import LazySequence, T
 from dakota1890.probes import probes
+from dakota1890.rows import split_items
 from dakota1890.splits import AXES
-from dakota1890.tasks import Item, TrainTasks, eval_tasks, train_cells, trained_families
-
-T = TypeVar("T")
+from dakota1890.tasks import Item, eval_tasks, train_cells, trained_families
 
 
 class DakotaEnvironment(SingleTurnEnvironment):
@@ -32,19 +30,11 @@ class DakotaEnvironment(SingleTurnEnvironment):
         options = arguments.options
         self._arguments = arguments
         self._held_out = eval_tasks(options.families, options.depths, options.hint)
-        train: dict[str, Sequence[Task]] = {}
+        names = ["eval", *AXES]
         if trained_families(options) or not self._held_out:
-            train["train"] = Mapped(TrainTasks(options, arguments.num_train), as_task)
-        held_out = tuple(map(as_task, self._held_out))
-        axes = {axis: tuple(t for t in held_out if t.data["split"] == axis) for axis in AXES}
-        super().__init__(
-            "dakota1890",
-            {
-                **train,
-                "eval": held_out[: arguments.num_eval],
-                **{axis: tasks for axis, tasks in axes.items() if tasks},
-            },
-        )
+            names.insert(0, "train")
+        splits = {name: _mapped(split_items(arguments, name), as_task) for name in names}
+        super().__init__("dakota1890", {name: s for name, s in splits.items() if len(s) or name == "eval"})
 
     @property
     def content_hash(self) -> str:
@@ -71,16 +61,12 @@ class DakotaEnvironment(SingleTurnEnvironment):
     def curriculum(self) -> Mapping[str, Sequence[Task]]:
         """The train tasks by family and depth."""
         cells = train_cells(self._arguments.options, self._arguments.num_train)
-        return {name: Mapped(items, as_task) for name, items in cells.items()}
+        return {name: _mapped(items, as_task) for name, items in cells.items()}
 
     def grade(self, task: Task, reply: Reply) -> Outcome:
-        """Grade a reply. A grade that the second grader does not confirm is an error, not a reward."""
-        shaping = self._arguments.shaping and task.data["split"] == "train"
-        result = grade(reply.text, task.data, shaping=shaping, truncated=reply.finish_reason == "length")
-        try:
-            check_reward(result.reward, reply.text, task.data, shaping=shaping)
-        except GradeMismatchError as mismatch:
-            return Outcome(reward=None, error=str(mismatch), stop_reason="grade mismatch")
+        """Grade a reply."""
+        truncated = reply.finish_reason == "length"
+        result = grade(reply.text, task.data, shaping=self._arguments.shaping, truncated=truncated)
         stop_reason = result.tier if result.tier in ("truncated", "format") else "answered"
         return Outcome(reward=result.reward, components=result.components, stop_reason=stop_reason)
 
@@ -95,32 +81,16 @@ class DakotaEnvironment(SingleTurnEnvironment):
                 f"dakota1890: there is nothing to imitate: {', '.join(options.families)} at depth "
                 f"{', '.join(map(str, options.depths))} is only evaluated. Choose other families or depths."
             )
-        return Mapped(super().tasks(split), _demonstration)
-
-
-@dataclass(frozen=True, slots=True)
-class Mapped(Sequence[T]):
-    """A lazy view of a sequence through a function."""
-
-    items: Sequence
-    function: Callable[..., T]
-
-    def __len__(self) -> int:
-        return len(self.items)
-
-    @overload
-    def __getitem__(self, index: int) -> T: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[T]: ...
-    def __getitem__(self, index: int | slice) -> T | Sequence[T]:
-        if isinstance(index, slice):
-            return [self.function(item) for item in self.items[index]]
-        return self.function(self.items[index])
+        return _mapped(super().tasks(split), _demonstration)
 
 
 def as_task(item: Item) -> Task:
     """A task as Buckeye knows it."""
     return Task(id=item.id, messages=({"role": "user", "content": item.prompt},), data=item.data)
+
+
+def _mapped(items: Sequence[Any], function: Callable[[Any], T]) -> Sequence[T]:
+    return LazySequence(len(items), lambda index: function(items[index]))
 
 
 def _demonstration(task: Task) -> list[Message]:
@@ -139,12 +109,10 @@ def load_environment(
     num_train: int = NUM_TRAIN,
     num_eval: int | None = None,
     shaping: bool = True,
-    tools: bool = False,
-    max_calls: int = 4,
 ) -> DakotaEnvironment:
-    """The Dakota environment.
+    """Return the Dakota environment.
 
-    families: any of the twelve; None means all.
+    families: names of families; None means all.
     depths: any of 1 to 4, in training and evaluation; None means all. Where nothing of the families and
         depths is trained, there is no split `train`.
     hints: "rule" states the rule each question tests in one sentence, "none" does not.
@@ -153,13 +121,10 @@ def load_environment(
     seed: the train sequence; the splits and the evaluation do not depend on it.
     num_train, num_eval: how many tasks; None takes every held-out question.
     shaping: pay near misses up to 0.2 in training. The evaluation never pays them.
-    tools: let the policy look words and rules up, with at most `max_calls` calls; prompts then leave to the
-        tools what these tell, the rule included.
 
     Raises UsageError for an argument outside these.
     """
     try:
-        check_tool_arguments(tools=tools, max_calls=max_calls)
         arguments = checked_arguments(
             families=families,
             depths=depths,
@@ -171,10 +136,6 @@ def load_environment(
             num_eval=num_eval,
             shaping=shaping,
         )
-        if not tools:
-            return DakotaEnvironment(arguments)
-        from dakota1890.tool_environment import DakotaToolEnvironment  # which builds on this module
-
-        return DakotaToolEnvironment(arguments, max_calls=max_calls)
+        return DakotaEnvironment(arguments)
     except ArgumentError as error:
         raise UsageError(str(error)) from None

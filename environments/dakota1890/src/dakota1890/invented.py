@@ -8,28 +8,34 @@ form even without its diacritics. They are for training only and are marked `inv
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeVar
 
-from dakota1890.corpus import Derived, Kin, Noun, Verb, load_corpus
+from dakota1890.corpus import Noun, Verb, load_corpus
 from dakota1890.draws import Draws
-from dakota1890.morphology import conjugate, possess
-from dakota1890.morphology.derivation import derive, verbal_noun
 from dakota1890.morphology.kinship import have_as, relative_of, somebodys
+from dakota1890.morphology.nouns import possess
+from dakota1890.morphology.objects import (
+    MADE_VERBS,
+    object_pairs,
+    reflexive,
+    reflexive_persons,
+    with_object,
+)
+from dakota1890.morphology.verbs import conjugate
 from dakota1890.orthography import bare, canonical
 from dakota1890.splits import held_out_lemma
 
 GLOSS = "an invented word"
 ALL_PERSONS = ("1sg", "2sg", "12", "1pl", "2pl", "3pl")
-_WITHOUT_WE = ("1sg", "2sg", "2pl", "3pl")
 _BODY_OWNERS = ("1sg", "2sg", "12", "1pl", "2pl")
 _OWNERS = ("1sg", "2sg", "3sg", "12", "1pl", "2pl", "3pl")
 _SYLLABLE = re.compile(r"([^aeiou]*)([aeiou]ŋ?)")
 _ATTEMPTS = 200
 
-W = TypeVar("W", Verb, Noun, Kin, Derived)
+W = TypeVar("W", Verb, Noun)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,27 +50,13 @@ class _Sounds:
 
 
 def invented_verb(draws: Draws) -> Verb:
-    """A verb of a random class and slot, with a lemma no record holds."""
-    return _until_new(
-        draws, _draw_verb, lambda verb: [form for p in verb.persons for form in conjugate(verb, p)]
-    )
+    """Return a verb of a random class and slot, with a lemma no record holds."""
+    return _until_new(draws, _draw_verb, _verb_forms)
 
 
 def invented_noun(draws: Draws) -> Noun:
-    """A noun of a random kind of possession, with a lemma no record holds."""
-    return _until_new(
-        draws, _draw_noun, lambda noun: [form for p in noun.persons for form in possess(noun, p)]
-    )
-
-
-def invented_kin(draws: Draws) -> Kin:
-    """A kin term no record holds."""
-    return _until_new(draws, _draw_kin, _kin_forms)
-
-
-def invented_base(draws: Draws) -> Derived:
-    """A noun derived of a base no record holds."""
-    return _until_new(draws, _draw_derived, lambda noun: [*derive(noun), verbal_noun(noun.base)])
+    """Return a noun of a random kind of possession, with a lemma no record holds."""
+    return _until_new(draws, _draw_noun, _noun_forms)
 
 
 def is_new(forms: Iterable[str]) -> bool:
@@ -73,89 +65,19 @@ def is_new(forms: Iterable[str]) -> bool:
 
 
 def _until_new(draws: Draws, draw: Callable[[Draws], W], forms: Callable[[W], Iterable[str]]) -> W:
-    recorded = _recorded_forms()
     for _ in range(_ATTEMPTS):
         word = draw(draws)
-        if bare(_lemma(word)) not in recorded and not any(bare(form) in recorded for form in forms(word)):
+        if is_new(forms(word)):
             return word
     raise AssertionError(f"no new word in {_ATTEMPTS} draws")
 
 
-def _lemma(word: Verb | Noun | Kin | Derived) -> str:
-    return word.base if isinstance(word, Derived) else word.lemma
+def _verb_forms(verb: Verb) -> list[str]:
+    return [verb.lemma, *(form for person in verb.persons for form in conjugate(verb, person))]
 
 
-def _kin_forms(kin: Kin) -> list[str]:
-    verb = have_as(kin)
-    owned = [form for owner in ("2sg", "3sg") if owner in kin.forms for form in relative_of(kin, owner)]
-    generic = somebodys(kin) if "3sg" in kin.forms else ()
-    return [*owned, *generic, *(form for p in ("3sg", *verb.persons) for form in conjugate(verb, p))]
-
-
-def _draw_verb(draws: Draws) -> Verb:
-    return draws.pick(_VERB_KINDS)(draws)
-
-
-def _prefixed(klass: str, rule: str) -> Callable[[Draws], Verb]:
-    def draw(draws: Draws) -> Verb:
-        return _verb(klass, _word(draws, starts_with_vowel=False), 0, rule)
-
-    return draw
-
-
-def _inserted(klass: str, rule: str) -> Callable[[Draws], Verb]:
-    def draw(draws: Draws) -> Verb:
-        before = _syllable(draws, first=True, last=False)
-        if draws.below(4) == 0:
-            before += _syllable(draws, first=False, last=False)
-        return _verb(klass, before + _rest(draws), len(before), rule)
-
-    return draw
-
-
-def _class_two(draws: Draws) -> Verb:
-    return _verb("II", "y" + draws.pick("ua") + _rest(draws), 0, "VERB-04")
-
-
-def _class_two_inside(draws: Draws) -> Verb:
-    before = _syllable(draws, first=True, last=False)
-    lemma = before + "y" + draws.pick(_sounds().vowels) + _rest(draws)
-    return _verb("II", lemma, len(before), "VERB-06", persons=_WITHOUT_WE)
-
-
-def _class_ki(draws: Draws) -> Verb:
-    return _verb("ki", "ki" + _rest(draws), 0, "VERB-03")
-
-
-def _before_vowel(draws: Draws) -> Verb:
-    return _verb("I", _word(draws, starts_with_vowel=True), 0, "PHON-06", persons=("12", "1pl", "3pl"))
-
-
-_VERB_KINDS: list[Callable[[Draws], Verb]] = [
-    *[_prefixed("I", "VERB-01")] * 3,
-    *[_inserted("I", "VERB-02")] * 4,
-    _before_vowel,
-    *[_class_two] * 3,
-    _class_two_inside,
-    *[_prefixed("III", "VERB-07")] * 2,
-    _inserted("III", "VERB-08"),
-    _class_ki,
-]
-
-
-def _verb(klass: str, lemma: str, at: int, rule: str, persons: tuple[str, ...] = ALL_PERSONS) -> Verb:
-    final = "unknown" if lemma.endswith(("a", "aŋ")) else "keeps"
-    return Verb(
-        lemma=lemma,
-        gloss=GLOSS,
-        klass=klass,
-        at=at,
-        dual_at=at,
-        persons=persons,
-        final=final,
-        root=lemma,
-        rules=(rule,),
-    )
+def _noun_forms(noun: Noun) -> list[str]:
+    return [noun.lemma, *(form for person in noun.persons for form in possess(noun, person))]
 
 
 def _draw_noun(draws: Draws) -> Noun:
@@ -173,48 +95,6 @@ def _draw_noun(draws: Draws) -> Noun:
 def _noun(klass: str, lemma: str, rules: tuple[str, ...]) -> Noun:
     persons = _BODY_OWNERS if klass == "inalienable" else _OWNERS
     return Noun(lemma=lemma, gloss=GLOSS, klass=klass, persons=persons, root=lemma, rules=rules)
-
-
-def _draw_kin(draws: Draws) -> Kin:
-    """A term whose -ku or -tku the rules settle: not one in iŋ."""
-    while True:
-        lemma = _word(draws, starts_with_vowel=False)
-        if not lemma.endswith("iŋ"):
-            return Kin(
-                lemma=lemma, relation=GLOSS, speaker="", forms=("2sg", "3sg", "ya"), root=lemma, rules=()
-            )
-
-
-def _draw_derived(draws: Draws) -> Derived:
-    """Only wo- has a rule for a final a, so the other prefixes get no base that ends in one."""
-    kind, part, rule = draws.pick(_DERIVED_KINDS)
-    while True:
-        base = _word(draws, starts_with_vowel=kind == "agent")
-        if kind in ("abstract", "little") or not base.endswith(("a", "aŋ")):
-            break
-    return Derived(
-        base=base,
-        gloss=GLOSS,
-        part=part,
-        kind=kind,
-        final="either" if kind == "abstract" and not base.endswith("aŋ") else "keeps",
-        noun_gloss="",
-        root=base,
-        rules=(rule,),
-    )
-
-
-_DERIVED_KINDS = (
-    *[("abstract", "adjective", "NOUN-01"), ("abstract", "verb", "NOUN-01")] * 2,
-    *[("place", "verb", "NOUN-02")] * 3,
-    # Before a consonant wa- could also be the marker of I; before a vowel it is not asked of verbs.
-    *[("agent", "verb", "NOUN-03")] * 3,
-    ("human", "verb", "NOUN-04"),
-    ("human", "adjective", "NOUN-04"),
-    ("human", "body part", "NOUN-04"),
-    *[("ruminant", "body part", "NOUN-06")] * 2,
-    *[("little", "noun", "NOUN-08")] * 2,
-)
 
 
 def _word(draws: Draws, *, starts_with_vowel: bool) -> str:
@@ -256,17 +136,73 @@ def _sounds() -> _Sounds:
     return sounds
 
 
+_VERB_STEMS: Mapping[str, Callable[[Draws], str]] = {
+    "consonant": lambda draws: _word(draws, starts_with_vowel=False),
+    "vowel": lambda draws: _word(draws, starts_with_vowel=True),
+    "inside": lambda draws: _rest(draws),
+    "y": lambda draws: "y" + draws.pick("ua") + _rest(draws),
+    "y inside": lambda draws: "y" + draws.pick(_sounds().vowels) + _rest(draws),
+    "ki": lambda draws: "ki" + _rest(draws),
+}
+"""Shape of a verb -> its lemma from the person marker on."""
+
+_VERB_KINDS = (
+    *[("I", "consonant", "VERB-01", ALL_PERSONS)] * 3,
+    *[("I", "inside", "VERB-02", ALL_PERSONS)] * 4,
+    ("I", "vowel", "PHON-06", ("12", "1pl", "3pl")),
+    *[("II", "y", "VERB-04", ALL_PERSONS)] * 3,
+    ("II", "y inside", "VERB-06", ("1sg", "2sg", "2pl", "3pl")),
+    *[("III", "consonant", "VERB-07", ALL_PERSONS)] * 2,
+    ("III", "inside", "VERB-08", ALL_PERSONS),
+    ("ki", "ki", "VERB-03", ALL_PERSONS),
+)
+
+
+def _draw_verb(draws: Draws) -> Verb:
+    klass, shape, rule, persons = draws.pick(_VERB_KINDS)
+    before = _syllable(draws, first=True, last=False) if shape.endswith("inside") else ""
+    if shape == "inside" and draws.below(4) == 0:
+        before += _syllable(draws, first=False, last=False)
+    lemma = before + _VERB_STEMS[shape](draws)
+    return Verb(
+        lemma=lemma,
+        gloss=GLOSS,
+        klass=klass,
+        at=len(before),
+        dual_at=len(before),
+        persons=persons,
+        final="unknown" if lemma.endswith(("a", "aŋ")) else "keeps",
+        root=lemma,
+        rules=(rule,),
+    )
+
+
 @lru_cache(maxsize=1)
 def _recorded_forms() -> frozenset[str]:
     """Every recorded word and every form of a recorded lemma, without diacritics."""
     corpus = load_corpus()
     forms = set(corpus.words)
-    forms.update(form for verb in corpus.verbs for person in verb.persons for form in conjugate(verb, person))
-    forms.update(form for noun in corpus.nouns for person in noun.persons for form in possess(noun, person))
-    forms.update(form for kin in corpus.kin for form in _kin_forms(kin))
-    forms.update(form for noun in corpus.derived for form in derive(noun))
-    from dakota1890.families.objects import OBJECTS  # it is built on this module
-
-    assert OBJECTS.recorded is not None
-    forms.update(form for question in OBJECTS.recorded() for form in question.accept)
+    for verb in corpus.verbs:
+        forms.update(_verb_forms(verb))
+        forms.update(_made_forms(verb))
+    forms.update(form for noun in corpus.nouns for form in _noun_forms(noun))
+    forms.update(form for noun in corpus.derived for form in noun.forms)
+    for kin in corpus.kin:
+        forms.update(_verb_forms(have_as(kin)))
+        forms.update(
+            form for owner in ("2sg", "3sg") if owner in kin.forms for form in relative_of(kin, owner)
+        )
+        forms.update(somebodys(kin) if "3sg" in kin.forms else ())
     return frozenset(map(bare, forms))
+
+
+def _made_forms(verb: Verb) -> Iterator[str]:
+    """The forms with an object, of oneself, and of the verbs that are made of `verb`."""
+    for kind in verb.derives:
+        if kind == "object":
+            yield from (with_object(verb, *pair) for pair in object_pairs(verb))
+        elif kind == "reflexive":
+            yield from (reflexive(verb, person) for person in reflexive_persons(verb))
+        else:
+            for made in MADE_VERBS[kind](verb):
+                yield from _verb_forms(made)

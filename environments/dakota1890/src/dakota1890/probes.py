@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from dakota1890.grading import DIACRITIC_REWARD
 from dakota1890.orthography import bare
-from dakota1890.questions import JSON, NUMBER
+from dakota1890.questions import NUMBER
 from dakota1890.tasks import Item
 
 TASKS_PER_FAMILY = 4
@@ -54,7 +54,7 @@ def _right(item: Item) -> Iterator[tuple[str, str, float]]:
         "right, composed": lambda text: unicodedata.normalize("NFC", text),
         "right, surrounded by space": lambda text: f"\n  {text} \n",
     }
-    if item.data["answer"] not in (JSON, NUMBER):
+    if item.data["answer"] != NUMBER:
         spellings |= {
             "right, older letters": lambda text: _replaced(text, _OLDER_LETTERS),
             "right, first vowel stressed": lambda text: _replaced(text, _STRESSED, once=True),
@@ -72,7 +72,7 @@ def _nearly_right(item: Item) -> Iterator[tuple[str, str, float]]:
     answer = item.data["accept"][0]
     plain = bare(answer)
     if plain != answer and not _accepts(item.data, plain) and plain not in item.data["prompt_forms"]:
-        yield "all marks lost", tagged(plain), 0.0 if item.data["marks_matter"] else DIACRITIC_REWARD
+        yield "all marks lost", tagged(plain), DIACRITIC_REWARD
 
 
 def _worthless(item: Item) -> Iterator[tuple[str, str, float]]:

@@ -1,21 +1,20 @@
 """What a family asks: one fact of the record, or several, with every answer that is accepted.
 
-A question knows what it is about (`facts`, `cells`, `lemma_ids`, `rule_ids`); from these alone `splits`
-tells on which side it stands. Another way to ask about the same fact (read the form back, repair it) copies
-them, so that all ways of asking stay together.
+A question names what it is about (`facts`, `cells`, `lemma_ids`, `rule_ids`); `splits` computes its side from
+these alone. Another way to ask about the same fact copies them, so that all ways of asking stay on one side.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from dakota1890.draws import Draws
 
-FORM, WORDS, WORD = "form", "words", "word"
-MEANING, NUMBER, JSON = "meaning", "number", "JSON"
-"""What the answer tag holds. The first three are Dakota; only they can be nearly right. A MEANING is English,
-a NUMBER is compared as digits, JSON by the values of its keys."""
+FORM, WORDS, WORD, NUMBER = "form", "words", "word", "number"
+"""What the answer tag holds. The first three are Dakota; only they can be nearly right. A NUMBER is compared
+as digits."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,13 +25,10 @@ class Question:
     cells: rule x lemma class, such as `1sg|II`.
     depth: 1 one affix or word, 2 two of them, 3 three, 4 a sentence.
     ask: the question without its rule; `rule`: the rule in one sentence, "" if there is none.
-    answer: one of FORM, WORDS, WORD, MEANING, NUMBER, JSON; `keys` names the JSON keys, in the order
-        of `accept`.
-    accept: every accepted answer in canonical spelling, the preferred one first; for JSON the values, each
-        canonical and with _ for its spaces, joined by single spaces (a task has them as JSON).
+    answer: one of FORM, WORDS, WORD, NUMBER.
+    accept: every accepted answer in canonical spelling, the preferred one first.
     prompt_forms: Dakota forms shown in the prompt, which as answers are an echo. `floor_forms`: what a near
         miss must be closer than.
-    marks_matter: whether an answer with lost diacritics is worth nothing, because they are what is asked.
     number: the largest number asked about, for the numeral range.
     invented: whether a word in it is invented.
     """
@@ -47,12 +43,29 @@ class Question:
     rule: str
     answer: str
     accept: tuple[str, ...]
-    keys: tuple[str, ...] = ()
     prompt_forms: tuple[str, ...] = ()
     floor_forms: tuple[str, ...] = ()
-    marks_matter: bool = False
     number: int | None = None
     invented: bool = False
+
+    def extended(
+        self,
+        *,
+        facts: Sequence[str] = (),
+        cells: Sequence[str] = (),
+        lemma_ids: Sequence[str] = (),
+        rule_ids: Sequence[str] = (),
+        **changes: Any,
+    ) -> Question:
+        """Return this question with more facts, cells, lemmas and rules, and with `changes`."""
+        return replace(
+            self,
+            facts=(*self.facts, *facts),
+            cells=(*self.cells, *cells),
+            lemma_ids=(*self.lemma_ids, *lemma_ids),
+            rule_ids=(*self.rule_ids, *rule_ids),
+            **changes,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,5 +85,5 @@ class Family:
 
 
 def unique(items: Sequence[str]) -> tuple[str, ...]:
-    """The items without repeats, in their order."""
+    """Return the items without repeats, in their order."""
     return tuple(dict.fromkeys(items))

@@ -1,19 +1,14 @@
-"""What the two `verifiers` faces share: the items of a split, the grade of a reply, and the check that the
-right `verifiers` is installed.
-"""
+"""The items of a split, as rows of `verifiers`, and the check that its right version is installed."""
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
 from dakota1890.arguments import Arguments
-from dakota1890.audit import check_reward
 from dakota1890.errors import ArgumentError, DakotaError
-from dakota1890.grading import Grade, grade
 from dakota1890.splits import AXES
 from dakota1890.tasks import Item, TrainTasks, eval_tasks
 
@@ -25,11 +20,11 @@ _NEEDS = {
 
 
 class VerifiersError(DakotaError):
-    """The installed `verifiers` is not the one a face is for; the message says what to install."""
+    """The installed `verifiers` has another API; the message says what to install."""
 
 
 def split_items(arguments: Arguments, split: str) -> Sequence[Item]:
-    """The items of `train`, of `eval` (everything held out), or of one held-out axis.
+    """Return the items of `train`, of `eval` (everything held out), or of one held-out axis.
 
     Raises ArgumentError for another name.
     """
@@ -41,34 +36,20 @@ def split_items(arguments: Arguments, split: str) -> Sequence[Item]:
         return held_out[: arguments.num_eval]
     if split in AXES:
         return tuple(item for item in held_out if item.data["split"] == split)
-    names = ("train", "eval", *AXES)
-    close = difflib.get_close_matches(str(split), names, 1)
-    meant = f" Did you mean {close[0]!r}?" if close else ""
-    raise ArgumentError(f"dakota1890: there is no split {split!r}; there are {', '.join(names)}.{meant}")
+    raise ArgumentError(f"dakota1890: there is no split {split!r}; there are train, eval, {', '.join(AXES)}.")
 
 
 def to_info(item: Item) -> dict[str, Any]:
-    """The id and the data of an item as one object that can be written as JSON."""
+    """Return the id and the data of an item as one object that can be written as JSON."""
     return {"task_id": item.id, **item.data}
 
 
 def from_info(info: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """The id and the data again, also after a way through JSON, which turns tuples into lists."""
+    """Return the id and the data again, also after a way through JSON, which turns tuples into lists."""
     data: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in info.items()
     }
     return str(data.pop("task_id")), data
-
-
-def confirmed_grade(text: str, data: Mapping[str, Any], *, shaping: bool, truncated: bool) -> Grade:
-    """The grade of a reply to a task with `data`. Near misses are never paid on held-out tasks.
-
-    Raises GradeMismatchError if the second grader does not confirm the reward.
-    """
-    shaping = shaping and data["split"] == "train"
-    result = grade(text, data, shaping=shaping, truncated=truncated)
-    check_reward(result.reward, text, data, shaping=shaping)
-    return result
 
 
 def require_verifiers(api: str) -> None:

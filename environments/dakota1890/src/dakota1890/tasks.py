@@ -9,16 +9,17 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import resources
-from typing import Any, overload
+from typing import Any
 
 from dakota1890.draws import Draws
 from dakota1890.errors import ArgumentError
 from dakota1890.families import FAMILIES
-from dakota1890.questions import JSON, Family, Question
+from dakota1890.lazy import LazySequence
+from dakota1890.questions import Family, Question
 from dakota1890.splits import hash_fraction, side_of
 
 DEPTHS = (1, 2, 3, 4)
@@ -26,7 +27,6 @@ EVAL_PER_SIDE = 120
 """The most questions of one family on one held-out axis."""
 
 _EVAL_SEED = 1890
-_EVAL_DRAWS = 20_000
 _DRAWS_FOR_DEPTHS = 2_000
 _MOST_REJECTED = 20_000
 
@@ -55,15 +55,15 @@ class TaskOptions:
     seed: int = 0
 
 
-class TrainTasks(Sequence[Item]):
-    """`count` train tasks; item i is made when asked for and depends on (options, i) alone.
+class TrainTasks(LazySequence[Item]):
+    """`count` train tasks; item i depends on (options, i) alone.
 
     Raises ArgumentError if no family has a train question of these depths.
     """
 
     def __init__(self, options: TaskOptions, count: int) -> None:
+        super().__init__(count, self._draw)
         self._options = options
-        self._count = count
         self._families = trained_families(options)
         if not self._families:
             raise ArgumentError(
@@ -72,24 +72,7 @@ class TrainTasks(Sequence[Item]):
                 f"{_depths_of_families(options.families)}."
             )
 
-    def __len__(self) -> int:
-        return self._count
-
-    @overload
-    def __getitem__(self, index: int) -> Item: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Item]: ...
-    def __getitem__(self, index: int | slice) -> Item | Sequence[Item]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(self._count))]
-        if not -self._count <= index < self._count:
-            raise IndexError(f"train task {index} of {self._count}")
-        return self._make(index % self._count)
-
-    def __iter__(self) -> Iterator[Item]:
-        return map(self._make, range(self._count))
-
-    def _make(self, index: int) -> Item:
+    def _draw(self, index: int) -> Item:
         options, draws = self._options, Draws(self._options.seed, index)
         family = FAMILIES[draws.pick(self._families)]
         recorded = _recorded_train(family.name, options.depths, options.hint)
@@ -110,16 +93,7 @@ def trained_families(options: TaskOptions) -> list[str]:
 def train_cells(options: TaskOptions, count: int) -> dict[str, TrainTasks]:
     """The train tasks by family and depth, each cell a sequence of `count`: `conjugate/1`, `order/4` ..."""
     return {
-        f"{family}/{depth}": TrainTasks(
-            TaskOptions(
-                families=(family,),
-                depths=(depth,),
-                hint=options.hint,
-                invented_fraction=options.invented_fraction,
-                seed=options.seed,
-            ),
-            count,
-        )
+        f"{family}/{depth}": TrainTasks(replace(options, families=(family,), depths=(depth,)), count)
         for family in options.families
         for depth in sorted(train_depths(family) & set(options.depths))
     }
@@ -133,7 +107,7 @@ def train_depths(family: str) -> frozenset[int]:
         return frozenset()
     if source.recorded is not None:
         return frozenset(item.data["depth"] for item in _recorded_train(family, DEPTHS, True))
-    drawn = (_drawn(source, index) for index in range(_DRAWS_FOR_DEPTHS))
+    drawn = (drawn_question(source, index) for index in range(_DRAWS_FOR_DEPTHS))
     return frozenset(question.depth for question in drawn if side_of(question) == "train")
 
 
@@ -150,14 +124,6 @@ def eval_tasks(families: tuple[str, ...], depths: tuple[int, ...], hint: bool) -
     return tuple(sorted(tasks, key=lambda task: hash_fraction(task.id)))
 
 
-@lru_cache(maxsize=1)
-def held_out_forms() -> frozenset[str]:
-    """Every answer that a held-out task of any family accepts."""
-    return frozenset(
-        form for task in eval_tasks(tuple(FAMILIES), DEPTHS, True) for form in task.data["accept"]
-    )
-
-
 def render(question: Question, side: str, hint: bool) -> Item:
     """The question in words. Its id depends on what is asked and accepted, not on the hint."""
     rule = f" Rule: {question.rule}." if hint and question.rule else ""
@@ -172,25 +138,12 @@ def render(question: Question, side: str, hint: bool) -> Item:
         "facts": question.facts,
         "depth": question.depth,
         "answer": question.answer,
-        "accept": _written(question),
-        "keys": question.keys,
+        "accept": question.accept,
         "prompt_forms": question.prompt_forms,
         "floor_forms": question.floor_forms,
-        "marks_matter": question.marks_matter,
         "invented": question.invented,
     }
     return Item(id=f"{question.family}-{digest.hexdigest()[:16]}", prompt=prompt, data=data)
-
-
-def _written(question: Question) -> tuple[str, ...]:
-    """The accepted answers as they are written between the tags."""
-    if question.answer != JSON:
-        return question.accept
-    answers = []
-    for form in question.accept:
-        values = [value.replace("_", " ") for value in form.split(" ")]
-        answers.append(json.dumps(dict(zip(question.keys, values, strict=True)), ensure_ascii=False))
-    return tuple(answers)
 
 
 def _first_of_train(make: Callable[[Draws], Question], draws: Draws, options: TaskOptions) -> Item:
@@ -218,53 +171,35 @@ def _held_out(family: str) -> Mapping[str, Sequence[Question]]:
     """Axis -> the questions evaluated on it."""
     source = FAMILIES[family]
     if source.recorded is not None:
-        known: Iterable[Question] = source.recorded()
-    else:
-        known = (_drawn(source, index) for index in _held_out_draws()[family])
-    return {side: questions for side, (_, questions) in _sampled(source, enumerate(known)).items()}
+        return held_out_sample(source, source.recorded())
+    return held_out_sample(source, (drawn_question(source, index) for index in _held_out_draws()[family]))
 
 
 @lru_cache(maxsize=1)
 def _held_out_draws() -> Mapping[str, Sequence[int]]:
-    """Family -> which of its draws are evaluated, as `find_held_out_draws` has found them."""
+    """Family without recorded questions -> which of its draws are evaluated. Finding them takes seconds."""
     text = (resources.files("dakota1890") / "data" / "held_out_draws.json").read_text("utf-8")
     found: dict[str, list[int]] = json.loads(text)
     return found
 
 
-def find_held_out_draws() -> dict[str, list[int]]:
-    """Family without recorded questions -> those of its first 20,000 draws that are evaluated, which takes
-    seconds and never changes: `data/held_out_draws.json` has the result as JSON."""
+def held_out_sample(family: Family, questions: Iterable[Question]) -> dict[str, list[Question]]:
+    """Return axis -> those of `questions` that are evaluated on it."""
+    by_side: dict[str, dict[str, Question]] = defaultdict(dict)
+    for question in questions:
+        side = side_of(question, exception=family.exceptions)
+        if side != "train":
+            by_side[side].setdefault(question.ask, question)
     return {
-        name: sorted(
-            index
-            for indices, _ in _sampled(
-                family, ((index, _drawn(family, index)) for index in range(_EVAL_DRAWS))
-            ).values()
-            for index in indices
-        )
-        for name, family in FAMILIES.items()
-        if family.recorded is None
+        side: sorted(asked.values(), key=lambda question: hash_fraction(f"eval:{question.ask}"))[
+            :EVAL_PER_SIDE
+        ]
+        for side, asked in by_side.items()
     }
 
 
-def _sampled(
-    family: Family, numbered: Iterable[tuple[int, Question]]
-) -> dict[str, tuple[list[int], list[Question]]]:
-    """Axis -> the numbers and the questions that are evaluated on it."""
-    by_side: dict[str, dict[str, tuple[int, Question]]] = defaultdict(dict)
-    for number, question in numbered:
-        side = side_of(question, exception=family.exceptions)
-        if side != "train":
-            by_side[side].setdefault(question.ask, (number, question))
-    chosen = {}
-    for side, asked in by_side.items():
-        first = sorted(asked.values(), key=lambda one: hash_fraction(f"eval:{one[1].ask}"))[:EVAL_PER_SIDE]
-        chosen[side] = [number for number, _ in first], [question for _, question in first]
-    return chosen
-
-
-def _drawn(family: Family, index: int) -> Question:
+def drawn_question(family: Family, index: int) -> Question:
+    """Return the question that a family without recorded ones draws at `index`."""
     assert family.draw is not None
     return family.draw(Draws(_EVAL_SEED, index))
 

@@ -8,8 +8,8 @@ from typing import Any, Literal
 import verifiers.v1 as vf
 
 from dakota1890.arguments import NUM_TRAIN, checked_arguments
-from dakota1890.grading import Grade
-from dakota1890.rows import confirmed_grade, from_info, split_items, to_info
+from dakota1890.grading import Grade, grade
+from dakota1890.rows import from_info, split_items, to_info
 from dakota1890.tasks import Item
 
 
@@ -28,7 +28,7 @@ class DakotaTaskConfig(vf.TaskConfig):
 
 
 class DakotaTask(vf.Task[DakotaData, vf.State, DakotaTaskConfig]):
-    """A task. A reward that the second grader does not confirm is an error of the rollout."""
+    """A task that grades its own trace."""
 
     @vf.reward
     async def grade(self, trace: vf.Trace) -> float:
@@ -42,8 +42,7 @@ class DakotaTask(vf.Task[DakotaData, vf.State, DakotaTaskConfig]):
 
     def _graded(self, trace: vf.Trace) -> Grade:
         _, data = from_info(self.data.info)
-        shaping = self.config.shaping
-        return confirmed_grade(trace.last_reply, data, shaping=shaping, truncated=trace.is_truncated)
+        return grade(trace.last_reply, data, shaping=self.config.shaping, truncated=trace.is_truncated)
 
 
 class DakotaConfig(vf.TasksetConfig):
@@ -62,6 +61,9 @@ class DakotaConfig(vf.TasksetConfig):
     num_eval: int | None = None
 
 
+_ARGUMENTS = ("families", "depths", "hints", "invented", "invented_fraction", "seed", "num_train", "num_eval")
+
+
 class DakotaTaskset(vf.Taskset[DakotaTask, DakotaConfig]):
     """The tasks of one split, made one at a time."""
 
@@ -69,17 +71,8 @@ class DakotaTaskset(vf.Taskset[DakotaTask, DakotaConfig]):
         """Raises ArgumentError for a configuration outside what `load_environment` says, and for the train
         split of families and depths that are only evaluated."""
         config = self.config
-        arguments = checked_arguments(
-            families=config.families,
-            depths=config.depths,
-            hints=config.hints,
-            invented=config.invented,
-            invented_fraction=config.invented_fraction,
-            seed=config.seed,
-            num_train=config.num_train,
-            num_eval=config.num_eval,
-            shaping=config.task.shaping,
-        )
+        chosen = {name: getattr(config, name) for name in _ARGUMENTS}
+        arguments = checked_arguments(shaping=config.task.shaping, **chosen)
         for item in split_items(arguments, config.split):
             yield DakotaTask(to_data(item), config.task)
 

@@ -6,9 +6,6 @@ from pathlib import Path
 
 import verifiers as vf
 
-from dakota1890 import rows
-from dakota1890.grading import Grade
-
 
 def main(job_path, out_path):
     job = json.loads(Path(job_path).read_text())
@@ -28,8 +25,6 @@ def main(job_path, out_path):
         return [record(output) for output in outputs]
 
     played = {"train": play(env.get_dataset()), "eval": play(env.get_eval_dataset())}
-    rows.grade = lambda *_, **__: Grade(reward=0.5, tier="exact", components={})
-    played["mismatch"] = play(env.get_dataset())
     Path(out_path).write_text(json.dumps(played))
 
 

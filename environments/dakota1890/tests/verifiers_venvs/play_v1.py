@@ -7,9 +7,6 @@ from pathlib import Path
 
 import verifiers.v1 as vf
 
-from dakota1890 import rows
-from dakota1890.grading import Grade
-
 
 async def play(job, split, client):
     config = vf.resolve_env_config(
@@ -55,8 +52,6 @@ async def main(job_path, out_path):
         "train": await play(job, "train", train),
         "eval": await play(job, "eval", vf.EvalClientConfig(**endpoint)),
     }
-    rows.grade = lambda *_, **__: Grade(reward=0.5, tier="exact", components={})
-    played["mismatch"] = await play(job, "train", train)
     Path(out_path).write_text(json.dumps(played))
 
 

@@ -8,21 +8,13 @@ from functools import lru_cache
 from dakota1890.corpus import Verb, load_corpus
 from dakota1890.draws import Draws
 from dakota1890.invented import GLOSS, invented_verb
-from dakota1890.morphology import conjugate
-from dakota1890.questions import FORM, Family, Question
+from dakota1890.morphology.verbs import conjugate, with_particle
+from dakota1890.questions import FORM, Family, Question, unique
 
-PERSON_NAMES = {
-    "1sg": "I",
-    "2sg": "thou",
-    "3sg": "he",
-    "12": "we two",
-    "1pl": "we",
-    "2pl": "you all",
-    "3pl": "they",
-}
+PERSON_NAMES = {person.person: person.subject for person in load_corpus().persons}
+PARTICLES = {frame.name: frame for frame in load_corpus().frames if frame.use == "particle"}
+"""kta and šni, which most often follow a verb."""
 FINAL_PI = " plus final -pi"
-PARTICLE_WORDS = {"kta": ("future", "VERB-20"), "šni": ("negative", "VERB-23")}
-"""What most often follows a verb, with its name and rule."""
 _MARKERS = {"I": {"1": "wa", "2": "ya"}, "III": {"1": "ma", "2": "ni"}}
 
 
@@ -61,6 +53,25 @@ def question(verb: Verb, person: str) -> Question:
         prompt_forms=(verb.lemma,),
         floor_forms=(verb.lemma,),
         invented=verb.gloss == GLOSS,
+    )
+
+
+def followed(verb: Verb, plain: Question, final: str, particle: str) -> Question:
+    """Ask for the form of `plain` with kta or šni after it, or alone; `final` is what its final a does."""
+    if not particle:
+        return plain
+    frame = PARTICLES[particle]
+    changes = f", final a becomes e before {particle}" if final == "changes" else ""
+    introduced, _, meaning = plain.ask.removesuffix(".").partition(". Form: ")
+    return plain.extended(
+        facts=(f"{plain.facts[-1]}/{particle}",),
+        cells=(f"{particle}|{verb.klass}, final a {final}",),
+        rule_ids=(frame.rule_id,),
+        depth=plain.depth + 1,
+        ask=f"{introduced}{changes}. Form: {meaning}, {frame.meaning}.",
+        rule=f"{plain.rule}; {frame.rule}",
+        accept=unique([form for bare in plain.accept for form in with_particle(bare, final, particle)]),
+        floor_forms=(verb.lemma, frame.around(verb.lemma)),
     )
 
 

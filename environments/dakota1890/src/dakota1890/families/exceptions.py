@@ -6,14 +6,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
-from dakota1890.corpus import Irregular, load_corpus
-from dakota1890.families.conjugate import PARTICLE_WORDS, PERSON_NAMES
-from dakota1890.families.numerals import fact as number_fact
-from dakota1890.families.particles import PROHIBITION
+from dakota1890.corpus import Frame, Irregular, load_corpus
+from dakota1890.families import numerals
+from dakota1890.families.conjugate import PERSON_NAMES
 from dakota1890.families.possess import OWNER_NAMES
-from dakota1890.morphology import numeral
+from dakota1890.morphology.numerals import numeral
 from dakota1890.orthography import canonical
-from dakota1890.questions import FORM, NUMBER, WORDS, Family, Question
+from dakota1890.questions import FORM, WORDS, Family, Question
 
 _WORDS_FOR = {"verb": "verb", "noun": "noun", "kin": "kin term", "number": "number"}
 _NAMES = {"his or her": ("Ćaske", "Hepaŋ", "Winona", "Hapaŋ"), "his": ("Hepi", "Ćataŋ", "Hake")}
@@ -41,12 +40,12 @@ EXCEPTIONS = Family(name="exceptions", recorded=_recorded, exceptions=True)
 def _about(irregular: Irregular) -> Iterator[Question]:
     question = _form(irregular)
     yield question
-    if irregular.particles:
-        yield from (_followed(question, particle) for particle in PARTICLE_WORDS)
+    uses = ["particle"] if irregular.particles == "yes" else []
     if irregular.kind == "verb" and irregular.meaning.startswith("2"):
-        yield _forbidden(question)
+        uses.append("prohibition")
+    yield from (_framed(question, frame) for frame in load_corpus().frames if frame.use in uses)
     if irregular.kind == "kin" and irregular.meaning in _NAMES:
-        yield from (_named(question, irregular, name) for name in _NAMES[irregular.meaning])
+        yield from (_named(question, name) for name in _NAMES[irregular.meaning])
 
 
 def _form(irregular: Irregular) -> Question:
@@ -76,28 +75,11 @@ def _form(irregular: Irregular) -> Question:
     )
 
 
-def _followed(question: Question, particle: str) -> Question:
-    """The form with kta or šni after it, which changes nothing at its end."""
-    meaning, rule_id = PARTICLE_WORDS[particle]
-    return replace(
-        question,
-        facts=(*question.facts, f"{question.facts[0]}/{particle}"),
-        rule_ids=(*question.rule_ids, rule_id),
-        depth=2,
-        ask=f"{question.ask[:-1]}, {meaning}.",
-        rule=f"{question.rule}; {particle} follows for the {meaning}",
-        accept=tuple(f"{form} {particle}" for form in question.accept),
-        floor_forms=tuple(f"{form} {particle}" for form in question.floor_forms) + question.floor_forms,
-    )
-
-
-def _forbidden(question: Question) -> Question:
-    """The form with the words of a prohibition around it."""
-    frame = PROHIBITION
-    return replace(
-        question,
-        facts=(*question.facts, f"{question.facts[0]}/{frame.name}"),
-        rule_ids=(*question.rule_ids, frame.rule_id),
+def _framed(question: Question, frame: Frame) -> Question:
+    """Ask for the form with words around it."""
+    return question.extended(
+        facts=(f"{question.facts[0]}/{frame.name}",),
+        rule_ids=(frame.rule_id,),
         depth=2,
         ask=f"{question.ask[:-1]}, {frame.meaning}.",
         rule=f"{question.rule}; {frame.rule}",
@@ -106,14 +88,13 @@ def _forbidden(question: Question) -> Question:
     )
 
 
-def _named(question: Question, irregular: Irregular, name: str) -> Question:
-    """The relative of somebody with a name (POSS-10)."""
+def _named(question: Question, name: str) -> Question:
+    """Ask for the relative of a person with a name (POSS-10)."""
     owner = canonical(name)
-    return replace(
-        question,
-        facts=(*question.facts, f"{question.facts[0]}/{owner}"),
-        lemma_ids=(*question.lemma_ids, owner),
-        rule_ids=(*question.rule_ids, "POSS-10"),
+    return question.extended(
+        facts=(f"{question.facts[0]}/{owner}",),
+        lemma_ids=(owner,),
+        rule_ids=("POSS-10",),
         depth=2,
         ask=f'{question.ask.partition(". Form:")[0]} and the name "{owner}". Form: {name}\'s.',
         rule="; ".join(part for part in ("the name stands first", question.rule) if part),
@@ -125,34 +106,23 @@ def _named(question: Question, irregular: Irregular, name: str) -> Question:
 
 
 def _write(number: int) -> Question:
-    words = numeral(number)
-    return Question(
-        family="exceptions",
-        facts=(number_fact(number),),
-        cells=("exception|nineteen",),
-        lemma_ids=(str(number),),
-        rule_ids=("NUM-02", "NUM-05") if number > 100 else ("NUM-02",),
-        depth=sum(digit != "0" for digit in str(number)),
-        ask=f"Write the number {number} in Dakota words.",
-        rule=_NINETEEN,
-        answer=WORDS,
-        accept=words,
-        floor_forms=(
-            words[0].replace("uŋma", "ake"),
-            words[0].replace("uŋma", "wikćemna saŋpa"),
-            words[0].removesuffix(" uŋma napćiŋwaŋka"),
-        ),
-        number=number,
-    )
+    asked = numerals.write(number)
+    words = asked.accept[0]
+    wrong = [words.replace("uŋma", other) for other in ("ake", "wikćemna saŋpa")]
+    return _of_nineteen(asked, number, (*wrong, words.removesuffix(" uŋma napćiŋwaŋka")))
 
 
 def _read(number: int) -> Question:
-    words = numeral(number)[0]
+    return _of_nineteen(numerals.read(number, numeral(number)[0]), number, ())
+
+
+def _of_nineteen(asked: Question, number: int, floor_forms: tuple[str, ...]) -> Question:
+    """Return a question of `numerals` as one about the exception."""
     return replace(
-        _write(number),
-        ask=f'Which number is "{words}" in Dakota? Answer in digits.',
-        answer=NUMBER,
-        accept=(str(number),),
-        prompt_forms=(words,),
-        floor_forms=(),
+        asked,
+        family="exceptions",
+        cells=("exception|nineteen",),
+        rule_ids=("NUM-02", "NUM-05") if number > 100 else ("NUM-02",),
+        rule=_NINETEEN,
+        floor_forms=floor_forms,
     )

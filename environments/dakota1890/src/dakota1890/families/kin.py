@@ -7,16 +7,12 @@ from dataclasses import replace
 from functools import lru_cache
 
 from dakota1890.corpus import Entry, Kin, load_corpus
-from dakota1890.draws import Draws
 from dakota1890.families import conjugate as verbs
-from dakota1890.invented import GLOSS, invented_kin
-from dakota1890.morphology import conjugate
 from dakota1890.morphology.kinship import have_as, relative_of, somebodys
 from dakota1890.orthography import canonical
-from dakota1890.questions import FORM, WORD, WORDS, Family, Question, unique
+from dakota1890.questions import FORM, WORD, WORDS, Family, Question
 
-_PERSONS = ("1sg", "2sg", "3sg", "2pl", "3pl")
-_OWNERS = {"man": ("his",), "woman": ("her",), "either": ("his", "her"), "": ("his or her",)}
+_OWNERS = {"man": "his", "woman": "her"}
 _THIRD_RULE = "his or her relative takes -ku, after i -tku or -ću"
 
 
@@ -32,10 +28,6 @@ def _about(kin: Kin) -> Iterator[Question]:
     if "KIN-01" in kin.rules or "KIN-02" in kin.rules:
         for sex in ("man", "woman") if kin.speaker == "either" else (kin.speaker,):
             yield term(kin, sex)
-            if "2sg" in kin.forms:
-                yield said_to(kin, sex)
-            if "3sg" in kin.forms:
-                yield said_of(kin, sex)
     if "2sg" in kin.forms:
         yield thy(kin)
     if "3sg" in kin.forms:
@@ -43,39 +35,22 @@ def _about(kin: Kin) -> Iterator[Question]:
         yield anybodys(kin)
         yield from (named(kin, name) for name in _names() if kin.speaker in ("", "either", _sex(name)))
     if "ya" in kin.forms:
-        yield from (having(kin, person) for person in _PERSONS)
-        # What kta and šni do to the final a of -ya is not recorded.
-        yield from (having_with(kin, p, word) for p in ("2pl", "3pl") for word in verbs.PARTICLE_WORDS)
+        yield from (having(kin, person) for person in ("1sg", "2sg", "3sg", "2pl", "3pl"))
 
 
-def _invent(draws: Draws) -> Question:
-    """Not for ye, which is held out."""
-    kin, kind = invented_kin(draws), draws.below(10)
-    if kind < 2:
-        return thy(kin)
-    if kind < 5:
-        return his_or_her(kin)
-    if kind < 6:
-        return anybodys(kin)
-    if kind < 7:
-        return having_with(kin, "3pl", draws.pick(("kta", "šni")))
-    return having(kin, draws.pick(("1sg", "2sg", "3sg", "3pl")))
-
-
-KIN = Family(name="kin", recorded=_recorded, invent=_invent)
+KIN = Family(name="kin", recorded=_recorded)
 
 
 def term(kin: Kin, sex: str) -> Question:
     """Ask what a man or a woman calls a relative."""
-    pronoun = {"man": "his", "woman": "her"}[sex]
     return Question(
         family="kin",
         facts=(f"{kin.lemma}/gloss",),
-        cells=(_term_cell(kin, sex),),
+        cells=(f"{sex}'s word|{'sibling' if 'KIN-01' in kin.rules else 'cousin or in-law'}",),
         lemma_ids=(kin.lemma,),
         rule_ids=tuple(rule for rule in kin.rules if rule.startswith("KIN")),
         depth=1,
-        ask=f"What does a {sex} call {pronoun} {kin.relation}? Give the Dakota word.",
+        ask=f"What does a {sex} call {_OWNERS[sex]} {kin.relation}? Give the Dakota word.",
         rule="",
         answer=WORD,
         accept=(kin.lemma,),
@@ -84,41 +59,25 @@ def term(kin: Kin, sex: str) -> Question:
 
 def thy(kin: Kin) -> Question:
     """Ask for a relative as thine."""
-    return _form(kin, "2sg", f"thy {_relation(kin)}", "thy relative takes ni-", relative_of(kin, "2sg"))
+    return _owned(kin, "2sg", f"thy {kin.relation}", "thy relative takes ni-", "POSS-08")
 
 
 def his_or_her(kin: Kin) -> Question:
     """Ask for a relative as his or hers."""
-    meaning = f"{' or '.join(_OWNERS[kin.speaker])} {_relation(kin)}"
-    return _form(kin, "3sg", meaning, _THIRD_RULE, relative_of(kin, "3sg"))
-
-
-def said_to(kin: Kin, sex: str) -> Question:
-    """Ask for thy relative without showing the term."""
-    meaning = f'"thy {kin.relation}", said to a {sex}'
-    return _without_term(thy(kin), kin, sex, meaning)
-
-
-def said_of(kin: Kin, sex: str) -> Question:
-    """Ask for his or her relative without showing the term."""
-    meaning = f'"{_OWNERS[sex][0]} {kin.relation}"'
-    return _without_term(his_or_her(kin), kin, sex, meaning)
+    meaning = f"{_OWNERS.get(kin.speaker, 'his or her')} {kin.relation}"
+    return _owned(kin, "3sg", meaning, _THIRD_RULE, "POSS-07" if kin.lemma.endswith("i") else "POSS-06")
 
 
 def anybodys(kin: Kin) -> Question:
-    """Ask for somebody's relative; the form for his or her is shown."""
+    """Ask for the relative of any person; the form for his or her is shown."""
     owned = his_or_her(kin)
     shown = owned.accept[0]
-    return replace(
-        owned,
-        facts=(*owned.facts, f"{kin.lemma}/kinship/wića"),
-        cells=(*owned.cells, f"wića|{_klass(kin)}"),
-        rule_ids=(*owned.rule_ids, "NOUN-11"),
+    return owned.extended(
+        facts=(f"{kin.lemma}/kinship/wića",),
+        cells=(f"wića|{_klass(kin)}",),
+        rule_ids=("NOUN-11",),
         depth=2,
-        ask=(
-            f'Dakota kin term "{kin.lemma}" ({_gloss(kin)}), with owner "{shown}". '
-            f"Form: somebody's {_relation(kin)}, anyone's."
-        ),
+        ask=f"{_introduce(kin)}, with owner \"{shown}\". Form: somebody's {kin.relation}, anyone's.",
         rule="wića- goes before the term with its owner",
         accept=somebodys(kin),
         prompt_forms=(kin.lemma, shown),
@@ -127,19 +86,15 @@ def anybodys(kin: Kin) -> Question:
 
 
 def named(kin: Kin, name: Entry) -> Question:
-    """Ask for the relative of somebody with a name."""
-    owned, owner = his_or_her(kin), canonical(name.form)
-    return replace(
-        owned,
-        facts=(*owned.facts, f"{kin.lemma}/kinship/{owner}"),
-        cells=(*owned.cells, f"name|{_klass(kin)}"),
-        lemma_ids=(kin.lemma, owner),
-        rule_ids=(*owned.rule_ids, "POSS-10"),
+    """Ask for the relative of a person with a name."""
+    owner = canonical(name.form)
+    return his_or_her(kin).extended(
+        facts=(f"{kin.lemma}/kinship/{owner}",),
+        cells=(f"name|{_klass(kin)}",),
+        lemma_ids=(owner,),
+        rule_ids=("POSS-10",),
         depth=2,
-        ask=(
-            f'Dakota kin term "{kin.lemma}" ({_gloss(kin)}) and the name "{owner}". '
-            f"Say: {name.form}'s {kin.relation}."
-        ),
+        ask=f'{_introduce(kin)} and the name "{owner}". Say: {name.form}\'s {kin.relation}.',
         rule=f"the name stands first; {_THIRD_RULE}",
         answer=WORDS,
         accept=tuple(f"{owner} {form}" for form in relative_of(kin, "3sg")),
@@ -149,42 +104,21 @@ def named(kin: Kin, name: Entry) -> Question:
 
 
 def having(kin: Kin, person: str) -> Question:
-    """Ask for the verb to have somebody as a relative, for `person`."""
+    """Ask for the verb to have a person as a relative, for `person`."""
     verb = have_as(kin)
-    return Question(
+    asked = verbs.question(verb, person)
+    return replace(
+        asked,
         family="kin",
-        facts=(verbs.fact(verb, person),),
-        cells=(verbs.cell(verb, person), f"{person}|kinship, -ya"),
+        cells=(*asked.cells, f"{person}|kinship, -ya"),
         lemma_ids=(kin.lemma,),
-        rule_ids=(*verb.rules, *verbs.number_rules(person)),
-        depth=1 if person == "3sg" else 3 if person == "2pl" else 2,
+        depth={"3sg": 1, "2pl": 3}.get(person, 2),
         ask=(
-            f'Dakota kin term "{kin.lemma}" ({_gloss(kin)}). Form the verb "to have as {_relation(kin)}" '
-            f"for: {verbs.PERSON_NAMES[person]}."
+            f'{_introduce(kin)}. Form the verb "to have as {kin.relation}" for: {verbs.PERSON_NAMES[person]}.'
         ),
-        rule=f"-ya at the end makes the verb, with its marker before it; {verbs.person_rule(verb, person)}",
-        answer=FORM,
-        accept=conjugate(verb, person),
+        rule=f"-ya at the end makes the verb, with its marker before it; {asked.rule}",
         prompt_forms=(kin.lemma,),
         floor_forms=(kin.lemma, *(() if person == "3sg" else (verb.lemma,))),
-        invented=kin.relation == GLOSS,
-    )
-
-
-def having_with(kin: Kin, person: str, particle: str) -> Question:
-    """Ask for the verb to have somebody as a relative, for a plural `person`, with kta or šni."""
-    plain, (meaning, rule_id) = having(kin, person), verbs.PARTICLE_WORDS[particle]
-    (form,) = plain.accept
-    return replace(
-        plain,
-        facts=(*plain.facts, f"{plain.facts[0]}/{particle}"),
-        cells=(*plain.cells, f"{particle}|kinship, -ya"),
-        rule_ids=(*plain.rule_ids, rule_id),
-        depth=plain.depth + 1,
-        ask=f"{plain.ask.removesuffix('.')}, {meaning}.",
-        rule=f"{plain.rule}; {particle} follows for the {meaning}",
-        accept=(f"{form} {particle}",),
-        floor_forms=(*plain.floor_forms, f"{kin.lemma} {particle}"),
     )
 
 
@@ -205,53 +139,31 @@ def birth_name(name: Entry) -> Question:
     )
 
 
-def _form(kin: Kin, owner: str, meaning: str, rule: str, accept: tuple[str, ...]) -> Question:
-    wanted = {"2sg": ("POSS-08",), "3sg": ("POSS-07",) if kin.lemma.endswith("i") else ("POSS-06",)}[owner]
+def _owned(kin: Kin, owner: str, meaning: str, rule: str, rule_id: str) -> Question:
     return Question(
         family="kin",
         facts=(f"{kin.lemma}/kinship/{owner}",),
         cells=(f"{owner}|{_klass(kin)}",),
         lemma_ids=(kin.lemma,),
-        rule_ids=wanted,
+        rule_ids=(rule_id,),
         depth=1,
-        ask=f'Dakota kin term "{kin.lemma}" ({_gloss(kin)}). Form: {meaning}.',
+        ask=f"{_introduce(kin)}. Form: {meaning}.",
         rule=rule,
         answer=FORM,
-        accept=accept,
+        accept=relative_of(kin, owner),
         prompt_forms=(kin.lemma,),
         floor_forms=(kin.lemma,),
-        invented=kin.relation == GLOSS,
     )
-
-
-def _without_term(owned: Question, kin: Kin, sex: str, meaning: str) -> Question:
-    named_term = term(kin, sex)
-    return replace(
-        owned,
-        facts=(*named_term.facts, *owned.facts),
-        cells=(*named_term.cells, *owned.cells),
-        rule_ids=unique([*named_term.rule_ids, *owned.rule_ids]),
-        depth=2,
-        ask=f"Give the Dakota word for {meaning}.",
-        prompt_forms=(),
-        floor_forms=(),
-    )
-
-
-def _term_cell(kin: Kin, sex: str) -> str:
-    return f"{sex}'s word|{'sibling' if 'KIN-01' in kin.rules else 'cousin or in-law'}"
 
 
 def _klass(kin: Kin) -> str:
     return "kinship, after i" if kin.lemma.endswith("i") else "kinship"
 
 
-def _relation(kin: Kin) -> str:
-    return "relative" if kin.relation == GLOSS else kin.relation
-
-
-def _gloss(kin: Kin) -> str:
-    return f"a {kin.speaker}'s {kin.relation}" if kin.speaker in ("man", "woman") else kin.relation
+def _introduce(kin: Kin) -> str:
+    """`Dakota kin term "timdo" (a woman's elder brother)`."""
+    gloss = f"a {kin.speaker}'s {kin.relation}" if kin.speaker in _OWNERS else kin.relation
+    return f'Dakota kin term "{kin.lemma}" ({gloss})'
 
 
 @lru_cache(maxsize=1)

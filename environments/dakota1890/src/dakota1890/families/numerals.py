@@ -9,12 +9,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from dakota1890.draws import Draws
-from dakota1890.morphology import UNITS, numeral
 from dakota1890.morphology.numerals import (
     DISTRIBUTIVES,
     ORDINAL_TAILS,
     RESTRICTED,
+    UNITS,
     fraction,
+    numeral,
     only,
     ordinal,
     times,
@@ -112,11 +113,10 @@ def multiply(one: int, other: int) -> Question:
 
 def in_succession(number: int) -> Question:
     """Ask for `number` times in succession."""
-    return replace(
-        write(number),
-        facts=(fact(number), f"{fact(number)}/times"),
-        cells=(f"times|{number_class(number)}", f"cardinal|{number_class(number)}"),
-        rule_ids=(*rules(number), "NUM-10"),
+    return write(number).extended(
+        facts=(f"{fact(number)}/times",),
+        cells=(f"times|{number_class(number)}",),
+        rule_ids=("NUM-10",),
         depth=min(4, _parts(number) + 1),
         ask=f'Write "{number} times in succession" in Dakota words.',
         rule=f"akihde follows the number; {_RULE}",
@@ -127,11 +127,10 @@ def in_succession(number: int) -> Question:
 
 def place(number: int) -> Question:
     """Ask for the ordinal of `number`."""
-    return replace(
-        write(number),
-        facts=(fact(number), f"{fact(number)}/ordinal"),
-        cells=(f"ordinal|{number_class(number)}", f"cardinal|{number_class(number)}"),
-        rule_ids=(*rules(number), "NUM-06"),
+    return write(number).extended(
+        facts=(f"{fact(number)}/ordinal",),
+        cells=(f"ordinal|{number_class(number)}",),
+        rule_ids=("NUM-06",),
         ask=f"Write the ordinal {number}{_SUFFIXES.get(number % 10, 'th')} in Dakota words.",
         rule=f"{_ORDINAL_RULE}; {_RULE}",
         accept=ordinal(number),
@@ -141,12 +140,10 @@ def place(number: int) -> Question:
 
 def piece(number: int) -> Question:
     """Ask for one of `number` equal parts."""
-    asked = place(number)
-    return replace(
-        asked,
-        facts=(*asked.facts, f"{fact(number)}/fraction"),
-        cells=(*asked.cells, f"fraction|{number_class(number)}"),
-        rule_ids=(*asked.rule_ids, "NUM-09"),
+    return place(number).extended(
+        facts=(f"{fact(number)}/fraction",),
+        cells=(f"fraction|{number_class(number)}",),
+        rule_ids=("NUM-09",),
         depth=min(4, _parts(number) + 1),
         ask=f"Write the fraction 1/{number} in Dakota words.",
         rule=f"oŋḣpa (piece) goes before the ordinal; {_ORDINAL_RULE}",
@@ -157,11 +154,10 @@ def piece(number: int) -> Question:
 
 def restricted(number: int) -> Question:
     """Ask for only `number`."""
-    return replace(
-        write(number),
-        facts=(fact(number), f"{fact(number)}/only"),
+    return write(number).extended(
+        facts=(f"{fact(number)}/only",),
         cells=(f"only|{number_class(number)}",),
-        rule_ids=(*rules(number), "NUM-08"),
+        rule_ids=("NUM-08",),
         ask=f'Write "only {number}" as one Dakota word, with -na.',
         rule="-na goes at the end of the number",
         accept=(only(number),),
@@ -171,11 +167,10 @@ def restricted(number: int) -> Question:
 
 def by_so_many(number: int) -> Question:
     """Ask for the distributive of `number`."""
-    return replace(
-        write(number),
-        facts=(fact(number), f"{fact(number)}/distributive"),
+    return write(number).extended(
+        facts=(f"{fact(number)}/distributive",),
         cells=(f"distributive|{number_class(number)}",),
-        rule_ids=(*rules(number), "NUM-07"),
+        rule_ids=("NUM-07",),
         ask=f'Write "{number} at a time" as one Dakota word.',
         rule="the last syllable of the number is doubled",
         accept=(DISTRIBUTIVES[number],),

@@ -54,14 +54,8 @@ def _question(
     lazy = " ".join(words), " ".join(reversed(words))
     return Question(
         family="order",
-        facts=unique([*(f for part in parts for f in part.facts), *sentence.facts, f"sentence/{accept[0]}"]),
-        cells=unique(
-            [
-                *(cell for part in parts for cell in part.cells),
-                *sentence.cells,
-                f"{sentence.mode}|{sentence.frame}",
-            ]
-        ),
+        facts=unique([*(fact for part in parts for fact in part.facts), f"sentence/{accept[0]}"]),
+        cells=unique([*(cell for part in parts for cell in part.cells), f"{sentence.mode}|{sentence.frame}"]),
         lemma_ids=unique([lemma for part in parts for lemma in part.lemma_ids]),
         rule_ids=unique(sentence.rule_ids),
         depth=4,

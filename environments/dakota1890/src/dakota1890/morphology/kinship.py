@@ -17,12 +17,12 @@ def relative_of(kin: Kin, owner: str) -> tuple[str, ...]:
 
 
 def somebodys(kin: Kin) -> tuple[str, ...]:
-    """`kin` as somebody's relative: wića- before the form for his or her (NOUN-11)."""
+    """Return `kin` as the relative of any person: wića- before the form for his or her (NOUN-11)."""
     return tuple(f"wića{form}" for form in relative_of(kin, "3sg"))
 
 
 def have_as(kin: Kin) -> Verb:
-    """The verb "to have as a relative" (POSS-12): -ya after the term, the person markers before it."""
+    """Return the verb "to have as a relative" (POSS-12): -ya after the term, the person markers before it."""
     at = len(kin.lemma)
     return Verb(
         lemma=f"{kin.lemma}ya",

@@ -5,17 +5,6 @@ from __future__ import annotations
 from dakota1890.corpus import Noun
 from dakota1890.morphology.sounds import VOWELS, final_e
 
-FREE_POSSESSIVES = {
-    "1sg": "mitawa",
-    "2sg": "nitawa",
-    "3sg": "tawa",
-    "12": "uŋkitawa",
-    "1pl": "uŋkitawapi",
-    "2pl": "nitawapi",
-    "3pl": "tawapi",
-}
-"""Owner -> mine, thine ... (PRON-04)."""
-
 _ALIENABLE = {"1": "mita", "2": "nita", "3": "ta", "12": "uŋkita"}
 
 

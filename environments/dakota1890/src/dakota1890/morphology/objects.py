@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from dakota1890.corpus import Verb
@@ -112,3 +113,19 @@ def reflexive(verb: Verb, person: str) -> str:
     self_ = _SELVES["12" if person in _WE else person[0]]
     marked = f"{self_}ći{after_i(after)}" if before else f"{self_}hd{after[1:]}"
     return before + marked + plural
+
+
+def _causatives(verb: Verb) -> tuple[Verb, ...]:
+    """The causatives that the record licenses: after a final vowel kiya differs from verb to verb."""
+    suffixes = ("ya", "kiya") if verb.lemma.endswith("ŋ") else ("ya",)
+    return tuple(causative(verb, suffix) for suffix in suffixes)
+
+
+MADE_VERBS: Mapping[str, Callable[[Verb], tuple[Verb, ...]]] = {
+    "dative": lambda verb: (dative(verb),),
+    "benefactive": lambda verb: (benefactive(verb),),
+    "possessive": lambda verb: (possessive(verb),),
+    "absolute": lambda verb: (absolute(verb),),
+    "causative": _causatives,
+}
+"""Kind, as in `Verb.derives` -> the verbs of that kind that are made of a verb."""

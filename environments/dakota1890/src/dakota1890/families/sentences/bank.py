@@ -74,8 +74,6 @@ class Bank:
             return ["act somewhere"]
         if not word.object_kinds:
             return ["act", "act somewhere"]
-        if predicate.them:
-            return ["act on them"] if self.nouns(word.object_kinds & ANIMATE) else []
         uses = ["act on"] if self.nouns(word.object_kinds) else []
         things = self.nouns(word.object_kinds - ANIMATE)
         return [*uses, "act on things"] if len(things) > 1 else uses

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from math import factorial
 
@@ -24,7 +25,7 @@ from dakota1890.families.sentences.parts import (
     together,
     with_a,
 )
-from dakota1890.families.sentences.predicates import COMMANDS, STATEMENTS, Predicate
+from dakota1890.families.sentences.predicates import STATEMENTS, Predicate
 
 FEWEST_ORDERS = 60
 """The least number of different sequences of the words of a sentence."""
@@ -32,8 +33,8 @@ FEWEST_ORDERS = 60
 _ATTEMPTS = 1_000
 _MODES = tuple(STATEMENTS)
 _ONE = ("the", "this", "that")
-_SUBJECT_OBJECT_VERB = "subject, object, verb, then what follows the verb"
 _NOUN_PHRASE = "noun, adjective, article, demonstrative"
+_EITHER_FIRST = ((0, 1, 2), (1, 0, 2))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,27 +48,49 @@ class Sentence:
     mode: str
     english: str
     parts: tuple[Part, ...]
-    orders: tuple[tuple[int, ...], ...]
+    orders: tuple[tuple[int, ...], ...] = ()
     rule_ids: tuple[str, ...]
     rule: str
     inflected: str
-    facts: tuple[str, ...] = ()
-    cells: tuple[str, ...] = ()
 
     def texts(self, *, all_spellings: bool = True) -> tuple[str, ...]:
-        """Every licensed order, the preferred one first, in every licensed spelling if so asked."""
+        """Return every licensed order, the preferred one first, in every licensed spelling if requested."""
         spellings = [part.forms if all_spellings else part.forms[:1] for part in self.parts]
         found = (
             " ".join(word for i in order for word in forms[i])
             for forms in product(*spellings)
-            for order in self.orders
+            for order in self.orders or (tuple(range(len(self.parts))),)
         )
         return tuple(dict.fromkeys(found))
 
 
+SentenceDrawer = Callable[[Draws, Bank], Sentence | None]
+"""Draws a sentence of one frame; None where nothing fits."""
+
+Filling = tuple[str, tuple[Part, ...]]
+"""The English of what stands between the subject and the predicate, and its parts."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Statement:
+    """A frame whose last part is the predicate.
+
+    use: that of the predicate, see `Bank`. fill: draws what stands before it, None where nothing fits.
+    subject: noun, pointed (a noun with a demonstrative) or pronoun (not said in Dakota).
+    """
+
+    frame: str
+    use: str
+    fill: Callable[[Draws, Bank, Predicate], Filling | None]
+    subject: str = "noun"
+    orders: tuple[tuple[int, ...], ...] = ()
+    rule_ids: tuple[str, ...] = ()
+    rule: str = "subject, object, verb, then what follows the verb"
+
+
 def draw_sentence(draws: Draws) -> Sentence:
-    """A sentence whose words have at least `FEWEST_ORDERS` sequences: three in four times one of words that
-    training may see.
+    """Return a sentence whose words have at least `FEWEST_ORDERS` sequences: three in four times one of words
+    that training may see.
     """
     train = draws.below(4) > 0
     words, frames = bank(train=train), _TRAIN_FRAMES if train else _FRAMES
@@ -92,180 +115,94 @@ def _sequences(parts: Sequence[Part]) -> int:
     return count
 
 
-def _object(draws: Draws, words: Bank) -> Sentence | None:
-    predicate = _pick(draws, words.predicates("act on", draws.pick(_MODES), third=True))
-    if predicate is None:
+def _state(frame: Statement, draws: Draws, words: Bank) -> Sentence | None:
+    """Draw a sentence of a frame whose last part is the predicate."""
+    mode, third = draws.pick(_MODES), frame.subject != "pronoun"
+    predicate = _pick(draws, words.predicates(frame.use, mode, third=third))
+    if predicate is None or (not third and "person" not in predicate.word.kinds):
         return None
-    subject = _subject(draws, words, predicate)
-    noun = draws.pick(words.nouns(predicate.word.object_kinds))
-    obj = _phrase(draws, words, noun, draws.pick(_ONE if "mass" in noun.kinds else (*_ONE, "a")))
-    return _statement("object", predicate, subject.english, obj.english, (subject.part, obj.part))
-
-
-def _them(draws: Draws, words: Bank) -> Sentence | None:
-    """Several animate objects are marked on the verb too (VERB-18)."""
-    predicate = _pick(draws, words.predicates("act on them", draws.pick(_MODES), third=True))
-    if predicate is None:
+    subject = _subject(draws, words, predicate, pointed=frame.subject == "pointed") if third else None
+    filling = frame.fill(draws, words, predicate)
+    if filling is None:
         return None
-    subject = _subject(draws, words, predicate)
-    noun = draws.pick(words.nouns(predicate.word.object_kinds & ANIMATE))
-    obj = _phrase(draws, words, noun, draws.pick(PLURAL_DETERMINERS))
-    return _statement(
-        "them", predicate, subject.english, obj.english, (subject.part, obj.part), rule_ids=("VERB-18",)
+    rest, parts = filling
+    said = clause(
+        subject.english if subject else PERSON_NAMES[predicate.person],
+        predicate.person,
+        predicate.word.english,
+        mode,
+        rest,
+    )
+    every = (*([subject.part] if subject else []), *parts, predicate.part)
+    return Sentence(
+        frame=frame.frame,
+        mode=mode,
+        english=sentence(said, mode),
+        parts=every,
+        orders=frame.orders,
+        rule_ids=("SYN-01", *frame.rule_ids, *_rule_ids(every)),
+        rule=frame.rule,
+        inflected=predicate.part.rule,
     )
 
 
-def _acting(draws: Draws, words: Bank) -> Sentence | None:
-    predicate = _pick(draws, words.predicates("act", draws.pick(_MODES), third=True))
-    if predicate is None:
-        return None
-    subject = _subject(draws, words, predicate)
-    return _statement("subject", predicate, subject.english, "", (subject.part,), rule=_NOUN_PHRASE)
+def _object(draws: Draws, words: Bank, predicate: Predicate) -> Filling:
+    noun = draws.pick(words.nouns(predicate.word.object_kinds))
+    obj = _phrase(draws, words, noun, draws.pick(_ONE if "mass" in noun.kinds else (*_ONE, "a")))
+    return obj.english, (obj.part,)
 
 
-def _place(draws: Draws, words: Bank) -> Sentence | None:
-    """The demonstrative shows which noun the article belongs to."""
-    predicate = _pick(draws, words.predicates("act somewhere", draws.pick(_MODES), third=True))
-    if predicate is None:
-        return None
-    subject = _subject(draws, words, predicate, pointed=True)
+def _place(draws: Draws, words: Bank, predicate: Predicate) -> Filling | None:
+    """A noun and its postposition, some of which go only with verbs of motion."""
     where = draws.pick(words.role("postposition"))
-    # Some go only with verbs of motion.
     if not where.object_kinds <= predicate.word.kinds:
         return None
     noun = draws.pick(words.nouns(where.kinds))
     spoken = noun.english[0] if "mass" in noun.kinds else with_a(noun.english[0])
-    return _statement(
-        "place",
-        predicate,
-        subject.english,
-        f"{where.english[0]} {spoken}",
-        (subject.part, together(single(noun), single(where))),
-        orders=((0, 1, 2), (1, 0, 2)),
-        rule_ids=("POST-01",),
-        rule="a word like on or in follows its noun, and both precede the verb",
-    )
+    return f"{where.english[0]} {spoken}", (together(single(noun), single(where)),)
 
 
-def _adverb(draws: Draws, words: Bank) -> Sentence | None:
-    predicate = _pick(draws, words.predicates("act", draws.pick(_MODES), third=True))
-    if predicate is None:
-        return None
-    subject, adverb = _subject(draws, words, predicate), draws.pick(words.role("adverb"))
-    return _statement(
-        "adverb",
-        predicate,
-        subject.english,
-        adverb.english[0],
-        (subject.part, single(adverb)),
-        orders=((0, 1, 2), (1, 0, 2)),
-        rule_ids=("SYN-08",),
-        rule=f"{_NOUN_PHRASE}; an adverb precedes the verb",
-    )
+def _adverb(draws: Draws, words: Bank, predicate: Predicate) -> Filling:
+    adverb = draws.pick(words.role("adverb"))
+    return adverb.english[0], (single(adverb),)
 
 
-def _company(draws: Draws, words: Bank) -> Sentence | None:
-    """With one is kići, with several om (POST-02)."""
-    predicate = _of_pronoun(draws, words.predicates("act", draws.pick(_MODES)))
-    if predicate is None:
-        return None
+def _company(draws: Draws, words: Bank, predicate: Predicate) -> Filling | None:
     several = draws.below(2) == 1
     noun = draws.pick(words.nouns(predicate.word.kinds))
     phrase = _phrase(draws, words, noun, draws.pick(("these", "those") if several else ("this", "that")))
     company = next((w for w in words.role("company") if (w.word == "om") == several), None)
-    if company is None:
-        return None
-    return _statement(
-        "company",
-        predicate,
-        PERSON_NAMES[predicate.person],
-        f"with {phrase.english}",
-        (phrase.part, single(company)),
-        rule_ids=("POST-01", "POST-02"),
-        rule="kići is with one, om with several; it follows its noun, and both precede the verb",
-    )
+    return None if company is None else (f"with {phrase.english}", (phrase.part, single(company)))
 
 
-def _owner(draws: Draws, words: Bank) -> Sentence | None:
-    predicate = _of_pronoun(draws, words.predicates("act on", draws.pick(_MODES)))
-    if predicate is None:
-        return None
-    owner = draws.pick(words.nouns(frozenset({"person"})))
-    thing = draws.pick(words.nouns(predicate.word.object_kinds))
-    if "person" in thing.kinds:
-        return None
-    return _statement(
-        "owner",
-        predicate,
-        PERSON_NAMES[predicate.person],
-        f"the {owner.english[0]}'s {thing.english[0]}",
-        (together(single(owner), single(thing), particle("tawa")),),
-        rule_ids=("POSS-09",),
-        rule="the owner stands before the thing, and tawa after it; then the verb",
-        facts=(f"{thing.word}/of {owner.word}/tawa",),
-        cells=("tawa|person",),
-    )
-
-
-def _joined(draws: Draws, words: Bank) -> Sentence | None:
-    predicate = _of_pronoun(draws, words.predicates("act on things", draws.pick(_MODES)))
-    if predicate is None:
-        return None
+def _joined(draws: Draws, words: Bank, predicate: Predicate) -> Filling:
     things = words.nouns(predicate.word.object_kinds - ANIMATE)
-    one, other = draws.pick(things), draws.pick(things)
-    return _statement(
-        "joined",
-        predicate,
-        PERSON_NAMES[predicate.person],
-        " and ".join(english_noun(noun, plural=True) for noun in (one, other)),
-        (single(one), single(other), particle("ko")),
-        orders=((0, 1, 2, 3), (1, 0, 2, 3)),
-        rule_ids=("SYN-02", "NOUN-10"),
-        rule="ko follows the two words that it joins; then the verb",
-    )
-
-
-def _command(draws: Draws, words: Bank) -> Sentence | None:
-    said = draws.pick(tuple(COMMANDS))
-    predicate = _pick(draws, words.predicates("act on", said))
-    if predicate is None:
-        return None
-    noun = draws.pick(words.nouns(predicate.word.object_kinds))
-    obj = _phrase(draws, words, noun, draws.pick(_ONE))
-    verb = predicate.word.english[0]
-    return Sentence(
-        frame="command",
-        mode=said,
-        english=f"{verb[0].upper()}{verb[1:]} {obj.english}! ({COMMANDS[said]})",
-        parts=(obj.part, predicate.part),
-        orders=((0, 1),),
-        rule_ids=("SYN-01", *obj.part.rule_ids, *predicate.part.rule_ids),
-        rule=f"{_NOUN_PHRASE}; then the verb, and last the word of command",
-        inflected=predicate.part.rule,
-    )
+    # In one order: the same sentence the other way round is the same fact.
+    one, other = sorted((draws.pick(things), draws.pick(things)), key=lambda thing: thing.word)
+    english = " and ".join(english_noun(noun, plural=True) for noun in (one, other))
+    return english, (single(one), single(other), particle("ko"))
 
 
 def _if(draws: Draws, words: Bank) -> Sentence | None:
     """The condition comes first and ends in kiŋhaŋ (SYN-03), which is ćiŋhaŋ after e."""
     condition = _pick(draws, words.predicates("act", "plain", third=True))
-    predicate = _of_pronoun(draws, words.predicates("act on", "future"))
-    if condition is None or predicate is None or condition.part.forms[0][0].endswith(("a", "aŋ", "e")):
+    predicate = _pick(draws, words.predicates("act on", "future"))
+    if predicate is None or "person" not in predicate.word.kinds:
+        return None
+    if condition is None or condition.part.forms[0][0].endswith(("a", "aŋ", "e")):
         return None
     subject = _subject(draws, words, condition)
     noun = draws.pick(words.nouns(predicate.word.object_kinds))
-    obj = _phrase(draws, words, noun, "the")
+    obj, person = _phrase(draws, words, noun, "the"), predicate.person
     first = clause(subject.english, condition.person, condition.word.english, "plain", "")
-    then = clause(
-        PERSON_NAMES[predicate.person], predicate.person, predicate.word.english, "future", obj.english
-    )
+    then = clause(PERSON_NAMES[person], person, predicate.word.english, "future", obj.english)
     parts = (subject.part, condition.part, particle("kiŋhaŋ"), obj.part, predicate.part)
     return Sentence(
         frame="if",
         mode="future",
         english=sentence(f"if {first}, {then}", "future"),
         parts=parts,
-        orders=(tuple(range(len(parts))),),
-        rule_ids=("SYN-01", "SYN-03", *(rule for part in parts for rule in part.rule_ids)),
+        rule_ids=("SYN-01", "SYN-03", *_rule_ids(parts)),
         rule="the condition comes first and ends in kiŋhaŋ; in each clause the verb is last",
         inflected="; ".join(dict.fromkeys((condition.part.rule, predicate.part.rule))),
     )
@@ -288,51 +225,69 @@ def _quality(draws: Draws, words: Bank) -> Sentence | None:
     degree = draws.pick(degrees) if degrees and draws.below(2) else None
     parts = (subject.part, *([single(degree)] if degree else []), predicate.part)
     quality = " ".join(word.english[0] for word in (degree, predicate.word) if word)
+    said = being(subject.english, plural=several, quality=quality, mode=predicate.mode)
+    more = (*(("ADJ-03",) if degree else ()), *(("ADJ-04",) if marked else ()))
     return Sentence(
         frame="quality",
         mode=predicate.mode,
-        english=sentence(
-            being(subject.english, plural=several, quality=quality, mode=predicate.mode), predicate.mode
-        ),
+        english=sentence(said, predicate.mode),
         parts=parts,
-        orders=(tuple(range(len(parts))),),
-        rule_ids=(
-            "ADJ-02",
-            *(("ADJ-03",) if degree else ()),
-            *(("ADJ-04",) if marked else ()),
-            *(rule for part in parts for rule in part.rule_ids),
-        ),
+        rule_ids=("ADJ-02", *more, *_rule_ids(parts)),
         rule="what is said of a noun follows its article and demonstrative; very and most precede it",
         inflected="it takes -pi where it is said of several animate ones",
     )
 
 
-_TRAIN_FRAMES: tuple[Callable[[Draws, Bank], Sentence | None], ...] = (
-    *[_object] * 5,
-    *[_them] * 2,
-    *[_acting] * 2,
-    *[_place] * 3,
-    *[_adverb] * 2,
-    *[_owner] * 2,
-    *[_joined] * 2,
-    *[_command] * 2,
+_OBJECT = Statement(frame="object", use="act on", fill=_object)
+_PLACE = Statement(
+    frame="place",
+    use="act somewhere",
+    fill=_place,
+    subject="pointed",  # the demonstrative shows which noun the article belongs to
+    orders=_EITHER_FIRST,
+    rule_ids=("POST-01",),
+    rule="a word like on or in follows its noun, and both precede the verb",
+)
+_ADVERB = Statement(
+    frame="adverb",
+    use="act",
+    fill=_adverb,
+    orders=_EITHER_FIRST,
+    rule_ids=("SYN-08",),
+    rule=f"{_NOUN_PHRASE}; an adverb precedes the verb",
+)
+_COMPANY = Statement(
+    frame="company",
+    use="act",
+    fill=_company,
+    subject="pronoun",
+    rule_ids=("POST-01", "POST-02"),
+    rule="kići is with one, om with several; it follows its noun, and both precede the verb",
+)
+_JOINED = Statement(
+    frame="joined",
+    use="act on things",
+    fill=_joined,
+    subject="pronoun",
+    orders=((0, 1, 2, 3), (1, 0, 2, 3)),
+    rule_ids=("SYN-02", "NOUN-10"),
+    rule="ko follows the two words that it joins; then the verb",
+)
+
+_STATEMENTS = ((_OBJECT, 5), (_PLACE, 3), (_ADVERB, 2), (_JOINED, 2))
+_TRAIN_FRAMES: tuple[SentenceDrawer, ...] = (
+    *(partial(_state, frame) for frame, share in _STATEMENTS for _ in range(share)),
     *[_quality] * 4,
 )
-_FRAMES = (*_TRAIN_FRAMES, *[_company] * 3, *[_if] * 3)
+_FRAMES: tuple[SentenceDrawer, ...] = (*_TRAIN_FRAMES, *[partial(_state, _COMPANY)] * 3, *[_if] * 3)
 
 
 def _pick(draws: Draws, candidates: Sequence[Predicate]) -> Predicate | None:
     return draws.pick(candidates) if candidates else None
 
 
-def _of_pronoun(draws: Draws, candidates: Sequence[Predicate]) -> Predicate | None:
-    """One that a person does, so that the subject can be a pronoun, which is not said."""
-    predicate = _pick(draws, candidates)
-    return predicate if predicate is not None and "person" in predicate.word.kinds else None
-
-
 def _subject(draws: Draws, words: Bank, predicate: Predicate, *, pointed: bool = False) -> NounPhrase:
-    """One or several, as the predicate says; `pointed`: with a demonstrative."""
+    """Draw one or several, as the predicate requires; `pointed`: with a demonstrative."""
     noun = draws.pick(words.nouns(predicate.word.kinds))
     determiners: tuple[str, ...] = PLURAL_DETERMINERS if predicate.person == "3pl" else (*_ONE, "a")
     if pointed:
@@ -346,32 +301,5 @@ def _phrase(draws: Draws, words: Bank, noun: SentenceWord, determiner: str) -> N
     return noun_phrase(noun, adjective, determiner)
 
 
-def _statement(
-    frame: str,
-    predicate: Predicate,
-    subject: str,
-    rest: str,
-    parts: tuple[Part, ...],
-    *,
-    orders: tuple[tuple[int, ...], ...] = (),
-    rule_ids: tuple[str, ...] = (),
-    rule: str = _SUBJECT_OBJECT_VERB,
-    facts: tuple[str, ...] = (),
-    cells: tuple[str, ...] = (),
-) -> Sentence:
-    """The parts, and last the predicate."""
-    every = (*parts, predicate.part)
-    return Sentence(
-        frame=frame,
-        mode=predicate.mode,
-        english=sentence(
-            clause(subject, predicate.person, predicate.word.english, predicate.mode, rest), predicate.mode
-        ),
-        parts=every,
-        orders=orders or (tuple(range(len(every))),),
-        rule_ids=("SYN-01", *rule_ids, *(rule_id for part in every for rule_id in part.rule_ids)),
-        rule=rule,
-        inflected=predicate.part.rule,
-        facts=facts,
-        cells=cells,
-    )
+def _rule_ids(parts: Sequence[Part]) -> tuple[str, ...]:
+    return tuple(rule_id for part in parts for rule_id in part.rule_ids)

@@ -17,9 +17,7 @@ _GLOSSES = {
     "šni": "not",
     "he": "question",
     "ko": "and",
-    "tawa": "his",
     "kiŋhaŋ": "if",
-    **dict.fromkeys(("wo", "ye", "po", "pe"), "command"),
 }
 
 
@@ -53,22 +51,18 @@ class NounPhrase:
 
 
 def particle(word: str, meaning: str = "") -> Part:
-    """A word of the grammar."""
-    shown = f"{word} ({meaning or _GLOSSES[word]})"
+    """Return a word of the grammar."""
+    return _word(word, meaning or _GLOSSES[word])
+
+
+def single(word: SentenceWord) -> Part:
+    """Return a content word, uninflected."""
+    return replace(_word(word.word, word.english[0]), lemma_ids=(word.word,))
+
+
+def _word(word: str, meaning: str) -> Part:
+    shown = f"{word} ({meaning})"
     return Part(forms=((word,),), shown=(shown,), given=(shown,), plain=(word,))
-
-
-def single(word: SentenceWord, *rule_ids: str) -> Part:
-    """A content word as it is."""
-    shown = f"{word.word} ({word.english[0]})"
-    return Part(
-        forms=((word.word,),),
-        shown=(shown,),
-        given=(shown,),
-        plain=(word.word,),
-        lemma_ids=(word.word,),
-        rule_ids=rule_ids,
-    )
 
 
 def together(*parts: Part) -> Part:

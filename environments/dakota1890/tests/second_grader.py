@@ -1,4 +1,4 @@
-"""A second grader, written differently, that must agree with `grading` on every reply.
+"""A second grader, written differently, that must agree with `dakota1890.grading` on every reply.
 
 It shares no code with `grading` or `orthography`: its letters are listed as printed instead of by base and
 mark, the answer is found by splitting instead of indexing, and the edit distance runs from the other end.
@@ -6,14 +6,11 @@ mark, the answer is found by splitting instead of indexing, and the edit distanc
 
 from __future__ import annotations
 
-import json
-import re
 import unicodedata
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-_TOLERANCE = 1e-9
 _PRINTED = {
     "ć": "ć č ċ",
     "š": "š ś ṡ",
@@ -36,34 +33,13 @@ _LETTER_OF = {
     for printed in row.split()
 }
 _ROMAN = frozenset("abcdefghijklmnopqrstuvwxyz' ")
-_TEXT = r'"(?:[^"\\]|\\.)*"'
-_INTEGER = r"-?(?:0|[1-9][0-9]*)"
-_GAP = r"[ \t\r\n]*"
-_PAIR = re.compile(rf"({_TEXT}){_GAP}:{_GAP}(?:({_TEXT})|({_INTEGER}))")
-_ONE = rf"{_TEXT}{_GAP}:{_GAP}(?:{_TEXT}|{_INTEGER})"
-_OBJECT = re.compile(rf"{{{_GAP}{_ONE}(?:{_GAP},{_GAP}{_ONE})*{_GAP}}}", re.DOTALL)
-
-
-class GradeMismatchError(Exception):
-    """The two graders disagree on a reply: one of them is wrong, and no reward may be paid."""
-
-
-def check_reward(reward: float, text: str, data: Mapping[str, Any], *, shaping: bool) -> None:
-    """Raise GradeMismatchError unless recomputing the reward of `text` gives `reward`."""
-    recomputed = audited_reward(text, data, shaping=shaping)
-    if abs(recomputed - reward) > _TOLERANCE:
-        raise GradeMismatchError(
-            f"the reward {reward} was recomputed as {recomputed} for the reply {text[-200:]!r}"
-        )
 
 
 def audited_reward(text: str, data: Mapping[str, Any], *, shaping: bool) -> float:
-    """The reward of a reply, worked out independently of `grading.grade`."""
+    """Return the reward of a reply, computed independently of `grading.grade`."""
     inside = _inside_tags(text.split("</think>")[-1])
     if not inside:
         return 0.0
-    if data["answer"] == "JSON":
-        return _object_reward(inside, data)
     return _word_reward(inside, data, shaping)
 
 
@@ -82,10 +58,10 @@ def _word_reward(inside: str, data: Mapping[str, Any], shaping: bool) -> float:
     if several or not word or not _ROMAN.issuperset(plain) or word in data["prompt_forms"]:
         return 0.0
     if plain in {_unmarked(form) for form in accept}:
-        return 0.0 if data["marks_matter"] else 0.3
+        return 0.3
     if (
         not shaping
-        or data["answer"] == "meaning"
+        or data["split"] != "train"
         or len(word.split(" ")) > max(len(form.split(" ")) for form in accept)
     ):
         return 0.0
@@ -94,41 +70,6 @@ def _word_reward(inside: str, data: Mapping[str, Any], shaping: bool) -> float:
         return 0.0
     shown = _already_shown(data["floor_forms"], accept)
     return max(0.0, 0.2 * (reached - shown) / (1.0 - shown)) if shown < 1.0 else 0.0
-
-
-def _object_reward(inside: str, data: Mapping[str, Any]) -> float:
-    """1 or 0.3 for an object with the right values, read by a pattern instead of a JSON parser."""
-    given = _flat_object(inside) if len(inside) <= 400 else None
-    if given is None or set(given) != set(data["keys"]):
-        return 0.0
-    said = _object_values(inside, data["keys"])
-    if "" in said:
-        return 0.0
-    meant = [_object_values(form, data["keys"]) for form in data["accept"]]
-    if said in meant:
-        return 1.0
-    lost = [_unmarked(value) for value in said] in [[_unmarked(v) for v in values] for values in meant]
-    return 0.3 if lost and not data["marks_matter"] else 0.0
-
-
-def _object_values(written: str, keys: Sequence[str]) -> list[str]:
-    given = _flat_object(written)
-    assert given is not None, f"the accepted answer {written!r} is no object"
-    return ["_".join(_spelled(given[key]).split(" ")) for key in keys]
-
-
-def _flat_object(inside: str) -> dict[str, str] | None:
-    """The texts and whole numbers of `{"key": value, ...}`; None for anything else or a repeated key."""
-    if not _OBJECT.fullmatch(inside):
-        return None
-    pairs = _PAIR.findall(inside)
-    try:
-        named = [
-            (json.loads(key), json.loads(text) if text else str(int(digits))) for key, text, digits in pairs
-        ]
-    except ValueError:  # an escape or a control character that JSON does not have
-        return None
-    return dict(named) if len(dict(named)) == len(named) else None
 
 
 def _ungrouped(inside: str) -> str:
