@@ -82,7 +82,9 @@ def recorded(place, *words):
         Path("/sys/fs/cgroup"),  # where the kernel counts processes, by Buckeye itself
     )
     own = f"{ROOT}/"  # Python compiles what it imports of Buckeye
-    paths = {path for path in written(log) if path.startswith("/") and not _compiled(path, own)}
+    # bubblewrap sees the old root there while it makes the new one
+    paths = {path.removeprefix("/newroot") for path in written(log) if path.startswith("/")}
+    paths = {path for path in paths if not _compiled(path, own)}
     return done, sorted(path for path in paths if not any(Path(path).is_relative_to(one) for one in allowed))
 
 
