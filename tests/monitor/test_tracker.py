@@ -50,13 +50,10 @@ def _write_rollouts(directory, step):
 
 def test_one_run_with_the_numbers_of_all_processes_and_no_secret(tmp_path, monkeypatch):
     monkeypatch.setenv("JUDGE_API_KEY", SECRETS[0])
-    env = json.dumps([{"id": "letters", "args": {"judge": SECRETS[0], "judge_token": SECRETS[1]}}])
+    args = {"judge": SECRETS[0], "judge_token": SECRETS[1], "headers": {"X-Key": SECRETS[2]}}
+    env = json.dumps([{"id": "letters", "args": args}])
     argv = [*f"{RUN} {tmp_path} {WORDS}".split(), "--orchestrator.env", env]
     config, _ = load_with_warnings(RLConfig, argv)
-    client = config.orchestrator.client.model_copy(update={"headers": {"X-Key": SECRETS[2]}})
-    config = config.model_copy(
-        update={"orchestrator": config.orchestrator.model_copy(update={"client": client})}
-    )
     metrics = MetricsLog(tmp_path / "metrics.jsonl")
     for attempt in range(2):  # the second one goes on where the first has ended
         with tracked([config.wandb], output_dir=tmp_path, run_id="abc", config=config):
@@ -85,7 +82,7 @@ def test_one_run_with_the_numbers_of_all_processes_and_no_secret(tmp_path, monke
     assert content["data"][4][-1].endswith("... (2007 more characters)")
     logged = logged_config(files[0])
     assert logged["trainer"]["optim"]["type"] == "adamw"
-    assert logged["orchestrator"]["client"]["headers"] == {"X-Key": "(redacted)"}
+    assert logged["orchestrator"]["env"][0]["args"]["headers"] == {"X-Key": "(redacted)"}
     for path in (tmp_path / "wandb").rglob("*"):
         if path.is_file():
             assert not [s for s in SECRETS if s.encode() in path.read_bytes()], path
