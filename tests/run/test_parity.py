@@ -32,7 +32,7 @@ def trained(tmp_path_factory):
         "model.name": root / "base",
         "data.path": root / "chats.jsonl",
         "output-dir": root / "sft",
-        "max-steps": 30,
+        "max-steps": 50,
         "batch-size": 16,
         "optim.type": "muon",
         "optim.lr": "6e-3",
@@ -44,7 +44,7 @@ def trained(tmp_path_factory):
     assert write_demonstrations(words) == 0
     done = run_here("sft", *flags, **here)
     assert done.returncode == 0, done.stderr + done.stdout
-    return root / "sft" / "weights" / "step_30"
+    return root / "sft" / "weights" / "step_50"
 
 
 @pytest.fixture(scope="module")
