@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 TORCH = "2.13.0"
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 ENVIRONMENTS = ("environments/dakota1890", "environments/text_2048")
-EXTRAS = ("train", "dev", "docs")
+EXTRAS = ("train", "dev")
 UV = "uv>=0.9"
 FORMER_NAMES = (
     "buckeye",
