@@ -130,7 +130,7 @@ class Server(Contender):
         }
         config = folder / f"{backend}.json"
         config.write_text(json.dumps(settings))
-        command = [sys.executable, "-m", "buckeye", "inference", "@", str(config)]
+        command = [sys.executable, "-m", "buckeye", "serve", "@", str(config)]
         super().__init__(command, folder, backend, threads)
         self.endpoint = Endpoint(port=port, model=str(model))
         self._wait()

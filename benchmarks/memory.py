@@ -126,7 +126,7 @@ def _samples(length: int, vocabulary: int) -> tuple[Sample, ...]:
 
 
 async def _measured_engine(model: Path, length: int, folder: Path) -> int:
-    argv = ["inference", "--model.name", str(model), "--model.device", "cpu"]
+    argv = ["serve", "--model.name", str(model), "--model.device", "cpu"]
     argv += ["--model.max-model-len", str(length), "--output-dir", str(folder)]
     argv += ["--server.port", str(_free_port())]
     with _Process(argv, folder) as process:

@@ -21,7 +21,7 @@ from buckeye.trainer.model.tiny import TinySize, make_tiny_model
 
 SLOW = """
 import sys
-if "inference" in sys.orig_argv:
+if "serve" in sys.orig_argv:
     import time
     from buckeye.inference.engine.engine import Engine
     decode = Engine._decode

@@ -66,7 +66,7 @@ ROOMS = {
         ("tests/checkpoint", "tests/run/test_restarts.py", "tests/run/test_export.py"),
     ),
     "progress": Room(
-        ("launch/progress.py", "monitor/metrics.py", "sizing/plan.py", "sizing/memory.py"),
+        ("launch/progress.py", "monitor/metrics.py", "launch/plan.py", "launch/preflight/memory.py"),
         (
             *("tests/run/test_progress.py", "tests/monitor/test_metrics.py", "tests/run/test_status.py"),
             *("tests/run/test_plan.py", "tests/run/preflight"),

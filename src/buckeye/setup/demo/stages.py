@@ -128,8 +128,7 @@ def _warm_start(paths: DemoPaths, seed: int) -> None:
     if not resume and paths.sft.exists():
         shutil.rmtree(paths.sft)  # killed before its first checkpoint: nothing in it can be used
     _command(
-        "sft",
-        "@",
+        *("buckeye", "sft", "@"),
         str(config_file("sft.toml")),
         *("--model.name", str(paths.base), "--data.path", str(paths.chats)),
         *("--output-dir", str(paths.sft), "--seed", str(seed)),
