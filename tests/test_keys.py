@@ -7,16 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from buckeye.base.keys import (
-    child_environment,
-    key,
-    key_files,
-    key_states,
-    masked,
-    read_dotenv,
-    set_key,
-    variables,
-)
+from buckeye.base.dotenv import read_dotenv
+from buckeye.base.keys import child_environment, key, key_files, key_states, masked, set_key, variables
 from buckeye.errors import UsageError
 from buckeye.monitor.redact import redacted
 

@@ -7,7 +7,7 @@ import pytest
 from tests.command import run_here
 
 from buckeye.analysis.comparison.curves import difference_of, mean_of
-from buckeye.run_files.record import write_event
+from buckeye.run_files.events import write_event
 
 PLANS = {"trainer": {"optim": {"lr": 1e-3}, "max_steps": 4}, "orchestrator": {"max_steps": 4}}
 

@@ -15,7 +15,8 @@ from buckeye.config.load import load_config
 from buckeye.config.rl import RLConfig
 from buckeye.launch.resume_checks import changed_settings
 from buckeye.run_files.directory import attempt_logs, link_log, locked
-from buckeye.run_files.record import read_events, read_record
+from buckeye.run_files.events import read_events
+from buckeye.run_files.record import read_record
 from buckeye.runs.status import run_status
 from buckeye.runs.stop import continuation
 from buckeye.transport.checkpoint import list_checkpoints

@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from buckeye.inference.server.server import PUBLIC
+from buckeye.inference.server.access import PUBLIC
 from tests.waiting import HANG
 
 from .conftest import Server

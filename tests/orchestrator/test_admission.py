@@ -7,8 +7,9 @@ import pytest
 
 from buckeye.inference.client import InferenceClient, SamplingParams
 from buckeye.orchestrator.deterministic_sampling import DeterministicSampling
-from buckeye.orchestrator.environments import Admission, NamedEnvironment, PlaySettings
+from buckeye.orchestrator.environments import NamedEnvironment, PlaySettings
 from buckeye.orchestrator.player import RolloutPlayer
+from buckeye.orchestrator.rate_limits import Admission
 
 from .fakes import FakeEngine, LetterEnvironment, LetterRenderer
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from buckeye.config.environments import EnvMixConfig
-from buckeye.orchestrator.task_sampler import EVENLY, Deal, Mix
+from buckeye.orchestrator.mixture import EVENLY, Deal, Mix
 
 
 def dealt(mix, count):

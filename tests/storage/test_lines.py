@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from buckeye.base.json_lines import LineFile, LineStream, read_json_lines
-from buckeye.run_files.record import read_events, write_event
+from buckeye.run_files.events import read_events, write_event
 from tests.small_disk import fill
 
 

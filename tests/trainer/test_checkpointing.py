@@ -21,7 +21,7 @@ from buckeye.base.faults import DONE, FAULTS
 from buckeye.errors import CheckpointError
 from buckeye.monitor.metrics import read_metrics
 from buckeye.trainer.output import writer as output_module
-from buckeye.trainer.output.state import random_state, set_random_state
+from buckeye.trainer.output.random_state import random_state, set_random_state
 from buckeye.trainer.output.writer import Background
 from buckeye.trainer.rl import run_trainer
 from buckeye.transport.checkpoint import (

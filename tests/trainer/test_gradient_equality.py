@@ -17,7 +17,8 @@ from buckeye.trainer.losses import LossInputs, total_loss
 from buckeye.trainer.losses.policy_gradient import LOSS_TYPES
 from buckeye.trainer.model import logprobs as head
 from buckeye.trainer.model.attention import PACKED_ATTENTION
-from buckeye.trainer.model.policy import Policy, PolicyModule, RMSNorm, replace_norms
+from buckeye.trainer.model.policy import Policy, PolicyModule
+from buckeye.trainer.model.rms_norm import RMSNorm, replace_norms
 from tests.trainer.conftest import SHAPE
 
 CPU = torch.device("cpu")

@@ -8,7 +8,8 @@ import torch
 
 from buckeye.errors import TransportError
 from buckeye.trainer.data.packing import pack_micro_batch
-from buckeye.trainer.model.attention import packed_attention, short_attention
+from buckeye.trainer.model.attention import packed_attention
+from buckeye.trainer.model.segment_attention import short_attention
 
 CPU = torch.device("cpu")
 

@@ -18,59 +18,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from buckeye.base.dotenv import LINE, read_dotenv
 from buckeye.base.foreign_files import read_regular
 from buckeye.base.process import is_secret
 from buckeye.base.request_gate import is_loopback
 from buckeye.base.storage import is_locked, write_file
 from buckeye.errors import UsageError
 
-# The file `.env`: settings and keys that belong to a project and not to its repository.
-
-LINE = re.compile(
-    r"""\s*(?:export\s+)?(?P<name>[A-Za-z_][A-Za-z0-9_]*)\s*=[ \t]*
-    (?:'(?P<raw>[^']*)'|"(?P<quoted>(?:[^"\\]|\\.)*)"|(?P<bare>(?!['"])(?:[^#\s]|[ \t]+[^#\s]|(?<=\S)\#)*))
-    [ \t]*(?:\#.*)?""",
-    re.VERBOSE,
-)
-_ESCAPES = {"n": "\n", "t": "\t", "r": "\r"}
-
-
-def read_dotenv(path: Path) -> dict[str, str]:
-    """The variables of a file with lines `NAME=value`; none if there is no such file.
-
-    `export` before a name, quotes around a value and comments are allowed. Nothing is expanded. Raises
-    UsageError with the number of the line, and never its content.
-    """
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except FileNotFoundError:
-        return {}
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise UsageError(f"{path} cannot be read: {reason}.") from None
-    found = {}
-    for number, line in enumerate(text.splitlines(), 1):
-        if not line.strip() or line.lstrip().startswith("#"):
-            continue
-        match = LINE.fullmatch(line)
-        if match is None:
-            raise UsageError(
-                f"{path}:{number}: expected NAME=value, with quotes around a value that has any."
-            )
-        found[match["name"]] = _value(match)
-    return found
-
-
-def _value(match: re.Match[str]) -> str:
-    if match["quoted"] is not None:
-        return re.sub(r"\\(.)", lambda escape: _ESCAPES.get(escape[1], escape[1]), match["quoted"])
-    return match["raw"] if match["raw"] is not None else match["bare"]
-
-
 log = logging.getLogger(__name__)
-
-
-# Where keys come from: the environment, `.env` of the project, and `~/.buckeye/.env`, in that order.
 
 ENV_FILE = ".env"
 HOME_VARIABLE = "BUCKEYE_HOME"

@@ -26,9 +26,10 @@ from buckeye.cli.run_texts import (
 from buckeye.errors import BuckeyeError, UsageError
 from buckeye.remote.steer import stop_remote
 from buckeye.run_files.directory import is_in_use, locked
+from buckeye.run_files.events import read_events
 from buckeye.run_files.known_runs import find_run, is_remote, known_runs
 from buckeye.run_files.logs import LogLine, follow_logs, read_logs
-from buckeye.run_files.record import GOING_ON, read_events, read_record
+from buckeye.run_files.record import GOING_ON, read_record
 from buckeye.runs.clean import IN_USE, KINDS, Deletable, Kind, deletable, delete
 from buckeye.runs.fork import fork_run
 from buckeye.runs.status import run_status

@@ -20,15 +20,14 @@ from buckeye.config.rl import RLConfig
 from buckeye.launch.processes import Child, Processes
 from buckeye.launch.restarts import Ended
 from buckeye.launch.resume_checks import record_config
+from buckeye.run_files.events import EventKind, write_event
 from buckeye.run_files.record import (
-    EventKind,
     ProcessRecord,
     Recorded,
     RunRecord,
     birth_of,
     place_of,
     this_process,
-    write_event,
     write_record,
 )
 

@@ -25,7 +25,8 @@ from buckeye.launch.plan import Hosts, Role, Site
 from buckeye.monitor.log import setup_logging
 from buckeye.orchestrator.environments import short_name
 from buckeye.workers.errors import WorkerFault
-from buckeye.workers.process import WORKERS_KEY, memory_of, start_process, worker_variables
+from buckeye.workers.process import memory_of
+from buckeye.workers.process_start import WORKERS_KEY, start_process, worker_variables
 from buckeye.workers.worker_side.frames import HEADER, Frame, FrameError, body_length, decode, encode
 
 log = logging.getLogger(__name__)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import logging
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,51 +14,10 @@ from buckeye.envs.base import TRAIN, Environment, Task, split_names
 from buckeye.envs.settings import WorkerSettings, placed
 from buckeye.errors import UsageError
 from buckeye.inference.render import ChatRenderer
+from buckeye.orchestrator.rate_limits import Admission
 from buckeye.workers.opening import open_environment
 
-# How many rollouts of one environment may be played at a time, and how many started in a second.
-
-
 log = logging.getLogger(__name__)
-
-
-class Admission:
-    """Lets rollouts of one environment start: at most `max_concurrent` at a time and `rate_limit` in a
-    second, evenly spread; None is no limit. `clock` gives seconds, `sleep` waits for some."""
-
-    def __init__(
-        self,
-        *,
-        max_concurrent: int | None = None,
-        rate_limit: float | None = None,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-    ) -> None:
-        self._slots = asyncio.Semaphore(max_concurrent) if max_concurrent else None
-        self._interval = 1.0 / rate_limit if rate_limit else 0.0
-        self._clock = clock
-        self._sleep = sleep
-        self._next = 0.0
-
-    @contextlib.asynccontextmanager
-    async def slot(self) -> AsyncIterator[None]:
-        """Hold one of the places, and be let in at a time of one's own."""
-        async with self._slots or contextlib.nullcontext():
-            await self.turn()
-            yield
-
-    async def turn(self) -> None:
-        """Wait until one more rollout may start."""
-        if not self._interval:
-            return
-        now = self._clock()
-        start = max(now, self._next)
-        self._next = start + self._interval
-        if start > now:
-            await self._sleep(start - now)
-
-
-# The environments of a run, loaded and named.
 
 HELD_OUT = "eval"
 """The split of the tasks that are not trained on."""

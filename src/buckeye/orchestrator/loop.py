@@ -34,6 +34,7 @@ from buckeye.orchestrator.batch import (
 )
 from buckeye.orchestrator.batch_account import Collected
 from buckeye.orchestrator.collector import CollectorSettings, GroupCollector
+from buckeye.orchestrator.concurrent import first_to_end, until_stopped
 from buckeye.orchestrator.deterministic_sampling import DeterministicSampling, deterministic_sampling
 from buckeye.orchestrator.environments import (
     NamedEnvironment,
@@ -47,14 +48,7 @@ from buckeye.orchestrator.environments import (
 from buckeye.orchestrator.evaluation import EvalResult, evaluate
 from buckeye.orchestrator.evaluations import Evaluations, sampling_params
 from buckeye.orchestrator.filters import group_filter
-from buckeye.orchestrator.loop_watch import (
-    LoopTimes,
-    LoopWatch,
-    Throughput,
-    first_to_end,
-    tell_of_a_held_up_loop,
-    until_stopped,
-)
+from buckeye.orchestrator.loop_watch import LoopTimes, LoopWatch, Throughput, tell_of_a_held_up_loop
 from buckeye.orchestrator.pauses import EnvironmentPauses
 from buckeye.orchestrator.player import RolloutPlayer, TaskPlayer
 from buckeye.orchestrator.policy import derive_seed

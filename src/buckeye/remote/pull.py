@@ -19,7 +19,8 @@ from buckeye.base.json_lines import printable
 from buckeye.base.storage import remove_directory, write_directory, write_file
 from buckeye.errors import CheckpointError, RemoteError
 from buckeye.run_files.directory import METRICS_FILE, RUN_FILE
-from buckeye.run_files.record import EVENTS_FILE, STATUS_FILE, RunRecord
+from buckeye.run_files.events import EVENTS_FILE
+from buckeye.run_files.record import STATUS_FILE, RunRecord
 from buckeye.transport.checkpoint import COMMITTED, CheckpointInfo, read_commit, verify_checkpoint
 
 # What of a run on another machine comes home: records, logs and models, as data.

@@ -20,7 +20,8 @@ from buckeye.base.storage import is_locked, read_json, remove_directory, step_di
 from buckeye.errors import CheckpointError, UsageError
 from buckeye.monitor.metrics import TRAINERS, read_metrics
 from buckeye.monitor.tracking import TRACKER_FOLDERS
-from buckeye.run_files.record import EVENTS_FILE, GOING_ON, STATUS_FILE, read_record
+from buckeye.run_files.events import EVENTS_FILE
+from buckeye.run_files.record import GOING_ON, STATUS_FILE, read_record
 from buckeye.transport.inference_servers import RESTART_FOLDER, SERVERS_FILE
 
 log = logging.getLogger(__name__)

@@ -2,89 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import sys
-import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 import psutil
 
-from buckeye.base.disk import disk_is_full
-from buckeye.base.json_lines import LineFile, read_json_lines
 from buckeye.base.storage import write_file
 from buckeye.errors import UsageError
-
-# `events.jsonl`: what happened to a run, one JSON object an event, over all its attempts.
-
-EVENTS_FILE = "events.jsonl"
-_LATEST = 1e11  # seconds since the epoch; what comes later has no date
-
-EventKind = Literal[
-    "start",
-    "attempt",
-    "process",
-    "ready",
-    "restart",
-    "recovered",
-    "stall",
-    "checkpoint",
-    "weights",
-    "scale",
-    "scale_refused",
-    "stopping",
-    "stop",
-    "failure",
-    "finish",
-    "fork",
-    "tune",
-]
-
-
-_unwritten: dict[Path, bytes] = {}
-"""Lines that there was no room for, by the file they belong to."""
-
-
-def write_event(output_dir: Path, event: EventKind, *, attempt: int, **details: Any) -> None:
-    """Append `{"time": seconds since the epoch, "event": ..., "attempt": ..., **details}`. Where the disk is
-    full, nobody waits: the line is written together with the next one that there is room for."""
-    path = output_dir / EVENTS_FILE
-    line = json.dumps({"time": round(time.time(), 3), "event": event, "attempt": attempt, **details})
-    unwritten = _unwritten.pop(path, b"") + line.encode() + b"\n"
-    try:
-        file = LineFile(path)
-        try:
-            file.append(unwritten)
-        finally:
-            file.close()
-    except OSError as error:
-        if not disk_is_full(error):
-            raise
-        _unwritten[path] = unwritten
-
-
-def read_events(output_dir: Path) -> Iterator[dict[str, Any]]:
-    """The events of a run in order; none for a run that has no journal. Lines that `write_event` has not
-    written are left out."""
-    return (event for event in read_json_lines(output_dir / EVENTS_FILE) if _is_event(event))
-
-
-def _is_event(found: dict[str, Any]) -> bool:
-    time_of, attempt = found.get("time"), found.get("attempt")
-    return (
-        isinstance(time_of, int | float)
-        and 0 <= time_of < _LATEST
-        and isinstance(attempt, int)
-        and isinstance(found.get("event"), str)
-    )
-
-
-# `status.json`: what the launcher says about its run. A reader checks it against the processes there are.
 
 STATUS_FILE = "status.json"
 PLACE_VARIABLE = "BUCKEYE_RUN_PLACE"

@@ -13,8 +13,9 @@ import msgspec
 from buckeye.base.storage import link_or_copy, read_json, step_directory, write_directory, write_file
 from buckeye.errors import CheckpointError, UsageError
 from buckeye.run_files.directory import RUN_FILE
+from buckeye.run_files.events import write_event
 from buckeye.run_files.known_runs import register
-from buckeye.run_files.record import RunRecord, read_record, write_event, write_record
+from buckeye.run_files.record import RunRecord, read_record, write_record
 from buckeye.runs.status import find_checkpoint
 from buckeye.runs.stop import with_output_dir
 from buckeye.transport.checkpoint import CheckpointInfo, verify_checkpoint

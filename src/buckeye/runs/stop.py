@@ -23,6 +23,7 @@ from buckeye.launch.progress import human_duration
 from buckeye.launch.resume import to_resume, without_flags
 from buckeye.launch.resume_checks import RECORDED_CONFIG, changed_settings
 from buckeye.run_files.directory import locked, request_scale, request_stop, take_scale, withdraw_stop
+from buckeye.run_files.events import read_events, write_event
 from buckeye.run_files.known_runs import read_elsewhere
 from buckeye.run_files.record import (
     GOING_ON,
@@ -30,9 +31,7 @@ from buckeye.run_files.record import (
     RunRecord,
     State,
     processes_left,
-    read_events,
     read_record,
-    write_event,
     write_record,
 )
 from buckeye.runs.status import STALE_SECONDS, last_seen, newest_step

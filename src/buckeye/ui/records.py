@@ -9,8 +9,8 @@ import msgspec
 from buckeye.errors import BuckeyeError, UsageError
 from buckeye.monitor.redact import redacted
 from buckeye.run_files.directory import LOG_FOLDER
+from buckeye.run_files.events import read_events
 from buckeye.run_files.logs import attempt_starts, read_logs
-from buckeye.run_files.record import read_events
 from buckeye.ui.sources import OpenRun
 
 _MOST_BYTES = 128_000_000  # of logs that are read at once

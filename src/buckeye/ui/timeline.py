@@ -10,7 +10,7 @@ import msgspec
 from buckeye.base.json_lines import read_json_lines
 from buckeye.monitor.metrics import Record, Step
 from buckeye.monitor.rollouts import ROLLOUTS_FOLDER, rollouts_file
-from buckeye.run_files.record import read_events
+from buckeye.run_files.events import read_events
 from buckeye.ui.sources import OpenRun
 
 _PARTS: Mapping[str, Sequence[str]] = {

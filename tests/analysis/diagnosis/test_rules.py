@@ -10,7 +10,7 @@ from tests.analysis.diagnosis.made_runs import Made, make
 
 from buckeye.analysis.diagnosis.diagnose import diagnose
 from buckeye.analysis.diagnosis.statistics import share_interval, slope_interval
-from buckeye.run_files.record import write_event
+from buckeye.run_files.events import write_event
 
 
 def named(run, **options):

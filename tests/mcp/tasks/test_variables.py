@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from buckeye.base.keys import read_dotenv, variables
+from buckeye.base.dotenv import read_dotenv
+from buckeye.base.keys import variables
 from buckeye.errors import UsageError
 from buckeye.mcp.tasks.variables import resolve
 

@@ -402,7 +402,7 @@ def _requirements(folder):
 
 
 def _dotenv(folder):
-    from buckeye.base.keys import read_dotenv
+    from buckeye.base.dotenv import read_dotenv
 
     return read_dotenv(folder / ".env")
 

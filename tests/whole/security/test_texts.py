@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.inference.chat_families import FAMILIES, save_family
 
 from buckeye.inference.render import ChatRenderer
-from buckeye.inference.render.template import MARK, SWITCH, _controls
+from buckeye.inference.render.literal_text import MARK, SWITCH, _controls
 from buckeye.trainer.model.tiny import TinySize, make_tiny_model
 
 

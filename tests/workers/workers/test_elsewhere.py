@@ -20,7 +20,7 @@ from buckeye.launch.plan import Site
 from buckeye.launch.preflight.devices import Machine
 from buckeye.launch.worker_hosts import worker_hosts
 from buckeye.workers.environment import open_worker_environment
-from buckeye.workers.process import WORKERS_KEY
+from buckeye.workers.process_start import WORKERS_KEY
 from buckeye.workers.worker_side.frames import encode
 
 HERE = "127.0.0.1"

@@ -12,7 +12,8 @@ from tests.workers.workers.conftest import Says, play, rogue
 from buckeye.envs.base import GroupEnvironment, Outcome, Task
 from buckeye.inference.client import SamplingParams
 from buckeye.orchestrator.environments import NamedEnvironment
-from buckeye.orchestrator.player import RolloutPlayer, finished_outcomes
+from buckeye.orchestrator.group_environments import finished_outcomes
+from buckeye.orchestrator.player import RolloutPlayer
 from buckeye.orchestrator.task_sampler import GroupTask
 
 

@@ -11,7 +11,8 @@ from typing import Any
 from buckeye.base.storage import read_json, step_directory
 from buckeye.errors import UsageError
 from buckeye.launch.resume_checks import settings_apart
-from buckeye.run_files.record import read_events, read_record
+from buckeye.run_files.events import read_events
+from buckeye.run_files.record import read_record
 from buckeye.runs import Run
 
 _OF_VERSIONS = ("buckeye", "torch")

@@ -43,7 +43,7 @@ from buckeye.analysis.diagnosis.token_rules import (
 from buckeye.errors import DEBUG_VARIABLE
 from buckeye.monitor.finding import CONFIDENCES, Finding
 from buckeye.monitor.learning import findings
-from buckeye.run_files.record import read_events
+from buckeye.run_files.events import read_events
 
 Rule = Callable[[Facts], Finding | Sequence[Finding] | None]
 

@@ -24,7 +24,8 @@ from buckeye.envs.base import (
 )
 from buckeye.inference.render import ChatRenderer
 from buckeye.orchestrator.environments import NamedEnvironment
-from buckeye.orchestrator.player import finished_outcomes, play_outcome
+from buckeye.orchestrator.group_environments import finished_outcomes
+from buckeye.orchestrator.player import play_outcome
 
 
 class ShownPolicy:

@@ -8,9 +8,10 @@ import time
 from collections.abc import Callable
 
 from buckeye.errors import InferenceError
+from buckeye.inference.client.canary import Heard
 from buckeye.inference.client.replica import DroppedError, Replica, ReplicaLostError, gather
 from buckeye.inference.client.router import Router
-from buckeye.inference.client.weights import Heard, Target, hear_canary, load
+from buckeye.inference.client.weights import Target, hear_canary, load
 from buckeye.monitor.log import SUCCESS
 
 log = logging.getLogger(__name__)

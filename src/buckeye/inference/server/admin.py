@@ -30,8 +30,8 @@ from buckeye.inference.server.protocol import (
     UnloadAdapterRequest,
     UpdateRequest,
     WeightVersionRequest,
-    json_response,
 )
+from buckeye.inference.server.responses import json_response
 from buckeye.inference.server.service import Service
 from buckeye.transport.weights import WeightsManifest, published_checksum, verify_weights
 

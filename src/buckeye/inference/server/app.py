@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
-import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -16,12 +13,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-import buckeye
 from buckeye.base.request_gate import Gate, Rules
-from buckeye.chat.messages import Tool
 from buckeye.chat.openai_api import ChatRequest, CompletionRequest, GenerateRequest, error_content
 from buckeye.errors import BuckeyeError, TransportError, UsageError
 from buckeye.inference.server import admin, generate
+from buckeye.inference.server.openapi import Endpoint, description
 from buckeye.inference.server.protocol import (
     AbortRequest,
     DetokenizeRequest,
@@ -33,64 +29,11 @@ from buckeye.inference.server.protocol import (
     UnloadAdapterRequest,
     UpdateRequest,
     WeightVersionRequest,
-    json_response,
 )
+from buckeye.inference.server.responses import json_response
 from buckeye.inference.server.service import Service
 
-# The server's own description, /openapi.json, made of the requests that it parses.
-
-
-@dataclass(frozen=True, slots=True)
-class Endpoint:
-    """One method of one path: what it does, what its body must be, its query parameters' schemas."""
-
-    method: str
-    path: str
-    handler: Any
-    body: type[msgspec.Struct] | None = None
-    query: Mapping[str, Any] = field(default_factory=dict)
-
-
-def _description(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
-    """The endpoints in OpenAPI 3.1."""
-    bodies = [endpoint.body for endpoint in endpoints if endpoint.body is not None]
-    refs, components = msgspec.json.schema_components(
-        [*bodies, Tool], ref_template="#/components/schemas/{name}"
-    )
-    schemas = dict(zip(bodies, refs, strict=False))
-    paths: dict[str, Any] = {}
-    for endpoint in endpoints:
-        schema = schemas.get(endpoint.body) if endpoint.body else None
-        paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _operation(endpoint, schema)
-    return {
-        "openapi": "3.1.0",
-        "info": {"title": "Buckeye inference", "version": buckeye.__version__},
-        "paths": paths,
-        "components": {"schemas": components},
-    }
-
-
-def _operation(endpoint: Endpoint, schema: Any) -> dict[str, Any]:
-    parameters = [
-        {"name": name, "in": "query", "schema": described} for name, described in endpoint.query.items()
-    ]
-    if "{" in endpoint.path:
-        name = endpoint.path.partition("{")[2].partition("}")[0]
-        parameters.append({"name": name, "in": "path", "required": True, "schema": {"type": "string"}})
-    operation: dict[str, Any] = {
-        "summary": " ".join((endpoint.handler.__doc__ or "").split()),
-        "parameters": parameters,
-        "responses": {"200": {"description": "OK"}, "4XX": {"description": "Refused, with the reason"}},
-    }
-    if schema is not None:
-        operation["requestBody"] = {"content": {"application/json": {"schema": schema}}}
-    return operation
-
-
 log = logging.getLogger(__name__)
-
-
-# The HTTP application: routes, the gate, the size limit, and errors in OpenAI's form.
 
 MAX_BODY_BYTES = 64 * 2**20
 
@@ -105,7 +48,7 @@ def create_app(service: Service, rules: Rules) -> ASGIApp:
         )
         for one in endpoints
     ]
-    described = json_response(_description(endpoints))
+    described = json_response(description(endpoints))
     app = Starlette(
         routes=[*routes, Route("/openapi.json", lambda _: described, methods=["GET"])],
         exception_handlers={

@@ -26,7 +26,8 @@ from buckeye.errors import InferenceError
 from buckeye.inference.engine.sequences import Sequence
 from buckeye.inference.render.renderer import NO_OPENING, call_opening
 from buckeye.inference.server.answers import Answer, ChatAnswer, Choice, CompletionAnswer
-from buckeye.inference.server.protocol import DetokenizeRequest, EventStream, TokenizeRequest, json_response
+from buckeye.inference.server.protocol import DetokenizeRequest, TokenizeRequest
+from buckeye.inference.server.responses import EventStream, json_response
 from buckeye.inference.server.service import DEFAULT_MAX_TOKENS, Service
 
 _LONG_BODY = 2**20

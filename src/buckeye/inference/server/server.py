@@ -7,24 +7,21 @@ main thread, where the model is also built, there is one pool for the process.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import os
 import signal
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
 from buckeye.base import heartbeat
 from buckeye.base.http_server import http_server, listen
-from buckeye.base.keys import made_key
 from buckeye.base.process import cpu_threads, die_with_parent
-from buckeye.base.request_gate import Rules, is_loopback
+from buckeye.base.request_gate import Rules
 from buckeye.config.inference import InferenceConfig
 from buckeye.errors import InferenceError, UsageError
 from buckeye.inference.engine.adapters import AdaptedCheckpoint
@@ -34,65 +31,14 @@ from buckeye.inference.engine.engine import Engine
 from buckeye.inference.engine.sequences import Sequence
 from buckeye.inference.engine.weights import Checkpoint, Weights, auto_dtype
 from buckeye.inference.render import ChatRenderer
+from buckeye.inference.server.access import access_rules
 from buckeye.inference.server.app import create_app
 from buckeye.inference.server.service import Service
 from buckeye.inference.vllm.interpreter import Vllm, find_vllm, require_vllm
 from buckeye.inference.vllm.server import serve_vllm
 from buckeye.monitor.log import SUCCESS, run_log, setup_logging
 
-# Who may use the inference server: its key, and what is open without one.
-
-PUBLIC = (
-    "/health",
-    "/metrics",
-    "/openapi.json",
-    "/v1/models",
-    "/v1/chat/completions",
-    "/v1/completions",
-    "/inference/v1/generate",
-    "/tokenize",
-    "/detokenize",
-)
-"""What a server without a key answers: nothing of it changes the server."""
-
-
-@contextlib.contextmanager
-def access_rules(config: InferenceConfig) -> Iterator[Rules]:
-    """Whom the server answers, for as long as the block runs: those who know the key of the variable that
-    the configuration names, or else one that is made for this start and put where clients of this machine
-    find it.
-
-    Raises UsageError for an address in reach of others without a key that was chosen.
-    """
-    server = config.server
-    host = server.host or "127.0.0.1"
-    key = os.environ.get(server.api_key_var) or None
-    if key is None and not is_loopback(host):
-        raise UsageError(
-            f"inference.server.host = {host} is reachable from other machines, so a key is required: set the "
-            f"environment variable {server.api_key_var} (inference.server.api_key_var)."
-        )
-    if key is not None and config.no_key:
-        raise UsageError(
-            f"inference.no_key is set, and so is a key, {server.api_key_var}: unset one of them."
-        )
-    with contextlib.ExitStack() as stack:
-        if key is None and not config.no_key:
-            key = stack.enter_context(made_key(server.api_key_var, server.port))
-        yield Rules(
-            host=host,
-            key=key,
-            hosts=tuple(server.allowed_hosts),
-            origins=tuple(server.allowed_origins),
-            public=PUBLIC,
-            how_to_send=f"send `Authorization: Bearer <key>`, the key that {server.api_key_var} holds there",
-        )
-
-
 log = logging.getLogger(__name__)
-
-
-# The inference process: an engine in the main thread, its HTTP server in another.
 
 _HTTP_START_TIMEOUT = 30.0
 _DRAIN_SECONDS = 4.0  # the launcher kills what has not ended ten seconds after SIGTERM

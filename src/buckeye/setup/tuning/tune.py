@@ -16,7 +16,7 @@ from buckeye.analysis.diagnosis.statistics import is_below
 from buckeye.base.storage import write_file
 from buckeye.config.rl import RLConfig
 from buckeye.errors import RunError, UsageError
-from buckeye.run_files.record import write_event
+from buckeye.run_files.events import write_event
 from buckeye.setup.tuning.forks import Fork, drop_weights, train_fork
 from buckeye.setup.tuning.search import STEPS, approach, climb, nearest
 

@@ -21,72 +21,10 @@ from buckeye.inference.engine.weights import auto_compute_dtype
 from buckeye.trainer.data.packing import PackedMicroBatch, pack_micro_batch
 from buckeye.trainer.model.attention import PACKED_ATTENTION, flash_available
 from buckeye.trainer.model.logprobs import token_logprobs
+from buckeye.trainer.model.rms_norm import replace_norms
 from buckeye.trainer.model.trainable import refuse_untrainable
 
-# Root-mean-square layer norm in two passes over its input instead of nine.
-#
-#     y = w x r        r = (mean(x^2) + eps)^(-1/2)        dx = r (w g - x r mean(g y))        dw = sum(g x r)
-#
-# (Zhang and Sennrich 2019, arXiv 1910.07467). The backward pass is torch's of layer norm with a mean of 0,
-# which also subtracts r mean(w g): that is added again.
-
-_SAME_FORMULA = ("LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm")
-
-
-class RMSNorm(nn.Module):
-    """The norm of the Llama and Qwen families; computes in float32 or better, returns its input's dtype."""
-
-    def __init__(self, weight: nn.Parameter, epsilon: float) -> None:
-        super().__init__()
-        self.weight = weight
-        self.epsilon = epsilon
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """`hidden` [..., width]."""
-        return _RMSNorm.apply(hidden, self.weight, self.epsilon)
-
-
-def replace_norms(model: nn.Module) -> None:
-    """Put `RMSNorm` in the place of transformers' modules of the same formula; names stay the same."""
-    for module in list(model.modules()):
-        for name, child in module.named_children():
-            if type(child).__name__ in _SAME_FORMULA:
-                setattr(module, name, RMSNorm(child.weight, child.variance_epsilon))
-
-
-class _RMSNorm(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-        precise = torch.promote_types(hidden.dtype, torch.float32)
-        squares = torch.linalg.vector_norm(hidden, dim=-1, keepdim=True, dtype=precise).square_()
-        scale = squares.div_(hidden.shape[-1]).add_(epsilon).rsqrt_()
-        ctx.save_for_backward(hidden, weight, scale)
-        return (hidden.to(precise) * scale).mul_(weight).to(hidden.dtype)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None, None]:
-        hidden, weight, scale = ctx.saved_tensors
-        gradient, factor = gradient.to(scale.dtype).contiguous(), weight.to(scale.dtype)
-        width = hidden.shape[-1]
-        d_hidden, d_weight, _ = torch.ops.aten.native_layer_norm_backward(
-            gradient,
-            hidden.to(scale.dtype).contiguous(),
-            [width],
-            torch.zeros_like(scale),
-            scale,
-            factor,
-            None,
-            [True, ctx.needs_input_grad[1], False],
-        )
-        mean = (gradient * factor).sum(-1, keepdim=True).div_(width)  # no product: autocast would round it
-        d_weight = d_weight.to(weight.dtype) if ctx.needs_input_grad[1] else None
-        return d_hidden.addcmul_(scale, mean).to(hidden.dtype), d_weight, None
-
-
 logger = logging.getLogger(__name__)
-
-
-# The policy: a causal language model of transformers, run on packed rows of samples.
 
 ComputeDtype = Literal["auto", "float32", "bfloat16"]
 

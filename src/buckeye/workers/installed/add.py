@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -11,15 +10,13 @@ from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
-from urllib.parse import urljoin, urlsplit
 
-import httpx
 from packaging.utils import canonicalize_name
 
 from buckeye.base.storage import write_directory
 from buckeye.errors import BuckeyeError, UsageError
 from buckeye.workers.installed.generation import Interface, detect, without_bounds_on
+from buckeye.workers.installed.private_index import KEY_VARIABLE, fetch_private, hub_key
 from buckeye.workers.installed.record import (
     LOCK,
     RECORD,
@@ -102,83 +99,6 @@ def _name_of(entry: str) -> str | None:
     match = _PIN.match(entry)
     return canonicalize_name(match[1]) if match else None
 
-
-# Environments of the hub that its public index does not have: asked for with a key.
-#
-# The key is only ever a header of a request to the hub.
-
-KEY_VARIABLE = "PRIME_API_KEY"
-_BASE_VARIABLE = "PRIME_API_BASE_URL"
-_BASE = "https://api.primeintellect.ai"
-_SECONDS = 120.0
-
-
-def hub_key() -> str | None:
-    """The key in PRIME_API_KEY, else the one that `prime login` has stored."""
-    key = os.environ.get(KEY_VARIABLE)
-    if key:
-        return key
-    try:
-        stored = json.loads((Path.home() / ".prime" / "config.json").read_text("utf-8"))
-    except (OSError, ValueError):
-        return None
-    found = stored.get("api_key") if isinstance(stored, dict) else None
-    return found if isinstance(found, str) and found else None
-
-
-def fetch_private(source: Source, key: str, folder: Path) -> Path:
-    """Download a wheel or source archive of the environment into `folder`. Raises BuckeyeError if the hub
-    refuses, has no such environment, or answers something else."""
-    base = os.environ.get(_BASE_VARIABLE, _BASE).rstrip("/").removesuffix("/api/v1")
-    version = source.specifier.removeprefix("==") or "latest"
-    address = f"{base}/api/v1/environmentshub/{source.owner}/{source.name}/@{version}"
-    with httpx.Client(timeout=_SECONDS, follow_redirects=False) as client:
-        details = _details(_get(client, address, key, source), source)
-        url = next(
-            (details[k] for k in ("wheel_url", "package_url", "tracked_package_url") if details.get(k)), None
-        )
-        if not isinstance(url, str):
-            raise BuckeyeError(f"the hub knows {source.env_id} and offers no package of it to download.")
-        url = urljoin(address, url)
-        own = urlsplit(url)[:2] == urlsplit(address)[:2]  # scheme and host
-        answer = _get(client, url, key if own else None, source)
-    target = folder / (Path(urlsplit(url).path).name or "package.tar.gz")
-    target.write_bytes(answer.content)
-    return target
-
-
-def _get(client: httpx.Client, url: str, key: str | None, source: Source) -> httpx.Response:
-    where = urlsplit(url).netloc
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
-    try:
-        answer = client.get(url, headers=headers)
-        if answer.has_redirect_location:  # signed addresses elsewhere: they need no key
-            answer = client.get(urljoin(url, answer.headers["location"]))
-    except httpx.HTTPError as error:
-        raise BuckeyeError(f"{where} does not answer: {error or type(error).__name__}") from None
-    if answer.status_code in (401, 403):
-        raise BuckeyeError(
-            f"{where} refuses {source.env_id} ({answer.status_code}): the key in {KEY_VARIABLE} (or that of "
-            "`prime login`) is wrong, or may not read it."
-        )
-    if answer.status_code == 404:
-        raise BuckeyeError(f"{where} has no environment {source.env_id}{source.specifier}.")
-    if answer.is_error:
-        raise BuckeyeError(f"{where} answers {answer.status_code} for {source.env_id}; try again later.")
-    return answer
-
-
-def _details(answer: httpx.Response, source: Source) -> Mapping[str, Any]:
-    try:
-        details = answer.json()["data"]
-    except (ValueError, KeyError, TypeError):
-        details = None
-    if not isinstance(details, dict):
-        raise BuckeyeError(f"the hub's answer about {source.env_id} is not understood.")
-    return details
-
-
-# Installing an environment: whole, or not at all.
 
 Tell = Callable[[str], None]
 

@@ -2,187 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import msgspec
-from msgspec import Meta
 
-from buckeye.chat.messages import tools_problem
 from buckeye.chat.openai_api import convert
 from buckeye.envs.base import CallOptions, Reply
-from buckeye.workers.proxy.errors import WireError
+from buckeye.workers.proxy.anthropic_requests import MessagesRequest, chat_messages
 from buckeye.workers.proxy.exchange import Exchange, new_id
 from buckeye.workers.proxy.reply_parts import Said, events, said
 from buckeye.workers.proxy.rollout import Call, Rollout
 from buckeye.workers.proxy.settings import fields_of, split
-
-# The requests of Anthropic's messages API, and the chats that their blocks are.
-
-
-class TextBlock(msgspec.Struct, kw_only=True, tag="text"):
-    """Text of anybody. Pictures and documents are refused."""
-
-    text: str
-
-
-class ThinkingBlock(msgspec.Struct, kw_only=True, tag="thinking"):
-    """What the assistant has thought."""
-
-    thinking: str
-
-
-class RedactedBlock(msgspec.Struct, kw_only=True, tag="redacted_thinking"):
-    """What nobody but Anthropic can read; it is left out."""
-
-
-class UseBlock(msgspec.Struct, kw_only=True, tag="tool_use"):
-    """A call that the assistant has made."""
-
-    id: str
-    name: str
-    input: dict[str, Any]
-
-
-class ResultBlock(msgspec.Struct, kw_only=True, tag="tool_result"):
-    """What a call has brought."""
-
-    tool_use_id: str
-    content: str | list[TextBlock] | None = None
-
-
-Block = TextBlock | ThinkingBlock | RedactedBlock | UseBlock | ResultBlock
-
-
-class AnthropicMessage(msgspec.Struct, kw_only=True):
-    """One message."""
-
-    role: Literal["user", "assistant"]
-    content: str | list[Block]
-
-
-class AnthropicTool(msgspec.Struct, kw_only=True):
-    """A tool. Tools that Anthropic's servers know by themselves are refused."""
-
-    name: Annotated[str, Meta(min_length=1)]
-    input_schema: dict[str, Any]
-    description: str | None = None
-    type: Literal["custom"] | None = None
-
-
-class Choice(msgspec.Struct, kw_only=True):
-    """Whether a tool has to be called, and which."""
-
-    type: Literal["auto", "any", "tool", "none"]
-    name: str | None = None
-    disable_parallel_tool_use: bool = False
-
-
-class MessagesRequest(msgspec.Struct, kw_only=True):
-    """POST v1/messages."""
-
-    messages: Annotated[list[AnthropicMessage], Meta(min_length=1)]
-    max_tokens: Annotated[int, Meta(ge=1)]
-    system: str | list[TextBlock] | None = None
-    stop_sequences: Annotated[list[str], Meta(max_length=64)] | None = None
-    tools: list[AnthropicTool] | None = None
-    tool_choice: Choice | None = None
-    stream: bool = False
-
-    def __post_init__(self) -> None:
-        choice, names = self.tool_choice, [tool.name for tool in self.tools or ()]
-        if choice is not None and choice.type == "any" and not names:
-            raise ValueError("`tool_choice` is any and there are no `tools`")
-        if choice is not None and choice.type == "tool" and choice.name not in names:
-            raise ValueError(f"`tool_choice` is {choice.name!r}, which is none of `tools`")
-
-    def offered_tools(self) -> list[dict[str, Any]]:
-        """The tools that the model is shown, in the form of chats. Raises `WireError`."""
-        if self.tool_choice is not None and self.tool_choice.type == "none":
-            return []
-        tools = [_chat_tool(tool) for tool in self.tools or ()]
-        if problem := tools_problem(tools):
-            raise WireError(400, f"Bad request: {problem}")
-        return tools
-
-    @property
-    def must_call(self) -> bool:
-        """Whether the reply has to be a call."""
-        return self.tool_choice is not None and self.tool_choice.type in ("any", "tool")
-
-    def forced_tool(self) -> str | None:
-        """The tool that must be called; None where the model may choose one."""
-        if self.tool_choice is not None and self.tool_choice.type == "tool":
-            return self.tool_choice.name
-        return self.tools[0].name if self.tools is not None and len(self.tools) == 1 else None
-
-
-def chat_messages(body: MessagesRequest) -> list[dict[str, Any]]:
-    """The chat that a request is."""
-    messages: list[dict[str, Any]] = []
-    if system := _text(body.system):
-        messages.append({"role": "system", "content": system})
-    for message in body.messages:
-        if isinstance(message.content, str):
-            messages.append({"role": message.role, "content": message.content})
-        elif message.role == "assistant":
-            messages.append(_said(message.content))
-        else:
-            messages += _asked(message.content)
-    return messages
-
-
-def _said(blocks: Sequence[Block]) -> dict[str, Any]:
-    """An assistant's blocks as one message."""
-    message: dict[str, Any] = {"role": "assistant", "content": _text(_texts(blocks))}
-    thinking = [block.thinking for block in blocks if isinstance(block, ThinkingBlock)]
-    if thinking:
-        message["reasoning_content"] = "\n".join(thinking)
-    calls = [_call(block) for block in blocks if isinstance(block, UseBlock)]
-    if calls:
-        message["tool_calls"] = calls
-    return message
-
-
-def _asked(blocks: Sequence[Block]) -> list[dict[str, Any]]:
-    """A user's blocks: the results of calls, and then what the user says."""
-    messages: list[dict[str, Any]] = [
-        {"role": "tool", "tool_call_id": block.tool_use_id, "content": _text(block.content)}
-        for block in blocks
-        if isinstance(block, ResultBlock)
-    ]
-    texts = _texts(blocks)
-    if texts or not messages:
-        messages.append({"role": "user", "content": _text(texts)})
-    return messages
-
-
-def _texts(blocks: Sequence[Block]) -> list[TextBlock]:
-    return [block for block in blocks if isinstance(block, TextBlock)]
-
-
-def _text(content: str | Sequence[TextBlock] | None) -> str:
-    if content is None or isinstance(content, str):
-        return content or ""
-    return "\n".join(block.text for block in content)
-
-
-def _call(block: UseBlock) -> dict[str, Any]:
-    # spaced as the renderer writes what it has read: a template without tools repeats it as text
-    arguments = json.dumps(block.input, ensure_ascii=False)
-    return {"id": block.id, "type": "function", "function": {"name": block.name, "arguments": arguments}}
-
-
-def _chat_tool(tool: AnthropicTool) -> dict[str, Any]:
-    function: dict[str, Any] = {"name": tool.name}
-    if tool.description is not None:
-        function["description"] = tool.description
-    function["parameters"] = tool.input_schema
-    return {"type": "function", "function": function}
-
-
-# Anthropic's messages.
 
 _FIELDS = fields_of(MessagesRequest)
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "calls": "tool_use"}

@@ -1,0 +1,40 @@
+"""Rotary position embedding (Su et al. 2021, RoFormer, eq. 34) in the half-split layout of Hugging Face."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from buckeye.inference.engine.architecture import RopeSpec
+
+
+def inverse_frequencies(rope: RopeSpec, head_dim: int) -> torch.Tensor:
+    """The rotation per position of each pair of dimensions, float32 [head_dim / 2].
+
+    "linear" divides all by the factor; "llama3" (Llama 3.1) only those whose wavelength exceeds the original
+    context, with a smooth passage between the two.
+    """
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+    frequencies = 1.0 / rope.theta**exponents
+    if rope.kind == "default":
+        return frequencies
+    if rope.kind == "linear":
+        return frequencies / rope.factor
+    wavelengths = 2 * math.pi / frequencies
+    smooth = (rope.original_max_positions / wavelengths - rope.low_freq_factor) / (
+        rope.high_freq_factor - rope.low_freq_factor
+    )
+    kept = smooth.clamp(0.0, 1.0)  # 1: a short wavelength, unchanged; 0: a long one, divided by the factor
+    return (1 - kept) * frequencies / rope.factor + kept * frequencies
+
+
+def rotation_tables(
+    rope: RopeSpec, head_dim: int, positions: int, *, dtype: torch.dtype, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cosine and sine, [positions, head_dim] each. The sine of the first half carries the minus sign of the
+    rotation, so that a rotated x is x * cos + swap_halves(x) * sin."""
+    angles = torch.outer(torch.arange(positions, dtype=torch.float32), inverse_frequencies(rope, head_dim))
+    cos = torch.cat([angles.cos(), angles.cos()], -1)
+    sin = torch.cat([-angles.sin(), angles.sin()], -1)
+    return cos.to(device, dtype), sin.to(device, dtype)

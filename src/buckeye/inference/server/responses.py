@@ -1,0 +1,50 @@
+"""HTTP responses: JSON, errors in OpenAI's form, server-sent events."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from buckeye.chat.openai_api import error_content
+from buckeye.errors import InferenceError
+
+
+def json_response(content: Any, status_code: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """A JSON response."""
+    return Response(msgspec.json.encode(content), status_code, headers, "application/json")
+
+
+class EventStream(Response):
+    """Server-sent events, ended by `[DONE]`. The submission inside the iterator notices a client that
+    leaves."""
+
+    def __init__(self, events: AsyncGenerator[Any, None]) -> None:
+        self.status_code = 200
+        self.background = None
+        self.media_type = "text/event-stream"
+        self.init_headers({"cache-control": "no-cache"})
+        self._events = events
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the events as they come; an error of the engine is one of them, and the last."""
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        try:
+            async with aclosing(self._events) as events:
+                async for event in events:
+                    await _send_event(send, msgspec.json.encode(event))
+        except ClientDisconnect:
+            return
+        except InferenceError as error:
+            await _send_event(send, msgspec.json.encode(error_content(str(error), 500)))
+        await _send_event(send, b"[DONE]")
+        await send({"type": "http.response.body", "body": b""})
+
+
+async def _send_event(send: Send, data: bytes) -> None:
+    await send({"type": "http.response.body", "body": b"data: " + data + b"\n\n", "more_body": True})

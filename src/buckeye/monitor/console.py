@@ -1,0 +1,54 @@
+"""Print to a terminal or a pipe that may be closed."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from contextlib import suppress
+from typing import Any, TextIO
+
+from buckeye.base.json_lines import is_file
+
+log = logging.getLogger(__name__)
+
+
+class Console:
+    """A text stream that is silent from the moment on when nobody can read it any more. In all else it is the
+    stream that it is made of."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        try:
+            return self._stream.write(text)
+        except OSError as error:
+            self._be_silent(error)
+        return len(text)
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except OSError as error:
+            self._be_silent(error)
+
+    def _be_silent(self, error: OSError) -> None:
+        silence = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(silence, self._stream.fileno())
+        os.close(silence)
+        with suppress(OSError):
+            self._stream.flush()  # what could not be written
+        log.warning("Nobody reads what is printed any more (%s): this goes on without", error.strerror)
+
+
+def print_on_without_readers() -> None:
+    """Let this process go on when the terminal or the pipe that it prints to is closed. A stream that
+    somebody has put in place of the original one is left alone."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is not None and stream is getattr(sys, f"__{name}__") and not is_file(stream.fileno()):
+            setattr(sys, name, Console(stream))

@@ -1,0 +1,61 @@
+"""Measurements of each environment while a batch is collected."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from buckeye.orchestrator.rollout import Group, Rollout
+
+
+@dataclass(slots=True)
+class _Played:
+    """Numbers of one environment's rollouts: of those with a reward one entry each, and what failed where."""
+
+    rewards: list[float] = field(default_factory=list)
+    turns: list[int] = field(default_factory=list)
+    completion_tokens: list[int] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    errors: Counter[str] = field(default_factory=Counter)
+
+    def add(self, rollout: Rollout, *, drawn: bool) -> None:
+        if rollout.reward is None:
+            self.errors[rollout.outcome.boundary or "step"] += 1
+            return
+        if drawn:
+            self.rewards.append(rollout.reward)
+        self.turns.append(rollout.turns)
+        self.completion_tokens.append(rollout.completion_tokens)
+        self.tokens.append(rollout.total_tokens)
+
+
+class EnvironmentTally:
+    """Counts by environment: everything that was played, dropped groups too."""
+
+    def __init__(self) -> None:
+        self._played: defaultdict[str, _Played] = defaultdict(_Played)
+
+    def add(self, group: Group, *, drawn: bool = True) -> None:
+        """Take note of all rollouts of a group, and of the attempts that failed before. It is not `drawn` if
+        its task is played again in its place: its rewards do not count."""
+        for play in group.plays:
+            self._played[play.env_name].add(play, drawn=drawn)
+
+    def metrics(self, groups: Sequence[Group]) -> dict[str, float]:
+        """`env/<name>/...`; `share` is that of the rollouts in the batch of `groups`."""
+        in_batch = Counter(rollout.env_name for group in groups for rollout in group.scored)
+        metrics: dict[str, float] = {}
+        for name, played in self._played.items():
+            key = f"env/{name}"
+            metrics[f"{key}/share"] = in_batch[name] / max(1, in_batch.total())
+            metrics[f"{key}/errored"] = played.errors.total()
+            metrics |= {f"{key}/errors/{boundary}": count for boundary, count in played.errors.items()}
+            if played.rewards:
+                metrics[f"{key}/reward/played"] = statistics.fmean(played.rewards)
+            if played.turns:
+                metrics[f"{key}/turns/mean"] = statistics.fmean(played.turns)
+                metrics[f"{key}/completion_len/mean"] = statistics.fmean(played.completion_tokens)
+                metrics[f"{key}/seq_len/mean"] = statistics.fmean(played.tokens)
+        return metrics

@@ -1,0 +1,69 @@
+"""Environments that score the rollouts of a task together, once all of them have ended."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+from buckeye.envs.base import (
+    Environment,
+    GroupEnvironment,
+    Outcome,
+    Task,
+)
+from buckeye.envs.outcomes import checked, errored, raised
+
+
+async def finished_outcomes(
+    environment: Environment,
+    task: Task,
+    outcomes: Sequence[Outcome],
+    turns: Sequence[int],
+    *,
+    timeout: float,
+) -> list[Outcome]:
+    """The outcomes of a task with their rewards, of rollouts with so many `turns`; those that cannot be
+    scored within `timeout` seconds are errors. Raises CancelledError only if it is cancelled itself."""
+    if not any(outcome.pending is not None for outcome in outcomes):
+        return list(outcomes)
+    assert isinstance(environment, GroupEnvironment)
+    try:
+        async with asyncio.timeout(timeout):
+            finished = list(await environment.finish_group(task, outcomes))
+    except asyncio.CancelledError:
+        current = asyncio.current_task()
+        if current is None or current.cancelling():
+            raise  # the run is ending
+        return _unscored(outcomes, "the environment cancelled its scoring")
+    except TimeoutError:
+        return _unscored(outcomes, f"the group was not scored within {timeout:g} s")
+    except Exception as error:  # not our code
+        failed = raised("score", error)
+        return [outcome if outcome.pending is None else failed for outcome in outcomes]
+    if len(finished) != len(outcomes):
+        return _unscored(outcomes, f"of {len(outcomes)} rollouts {len(finished)} were scored")
+    return [
+        outcome if outcome.pending is None else _with_reward(scored, count)  # what has failed is never scored
+        for outcome, scored, count in zip(outcomes, finished, turns, strict=True)
+    ]
+
+
+def _unscored(outcomes: Sequence[Outcome], why: str) -> list[Outcome]:
+    return [outcome if outcome.pending is None else _failed(why) for outcome in outcomes]
+
+
+def _with_reward(given: object, turns: int) -> Outcome:
+    outcome = checked(given)
+    if outcome.pending is not None:
+        return _failed("finish_group() left it without a reward")
+    if outcome.turn_rewards is not None and len(outcome.turn_rewards) != turns:
+        return _failed(f"turn_rewards has {len(outcome.turn_rewards)} entries; there were {turns} turns")
+    return outcome
+
+
+def _failed(why: str) -> Outcome:
+    return errored("score", f"score: {why}")
+
+
+log = logging.getLogger(__name__)

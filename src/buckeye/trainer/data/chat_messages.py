@@ -1,0 +1,62 @@
+"""Check messages of chat data, and write them as chat templates get them when a model is served."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from buckeye.chat.messages import ChatMessage
+from buckeye.errors import UsageError
+
+_KNOWN = frozenset(ChatMessage.__struct_fields__)
+
+
+def read_message(message: Mapping[str, Any], index: int) -> dict[str, Any]:
+    """Message `index` of a conversation, as a chat template gets it: parts of text joined, calls with an id
+    and their arguments as JSON text, no empty fields. What OpenAI's format does not have is left as it is.
+
+    Raises `UsageError` for what is no message, and for a trained one that says nothing.
+    """
+    known = {key: value for key, value in message.items() if key in _KNOWN}
+    if isinstance(known.get("tool_calls"), list):
+        known["tool_calls"] = [_full_call(call, place) for place, call in enumerate(known["tool_calls"])]
+    try:
+        plain = msgspec.convert(known, ChatMessage).plain()
+    except msgspec.ValidationError as error:
+        raise UsageError(f"message {index}: {error}") from error
+    says = any(plain.get(field) for field in ("content", "tool_calls", "reasoning_content"))
+    if index and plain["role"] == "assistant" and not says and is_trained(message):
+        raise UsageError(
+            f"message {index} is the assistant's and has no content, tool_calls or reasoning_content: the "
+            'model would be trained to say nothing; give it "weight": 0 to leave it out'
+        )
+    return {**{key: value for key, value in message.items() if key not in _KNOWN}, **plain}
+
+
+def is_trained(message: Mapping[str, Any]) -> bool:
+    """By `weight` (0 or 1, as OpenAI's fine-tuning format has it) or `train` (true or false). Raises
+    `UsageError` for other values."""
+    flags = [message[key] for key in ("weight", "train") if message.get(key) is not None]
+    wrong = [flag for flag in flags if flag not in (0, 1)]
+    if wrong:
+        raise UsageError(f"an assistant message has the weight {wrong[0]!r}; it can be 0 or 1 only")
+    return all(flags)
+
+
+def _full_call(call: Any, place: int) -> Any:
+    """A call with an id, and with its arguments as text, where data sets leave out the one and give the other
+    as an object."""
+    if not isinstance(call, dict):
+        return call
+    full = {"id": f"call{place}", **call}
+    function = full.get("function")
+    if isinstance(function, dict) and isinstance(function.get("arguments"), dict):
+        full["function"] = {**function, "arguments": json.dumps(function["arguments"], ensure_ascii=False)}
+    return full
+
+
+logger = logging.getLogger(__name__)

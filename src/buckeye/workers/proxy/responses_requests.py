@@ -1,0 +1,176 @@
+"""The requests of OpenAI's responses API, and the conversations in their items."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from buckeye.chat.messages import tools_problem
+from buckeye.workers.proxy.errors import WireError
+
+
+class Text(msgspec.Struct, kw_only=True):
+    """One part of a content. Pictures, sounds and files are refused."""
+
+    type: Literal["input_text", "output_text", "text", "reasoning_text", "summary_text", "refusal"]
+    text: str = ""
+    refusal: str = ""
+
+
+Content = str | list[Text] | None
+
+
+class MessageItem(msgspec.Struct, kw_only=True, tag="message"):
+    """A message of anybody."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Content
+
+
+class CallItem(msgspec.Struct, kw_only=True, tag="function_call"):
+    """A call that the assistant has made."""
+
+    call_id: str
+    name: str
+    arguments: str
+
+
+class OutputItem(msgspec.Struct, kw_only=True, tag="function_call_output"):
+    """What a call has brought."""
+
+    call_id: str
+    output: Content
+
+
+class ReasoningItem(msgspec.Struct, kw_only=True, tag="reasoning"):
+    """What the assistant has thought."""
+
+    content: list[Text] | None = None
+    summary: list[Text] | None = None
+
+
+Item = MessageItem | CallItem | OutputItem | ReasoningItem
+
+
+class FunctionTool(msgspec.Struct, kw_only=True):
+    """A tool. Tools that OpenAI's servers run themselves are refused."""
+
+    type: Literal["function"]
+    name: Annotated[str, Meta(min_length=1)]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class NamedTool(msgspec.Struct, kw_only=True):
+    """The tool that must be called."""
+
+    type: Literal["function"]
+    name: str
+
+
+class ResponsesRequest(msgspec.Struct, kw_only=True):
+    """POST v1/responses."""
+
+    input: str | list[Item]
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    tools: list[FunctionTool] | None = None
+    tool_choice: Literal["auto", "none", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    max_output_tokens: Annotated[int, Meta(ge=1)] | None = None
+    stream: bool = False
+    stream_options: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        names = [tool.name for tool in self.tools or ()]
+        if self.tool_choice == "required" and not names:
+            raise ValueError("`tool_choice` is required and there are no `tools`")
+        if isinstance(self.tool_choice, NamedTool) and self.tool_choice.name not in names:
+            raise ValueError(f"`tool_choice` is {self.tool_choice.name!r}, which is none of `tools`")
+        if not self.input and self.previous_response_id is None:
+            raise ValueError("`input` is empty")
+
+    def offered_tools(self) -> list[dict[str, Any]]:
+        """The tools that the model is shown, in the form of chats. Raises `WireError`."""
+        if self.tool_choice == "none":
+            return []
+        tools = [_chat_tool(tool) for tool in self.tools or ()]
+        if problem := tools_problem(tools):
+            raise WireError(400, f"Bad request: {problem}")
+        return tools
+
+    def forced_tool(self) -> str | None:
+        """The tool that must be called; None where the model may choose one."""
+        if isinstance(self.tool_choice, NamedTool):
+            return self.tool_choice.name
+        return self.tools[0].name if self.tools is not None and len(self.tools) == 1 else None
+
+    @property
+    def must_call(self) -> bool:
+        """Whether the reply has to be a call."""
+        return self.tool_choice == "required" or isinstance(self.tool_choice, NamedTool)
+
+
+def with_types(value: Any) -> Any:
+    """An `input` in which messages have their type: OpenAI's API lets it be left out."""
+    if not isinstance(value, list):
+        return value
+    return [
+        {"type": "message", **item} if isinstance(item, dict) and "role" in item else item for item in value
+    ]
+
+
+def conversation(items: str | Iterable[Item]) -> list[dict[str, Any]]:
+    """The chat that items are: what an assistant thinks, says and calls one after another is one message."""
+    if isinstance(items, str):
+        return [{"role": "user", "content": items}]
+    messages: list[dict[str, Any]] = []
+    for item in items:
+        if isinstance(item, OutputItem):
+            messages.append({"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)})
+        elif isinstance(item, MessageItem) and item.role != "assistant":
+            role = "system" if item.role == "developer" else item.role
+            messages.append({"role": role, "content": _text(item.content)})
+        else:
+            _add_said(messages, item)
+    return messages
+
+
+def _add_said(messages: list[dict[str, Any]], item: MessageItem | CallItem | ReasoningItem) -> None:
+    last = messages[-1] if messages and messages[-1]["role"] == "assistant" else None
+    begun: Mapping[str, Any] = last or {}
+    if isinstance(item, CallItem):
+        fits = last is not None
+    elif isinstance(item, MessageItem):
+        fits = last is not None and not begun.get("content") and "tool_calls" not in begun
+    else:
+        fits = False  # thinking comes first
+    if last is None or not fits:
+        last = {"role": "assistant", "content": ""}
+        messages.append(last)
+    if isinstance(item, CallItem):
+        function = {"name": item.name, "arguments": item.arguments}
+        call = {"id": item.call_id, "type": "function", "function": function}
+        last.setdefault("tool_calls", []).append(call)
+    elif isinstance(item, MessageItem):
+        last["content"] = _text(item.content)
+    else:
+        last["reasoning_content"] = _text(item.content or item.summary)
+
+
+def _text(content: Content) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "".join(part.text or part.refusal for part in content)
+
+
+def _chat_tool(tool: FunctionTool) -> dict[str, Any]:
+    function: dict[str, Any] = {"name": tool.name}
+    if tool.description is not None:
+        function["description"] = tool.description
+    function["parameters"] = tool.parameters or {"type": "object", "properties": {}}
+    return {"type": "function", "function": function}
