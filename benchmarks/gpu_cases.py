@@ -172,7 +172,7 @@ def _cache_gb(directory: Path, device: Any, concurrency: int, max_len: int) -> f
     import torch
 
     from buckeye.inference.engine.architecture import read_spec
-    from buckeye.inference.engine.decoder import slot_bytes
+    from buckeye.inference.engine.kv_cache import slot_bytes
     from buckeye.inference.engine.weights import Checkpoint, auto_dtype
 
     on_gpu = device.type == "cuda"

@@ -44,8 +44,9 @@ from buckeye.base.process import run_identity
 from buckeye.config.trainer import TrainerConfig
 from buckeye.inference.engine.adapters import AdaptedCheckpoint
 from buckeye.inference.engine.architecture import read_spec
-from buckeye.inference.engine.decoder import Decoder, KVCache
+from buckeye.inference.engine.decoder import Decoder
 from buckeye.inference.engine.engine import Engine
+from buckeye.inference.engine.kv_cache import KVCache
 from buckeye.inference.engine.sequences import Sequence
 from buckeye.inference.engine.weights import Checkpoint, Weights
 from buckeye.inference.types import SamplingParams

@@ -13,7 +13,7 @@ from buckeye.base.distribution import is_there
 from buckeye.cli.main import main
 from buckeye.config.load import load_config
 from buckeye.config.rl import RLConfig
-from buckeye.launch.resume_checks import changed_settings
+from buckeye.launch.changed_settings import changed_settings
 from buckeye.run_files.directory import attempt_logs, link_log, locked
 from buckeye.run_files.events import read_events
 from buckeye.run_files.record import read_record

@@ -1,7 +1,7 @@
 import pytest
 
+from buckeye.config.buffer import OnlineDifficultyBufferConfig
 from buckeye.config.orchestrator import OrchestratorConfig
-from buckeye.config.rewards import OnlineDifficultyBufferConfig
 from buckeye.config.rl import RLConfig
 from buckeye.config.trainer import SGDConfig, TrainerConfig
 

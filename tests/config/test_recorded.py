@@ -4,7 +4,7 @@ import json
 
 from buckeye.config.load import load_with_warnings, to_json
 from buckeye.config.rl import RLConfig
-from buckeye.launch.resume_checks import changed_settings, record_config
+from buckeye.launch.changed_settings import changed_settings, record_config
 
 REMOVED = {
     "bench": False,

@@ -2,13 +2,9 @@
 
 import pytest
 
+from buckeye.config.buffer import OnlineDifficultyBufferConfig
 from buckeye.config.orchestrator import OrchestratorConfig
-from buckeye.config.rewards import (
-    GroupAdvantageConfig,
-    MaxRLAdvantageConfig,
-    OnlineDifficultyBufferConfig,
-    TurnAdvantageConfig,
-)
+from buckeye.config.rewards import GroupAdvantageConfig, MaxRLAdvantageConfig, TurnAdvantageConfig
 
 
 def test_the_type_of_advantage_may_be_left_out(load):

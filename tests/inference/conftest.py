@@ -15,8 +15,9 @@ import torch
 
 from buckeye.inference.client import SamplingParams
 from buckeye.inference.engine.architecture import read_spec
-from buckeye.inference.engine.decoder import Decoder, KVCache
+from buckeye.inference.engine.decoder import Decoder
 from buckeye.inference.engine.engine import Engine
+from buckeye.inference.engine.kv_cache import KVCache
 from buckeye.inference.engine.weights import Checkpoint, Weights
 from buckeye.inference.vllm.interpreter import find_vllm, install_vllm
 from tests.ports import free_port

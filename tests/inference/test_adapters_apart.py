@@ -7,7 +7,8 @@ import torch
 
 from buckeye.inference.engine.adapters import AdaptedCheckpoint
 from buckeye.inference.engine.architecture import read_spec
-from buckeye.inference.engine.decoder import Chunk, Decoder, KVCache
+from buckeye.inference.engine.decoder import Chunk, Decoder
+from buckeye.inference.engine.kv_cache import KVCache
 from buckeye.inference.engine.weights import Checkpoint, Weights
 
 from .conftest import MAX_LEN, VOCAB, build_model

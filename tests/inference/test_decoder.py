@@ -88,8 +88,9 @@ def test_the_older_keys_of_rope_are_read(make_model, tmp_path):
 
 
 def test_bfloat16_stays_close(qwen3):
-    from buckeye.inference.engine.decoder import Decoder, KVCache
+    from buckeye.inference.engine.decoder import Decoder
     from buckeye.inference.engine.engine import Engine
+    from buckeye.inference.engine.kv_cache import KVCache
     from buckeye.inference.engine.weights import Weights
 
     spec = read_spec(qwen3.directory)

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from buckeye.inference.engine.architecture import read_spec
-from buckeye.inference.engine.decoder import Chunk, Decoder, KVCache, cache_budget
+from buckeye.inference.engine.decoder import Chunk, Decoder
 from buckeye.inference.engine.engine import Engine
+from buckeye.inference.engine.kv_cache import KVCache, cache_budget
 from buckeye.inference.engine.sequences import Sequence
 from buckeye.inference.engine.weights import Checkpoint, Weights
 from buckeye.inference.types import SamplingParams

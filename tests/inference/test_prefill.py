@@ -11,8 +11,9 @@ import torch
 
 from buckeye.inference.engine import engine as engine_module
 from buckeye.inference.engine.architecture import read_spec
-from buckeye.inference.engine.decoder import Decoder, KVCache
+from buckeye.inference.engine.decoder import Decoder
 from buckeye.inference.engine.engine import Engine
+from buckeye.inference.engine.kv_cache import KVCache
 from buckeye.inference.engine.sequences import Sequence
 from buckeye.inference.engine.weights import Checkpoint, Weights, auto_dtype
 from buckeye.inference.types import SamplingParams

@@ -7,7 +7,8 @@ import pytest
 
 from buckeye.errors import RemoteError, UsageError
 from buckeye.remote.base import SshTarget
-from buckeye.remote.connection import Link, LostConnectionError, known_keys, record_key
+from buckeye.remote.connection import Link, LostConnectionError
+from buckeye.remote.known_hosts import known_keys, record_key
 from tests.remote.sshd import make_key, needs_sshd, sshd
 
 pytestmark = needs_sshd

@@ -11,7 +11,7 @@ import pytest
 from buckeye.errors import AccountError, PodGoneError, RemoteError, UsageError
 from buckeye.remote.base import GpuRequest, RemoteRequest
 from buckeye.remote.pods import rented
-from buckeye.remote.providers.choose import SshProvider
+from buckeye.remote.providers.own_hosts import SshProvider
 from tests.remote.landlord import row
 
 

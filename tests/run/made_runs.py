@@ -9,7 +9,7 @@ import psutil
 from buckeye.base.process import RunIdentity
 from buckeye.config.load import load_config, to_json
 from buckeye.config.rl import RLConfig
-from buckeye.launch.resume_checks import as_recorded
+from buckeye.launch.changed_settings import as_recorded
 from buckeye.run_files.known_runs import register
 from buckeye.run_files.record import ProcessRecord, RunRecord, birth_of, write_record
 from buckeye.transport.checkpoint import save_checkpoint

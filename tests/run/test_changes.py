@@ -6,8 +6,8 @@ import pytest
 
 from buckeye.config.load import load_config, to_json
 from buckeye.config.rl import RLConfig
+from buckeye.launch.changed_settings import as_recorded, changed_settings
 from buckeye.launch.resume import to_resume
-from buckeye.launch.resume_checks import as_recorded, changed_settings
 
 RUN = "--trainer --orchestrator --inference --output-dir out --clean"
 

@@ -1,6 +1,6 @@
 """What of the processes' log lines is shown on the launcher's screen."""
 
-from buckeye.launch.progress import ChildWarnings
+from buckeye.launch.child_warnings import ChildWarnings
 
 
 def line(process, level, text):

@@ -20,7 +20,7 @@ from buckeye.cli.pods import pods_app
 from buckeye.cli.runs import runs_app
 from buckeye.config.load import load_config, to_json
 from buckeye.config.rl import RLConfig
-from buckeye.launch.resume_checks import as_recorded
+from buckeye.launch.changed_settings import as_recorded
 
 RUN = """
 output_dir = "outputs/new"

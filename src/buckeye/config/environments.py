@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from buckeye.config.rewards import Share
+from buckeye.config.buffer import Share
 from buckeye.config.shared import (
     BaseConfig,
     conflict,

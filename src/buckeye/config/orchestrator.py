@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
+from buckeye.config.buffer import BufferConfig, Share, SimpleBufferConfig
 from buckeye.config.environments import (
     AllOrCount,
     EnvConfig,
@@ -20,12 +21,9 @@ from buckeye.config.environments import (
 )
 from buckeye.config.rewards import (
     AdvantageConfig,
-    BufferConfig,
     GroupAdvantageConfig,
     MaxRLAdvantageConfig,
     RewardShapingConfig,
-    Share,
-    SimpleBufferConfig,
 )
 from buckeye.config.shared import (
     BaseConfig,

@@ -9,40 +9,6 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, Tag, m
 
 from buckeye.config.shared import BaseConfig, OwnFunctionConfig, conflict, variant
 
-# Settings of the buffer: which groups of rollouts make a batch.
-
-Share = Annotated[float, Field(ge=0, le=1)]
-
-
-class SimpleBufferConfig(BaseConfig):
-    """Groups are used in the order they finish."""
-
-    type: Literal["simple"] = "simple"
-    """How the groups of a batch are chosen."""
-    online_difficulty_filtering: bool = False
-    """Drop groups that were solved by all rollouts, or by none."""
-
-
-class OnlineDifficultyBufferConfig(BaseConfig):
-    """Groups that are too easy or too hard are dropped."""
-
-    type: Literal["online-difficulty"] = "online-difficulty"
-    """How the groups of a batch are chosen."""
-    min_reward: Share = 0.01
-    """Groups with a smaller mean reward are too hard and dropped."""
-    max_reward: Share = 0.99
-    """Groups with a larger mean reward are too easy and dropped."""
-
-
-BufferConfig = Annotated[
-    Annotated[SimpleBufferConfig, Tag("simple")]
-    | Annotated[OnlineDifficultyBufferConfig, Tag("online-difficulty")],
-    variant("simple"),
-]
-
-
-# Settings of what becomes of rewards: shaping, and advantages.
-
 
 class _GroupComparison(BaseConfig):
     std_norm: Literal["local", "global"] | None = None

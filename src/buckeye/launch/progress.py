@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 import sys
 import time
@@ -11,72 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
-from buckeye.base.json_lines import printable
 from buckeye.monitor.metrics import MetricsTail, RunMetrics, Step
-
-# The warnings of a run's processes for the screen of its launcher: one of each kind, others are counted.
-
-_LINE = re.compile(
-    r"\d{4}-\d\d-\d\d (?P<clock>[\d:]+),\d+ \[(?P<process>[^\]]+)\] +(?P<text>(?:WARNING|ERROR) .*)"
-)
-_NUMBER = re.compile(r"\d+")
-_KIND = 40
-"""Characters by which warnings are told apart, numbers left out: what follows differs from case to case."""
-_AGAIN_SECONDS = 600.0
-_LONGEST = 500
-
-
-class ChildWarnings:
-    """Reads the log that all processes of a run share, from where it ends now on. Lines of the process `own`
-    are left out; `unshown` counts warnings of which one of the same kind was returned in the ten minutes
-    before."""
-
-    def __init__(self, log: Path, *, own: str) -> None:
-        self._log = log
-        self._own = own
-        self._position = self._size()
-        self._told: dict[tuple[str, str], float] = {}
-        self.unshown = 0
-
-    def new(self) -> list[str]:
-        """What was written since the last call: `HH:MM:SS WARNING orchestrator: ...`. Nothing if the log
-        cannot be read."""
-        lines = self._read().decode("utf-8", "replace").split("\n")
-        return [shown for line in lines if (shown := self._shown(line)) is not None]
-
-    def _size(self) -> int:
-        try:
-            return self._log.stat().st_size
-        except OSError:
-            return 0
-
-    def _read(self) -> bytes:
-        self._position = min(self._position, self._size())  # it may have been replaced
-        try:
-            with self._log.open("rb") as file:
-                file.seek(self._position)
-                data = file.read()
-        except OSError:
-            return b""
-        complete = data.rfind(b"\n") + 1
-        self._position += complete
-        return data[:complete]
-
-    def _shown(self, line: str) -> str | None:
-        match = _LINE.fullmatch(line)
-        if match is None or match["process"] == self._own:
-            return None
-        level, _, message = match["text"].partition(" ")
-        now = time.monotonic()
-        kind = (_NUMBER.sub("", match["process"]), _NUMBER.sub("", match["text"])[:_KIND])
-        if now < self._told.get(kind, -_AGAIN_SECONDS) + _AGAIN_SECONDS:
-            self.unshown += 1
-            return None
-        self._told[kind] = now
-        return f"{match['clock']} {level:>7} {match['process']}: {printable(message[:_LONGEST])}"
-
-
-# What the user sees while a run goes on: a live line on a terminal, one plain line per step elsewhere.
 
 _SHOWN = {
     "orchestrator/reward/mean": "reward {:.4f}",

@@ -17,9 +17,9 @@ from buckeye.base.distribution import code_digest, versions
 from buckeye.base.process import RunIdentity, usable_cores
 from buckeye.base.storage import step_directories
 from buckeye.config.rl import RLConfig
+from buckeye.launch.changed_settings import record_config
 from buckeye.launch.processes import Child, Processes
 from buckeye.launch.restarts import Ended
-from buckeye.launch.resume_checks import record_config
 from buckeye.run_files.events import EventKind, write_event
 from buckeye.run_files.record import (
     ProcessRecord,

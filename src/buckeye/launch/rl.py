@@ -17,6 +17,8 @@ from buckeye.base.storage import step_directories
 from buckeye.config.rl import RLConfig
 from buckeye.errors import RunError, UsageError
 from buckeye.launch.attempts import Launch
+from buckeye.launch.changed_settings import changed_settings, earlier_start, record_config
+from buckeye.launch.child_warnings import ChildWarnings
 from buckeye.launch.engines import other_nodes
 from buckeye.launch.environment_hosts import run_hosts
 from buckeye.launch.hosts import Nodes, site_of, sites_of
@@ -26,7 +28,7 @@ from buckeye.launch.preflight.disk import check_disk
 from buckeye.launch.preflight.model import fetch_model
 from buckeye.launch.preflight.ports import Ports, held_ports
 from buckeye.launch.processes import TERM_GRACE_SECONDS, Child, Origin, Processes, write_role_configs
-from buckeye.launch.progress import ChildWarnings, Progress, human_duration
+from buckeye.launch.progress import Progress, human_duration
 from buckeye.launch.recorder import Recorder
 from buckeye.launch.resume import (
     Beginning,
@@ -35,7 +37,6 @@ from buckeye.launch.resume import (
     resume_command,
     wait_for_leftovers,
 )
-from buckeye.launch.resume_checks import changed_settings, earlier_start, record_config
 from buckeye.launch.run_keys import forget_other_keys, played_environments
 from buckeye.launch.supervisor import Supervisor
 from buckeye.launch.uploads import uploads_of

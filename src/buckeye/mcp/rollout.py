@@ -22,7 +22,8 @@ from buckeye.mcp.config import GymConfig
 from buckeye.mcp.grading.grade import Played, made_call
 from buckeye.mcp.grading.judge import MadeCall, shown
 from buckeye.mcp.grading.of_task import graders_of
-from buckeye.mcp.rewards import result_object, score
+from buckeye.mcp.rewards import result_object
+from buckeye.mcp.score import score
 from buckeye.mcp.stage import Stage, bounded, open_stage, untouched_fault
 from buckeye.mcp.tasks.task_schema import McpTask
 

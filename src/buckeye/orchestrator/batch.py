@@ -26,6 +26,8 @@ from buckeye.orchestrator.rollout import Group, Rollout
 from buckeye.transport.batches import Batch, Sample, batch_bytes, batch_directory, write_batch
 from buckeye.transport.weights import newest_weights
 
+log = logging.getLogger(__name__)
+
 Advantages = Sequence[Sequence[Sequence[float]]]
 """Of every turn of every rollout that has a reward, of every group."""
 
@@ -214,8 +216,6 @@ def prune_rollouts(folder: Path, step: int, *, keep: int) -> None:
         if played <= step - keep:
             path.unlink(missing_ok=True)
 
-
-log = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 1.0
 

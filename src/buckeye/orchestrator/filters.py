@@ -6,8 +6,8 @@ import statistics
 from collections.abc import Callable
 from typing import Literal
 
+from buckeye.config.buffer import OnlineDifficultyBufferConfig, SimpleBufferConfig
 from buckeye.config.orchestrator import OrchestratorConfig
-from buckeye.config.rewards import OnlineDifficultyBufferConfig, SimpleBufferConfig
 from buckeye.orchestrator.advantages import group_has_spread
 from buckeye.orchestrator.rollout import Group
 

@@ -9,8 +9,9 @@ from buckeye.base.disk import human_bytes
 from buckeye.config.rl import RLConfig
 from buckeye.errors import BuckeyeError, UsageError
 from buckeye.remote.base import Provider, RemoteRequest
+from buckeye.remote.disk_size import disk_gb
 from buckeye.remote.launch import check_installed, check_single_node
-from buckeye.remote.offers import disk_gb, fitting_offers, left_out_text, offer_table, price_text
+from buckeye.remote.offers import fitting_offers, left_out_text, offer_table, price_text
 from buckeye.remote.project import Project, project_of
 from buckeye.remote.providers.choose import open_provider
 from buckeye.run_files.directory import refuse_used

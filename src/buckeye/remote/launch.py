@@ -19,15 +19,16 @@ from buckeye.base.storage import read_json
 from buckeye.config.rl import ClusterConfig
 from buckeye.errors import BuckeyeError, PodGoneError, RemoteError, UsageError
 from buckeye.inference.vllm.interpreter import PYTHON_VARIABLE
+from buckeye.launch.changed_settings import record_config
 from buckeye.launch.resume import where_it_left_off
-from buckeye.launch.resume_checks import record_config
 from buckeye.mcp.tasks.trust import TRUSTED_VARIABLE, trusted_digests
 from buckeye.remote import job as jobs
 from buckeye.remote.base import RemoteRequest
 from buckeye.remote.bootstrap import Software, bootstrap
 from buckeye.remote.connection import Link, check_identity
+from buckeye.remote.disk_size import disk_gb
 from buckeye.remote.follow import Follower
-from buckeye.remote.offers import ask_price, disk_gb
+from buckeye.remote.offers import ask_price
 from buckeye.remote.pods import RentedPod, rented
 from buckeye.remote.project import Project, read_project
 from buckeye.remote.providers.choose import open_provider

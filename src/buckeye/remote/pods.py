@@ -18,7 +18,6 @@ from buckeye.remote.base import (
     GpuRequest,
     Offer,
     PodSpec,
-    PodStatus,
     Provider,
     RemoteRequest,
     SshTarget,
@@ -26,79 +25,8 @@ from buckeye.remote.base import (
 from buckeye.remote.connection import private_key, public_key
 from buckeye.remote.ledger import Entry, Ledger, hours_text
 from buckeye.remote.offers import fitting_offers, left_out_text, offer_table, price_text
+from buckeye.remote.pod_ready import check_word, wait_ready
 from buckeye.remote.teardown import cost_text, end_pod, left_text, signals_interrupt
-
-# The wait until a pod is ready, and whether it is what was offered.
-
-_POLL_SECONDS = 8.0
-_TELL_SECONDS = 60.0
-_UNSEEN_SECONDS = 120.0  # so long a new pod may be unknown to the servers that are asked
-_PRICE_TOLERANCE = 1.02  # beside rounding, providers count disks differently
-
-
-def wait_ready(
-    provider: Provider,
-    entry: Entry,
-    offer: Offer,
-    pod_id: str,
-    *,
-    limit: float | None,
-    clock: Clock,
-    tell: Callable[[str], None],
-    timeout: float,
-) -> PodStatus:
-    """Wait until a pod has an address for ssh, at most `timeout` seconds and until `entry.expires`. `limit`
-    is the most that it may cost an hour.
-
-    Raises PodGoneError if it will never be ready, OfferRefusedError if it is not what was offered, other
-    RemoteError if the wait is too long.
-    """
-    started = told = clock.now()
-    shown, seen = "", False
-    while True:
-        status = provider.status(pod_id)
-        now = clock.now()
-        waited = now - started
-        seen = seen or status.state != "gone"
-        check_word(offer, status.price_per_hour, spot=False, limit=limit)
-        if status.state == "ready":
-            tell(f"Pod {entry.name} is ready after {hours_text(waited / 3600)}.")
-            return status
-        if _is_lost(status, seen=seen, waited=waited):
-            raise PodGoneError(f"pod {pod_id} will never be ready: {status.failure or status.detail}.")
-        text = _progress_text(status)
-        if text != shown or now - told >= _TELL_SECONDS:
-            tell(f"Waiting for the pod: {text}, {waited / 60:.0f} min (5 to 20 are usual)")
-            shown, told = text, now
-        if waited >= timeout:
-            raise RemoteError(f"Pod {entry.name} is not ready after {waited / 60:.0f} minutes: {text}.")
-        if entry.expires is not None and now >= entry.expires:
-            raise RemoteError(f"--max-hours is over, and pod {entry.name} is not ready: {text}.")
-        clock.sleep(_POLL_SECONDS)
-
-
-def check_word(offer: Offer, price: float | None, *, spot: bool, limit: float | None) -> None:
-    """Raises OfferRefusedError if a pod is not what was offered, or costs more an hour than `limit`."""
-    if price is not None and price > offer.price_per_hour * _PRICE_TOLERANCE + 0.01:
-        raise OfferRefusedError(f"its pod costs ${price:.2f} an hour, not {price_text(offer)}.")
-    if price is not None and limit is not None and price > limit:
-        raise OfferRefusedError(f"its pod costs ${price:.3f} an hour, more than --max-price {limit:g}.")
-    if spot:
-        raise OfferRefusedError("its pod can be taken away at any time, which was not offered.")
-
-
-def _is_lost(status: PodStatus, *, seen: bool, waited: float) -> bool:
-    if status.state == "gone":
-        return seen or waited > _UNSEEN_SECONDS
-    return status.state in ("failed", "ending")
-
-
-def _progress_text(status: PodStatus) -> str:
-    percent = "" if status.progress is None else f" {status.progress:.0%}"
-    return f"{status.detail or status.state}{percent}"
-
-
-# The life of a pod: rented, waited for, lent to whoever trains on it, and ended however that goes.
 
 READY_SECONDS = 1800.0
 """How long a pod may take to be ready, unless it is said otherwise. It usually takes 5 to 20 minutes."""

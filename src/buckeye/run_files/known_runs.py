@@ -20,6 +20,8 @@ from buckeye.errors import UsageError
 from buckeye.run_files.directory import REMOTE_FILE, RUN_FILE, is_in_use
 from buckeye.run_files.record import GOING_ON, Recorded, RunRecord, read_record
 
+log = logging.getLogger(__name__)
+
 
 class JobThere(msgspec.Struct, kw_only=True, frozen=True):
     """The job of a run on a machine, and the way to it. `pod` is the machine's name if it was rented; `sent`
@@ -119,8 +121,6 @@ def is_remote(output_dir: Path) -> bool:
     """Whether the run here was last carried out elsewhere."""
     return (output_dir / REMOTE_FILE).exists()
 
-
-log = logging.getLogger(__name__)
 
 _SHORTEST_ID = 4
 

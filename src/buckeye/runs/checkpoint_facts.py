@@ -1,11 +1,9 @@
-"""What is known of a run and of one of its checkpoints, without paths and secrets of this machine."""
+"""The facts of a run and of one of its checkpoints, without paths and secrets of this machine."""
 
 from __future__ import annotations
 
-import itertools
-import json
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,10 +24,7 @@ from buckeye.transport.checkpoint import (
 )
 
 if TYPE_CHECKING:
-    from buckeye.trainer.output.release import Passages
-
-
-# Which checkpoint of a run is exported, and what is known of its evaluations.
+    pass
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,51 +82,6 @@ def _best_by_loss(checkpoints: Mapping[int, CheckpointInfo], run: Path) -> Choic
     reason = f"the best of {len(losses)} measured checkpoints by validation loss ({losses[best]:.4f})"
     return Choice(info=checkpoints[best], reason=reason)
 
-
-# What a run was trained on, as far as it has kept it: an exported model is compared with its checkpoint
-# on that.
-
-_LINES = 64
-"""Of a file, where rollouts may be long."""
-_MOST = 4
-
-
-def passages_of(run: Path, kind: str, config: Mapping[str, Any], step: int) -> Passages:
-    """The newest rollouts before `step` of a run of `rl`, conversations of the data of a run of `sft`; none
-    where they are gone or cannot be read."""
-    from buckeye.trainer.output.release import Passages  # needs torch
-
-    if kind == "sft":
-        data = Path(str(config["data"]["path"]))
-        return Passages(chats=_some(_read(data)), source=f"{data.name}, which it was trained on")
-    for at, path in sorted(_rollout_files(run).items(), reverse=True):
-        rows = [row for row in _read(path) if row.get("text")] if at < step else []
-        if rows:
-            texts = [str(row["text"][-1]) for row in _some(rows)]
-            return Passages(texts=texts, source=f"the run's own rollouts of step {at}")
-    return Passages()
-
-
-def _rollout_files(run: Path) -> dict[int, Path]:
-    found = (run / "rollouts").glob("step_*.jsonl")
-    return {int(path.stem[5:]): path for path in found if path.stem[5:].isdigit()}
-
-
-def _read(path: Path) -> list[dict[str, Any]]:
-    try:
-        with path.open(encoding="utf-8") as file:
-            rows = [json.loads(line) for line in itertools.islice(file, _LINES) if line.strip()]
-    except (OSError, ValueError, RecursionError):
-        return []
-    return [row for row in rows if isinstance(row, dict)]
-
-
-def _some(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A few, evenly: rollouts of one task are beside each other."""
-    return rows[:: max(1, len(rows) // _MOST)][:_MOST]
-
-
-# What is known of a run and of one of its checkpoints, without paths and secrets of this machine.
 
 _MOST_STEPS = 10
 """Over how many steps training rewards are averaged, where there are as many."""
@@ -282,78 +232,3 @@ def _validation_losses(run: Path, step: int) -> tuple[float | None, float | None
         return None
     losses = metrics.values("validation/val_loss")
     return losses.get(0), losses.get(step)
-
-
-# The model card of an exported model.
-
-_KINDS = {"rl": "reinforcement learning", "sft": "supervised fine-tuning"}
-
-
-def model_card(facts: RunFacts, *, title: str, reason: str, verified: str, adapter: bool) -> str:
-    """The text of `README.md`: the hub's header, then what was trained, how, and to what effect."""
-    local = facts.base if adapter else public_name(facts.base)  # without its base an adapter is nothing
-    base = facts.base_id or f"a local model, `{local}`"
-    what = "An adapter (LoRA) for" if adapter else "Made from"
-    parts = [
-        _header(facts, adapter=adapter),
-        f"# {title}\n",
-        f"{what} {_linked(facts.base_id) if facts.base_id else base} by {_KINDS[facts.kind]} with Buckeye.\n",
-        _results(facts),
-        "## Training\n",
-        _table(("", ""), {**_progress(facts), **facts.settings, "Checkpoint": reason}.items()),
-        "## Versions\n",
-        _table(("", ""), facts.versions.items()),
-        f"After the export: {verified}.\n",
-    ]
-    return "\n".join(part for part in parts if part)
-
-
-def _header(facts: RunFacts, *, adapter: bool) -> str:
-    lines = [
-        "---",
-        f"library_name: {'peft' if adapter else 'transformers'}",
-        "pipeline_tag: text-generation",
-        *([f"base_model: {facts.base_id}"] if facts.base_id else []),
-        "tags:",
-        *(
-            f"- {tag}"
-            for tag in ("buckeye", _KINDS[facts.kind].replace(" ", "-"), *(["lora"] if adapter else []))
-        ),
-        "---",
-        "",
-    ]
-    return "\n".join(lines)
-
-
-def _linked(name: str) -> str:
-    return f"[{name}](https://huggingface.co/{name})"
-
-
-def _progress(facts: RunFacts) -> Mapping[str, str]:
-    names = {"step": "Optimizer steps", "samples": "Samples", "tokens": "Tokens"}
-    return {names[key]: f"{value:,}" for key, value in facts.progress.items()}
-
-
-def _results(facts: RunFacts) -> str:
-    before = {s.environment: s for s in facts.before}
-    rows: list[Sequence[str]] = [
-        (
-            f"{score.environment}, split `{score.split}`, mean reward of {score.rollouts} rollouts",
-            f"{before[score.environment].mean_reward:.4f}" if score.environment in before else "not measured",
-            f"{score.mean_reward:.4f}",
-        )
-        for score in facts.after
-    ]
-    if facts.rewards is not None:
-        rewards = facts.rewards
-        title = f"Reward while training, mean of {rewards.steps} steps"
-        rows.append((title, f"{rewards.first:.4f}", f"{rewards.last:.4f}"))
-    if facts.losses is not None:
-        shown = ("not measured" if loss is None else f"{loss:.4f}" for loss in facts.losses)
-        rows.append(("Validation loss", *shown))
-    return "## Results\n\n" + _table(("", "before", "after"), rows) if rows else ""
-
-
-def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)

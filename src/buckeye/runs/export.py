@@ -14,15 +14,9 @@ from buckeye.base.storage import write_directory
 from buckeye.errors import RunError, UsageError
 from buckeye.launch.preflight.model import fetch_model, find_model, revision_of
 from buckeye.monitor.redact import redacted
-from buckeye.runs.checkpoint_facts import (
-    Choice,
-    RunFacts,
-    choose_checkpoint,
-    gather_facts,
-    model_card,
-    passages_of,
-    read_config,
-)
+from buckeye.runs.checkpoint_facts import Choice, RunFacts, choose_checkpoint, gather_facts, read_config
+from buckeye.runs.model_card import model_card
+from buckeye.runs.training_data import passages_of
 from buckeye.transport.checkpoint import CheckpointInfo, read_scores, trainer_state, verify_checkpoint
 
 if TYPE_CHECKING:

@@ -19,9 +19,9 @@ from buckeye.base.disk import disk_is_full
 from buckeye.config.load import load_with_warnings
 from buckeye.config.rl import RLConfig
 from buckeye.errors import ConfigError, RunError, UsageError
+from buckeye.launch.changed_settings import RECORDED_CONFIG, changed_settings
 from buckeye.launch.progress import human_duration
 from buckeye.launch.resume import to_resume, without_flags
-from buckeye.launch.resume_checks import RECORDED_CONFIG, changed_settings
 from buckeye.run_files.directory import locked, request_scale, request_stop, take_scale, withdraw_stop
 from buckeye.run_files.events import read_events, write_event
 from buckeye.run_files.known_runs import read_elsewhere

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from buckeye.errors import ConfigError
 from buckeye.mcp.config import GymConfig, WeightsConfig, gym_schema, load_gym_config
-from buckeye.mcp.rewards import score
+from buckeye.mcp.score import score
 
 PRINTED = """job:
   name: "RL Training - my-env"

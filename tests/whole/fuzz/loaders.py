@@ -396,7 +396,7 @@ def _lock(folder):
 
 
 def _requirements(folder):
-    from buckeye.workers.installed.add import read_lock
+    from buckeye.workers.installed.pins import read_lock
 
     return read_lock(folder / "requirements.lock").without("numpy")
 
@@ -777,7 +777,8 @@ PODS = {
 
 
 def _hosts(folder):
-    from buckeye.remote.connection import known_keys, parse_target
+    from buckeye.remote.connection import parse_target
+    from buckeye.remote.known_hosts import known_keys
 
     return known_keys(folder / "known_hosts", parse_target("root@1.2.3.4:2222"))
 

@@ -18,7 +18,7 @@ from tests.whole.security.surroundings import Surroundings
 from buckeye.config.load import load_config
 from buckeye.config.rl import RLConfig
 from buckeye.errors import RemoteError
-from buckeye.launch.resume_checks import record_config
+from buckeye.launch.changed_settings import record_config
 from buckeye.remote.job import Questions
 from buckeye.remote.pull import Mirror, comes_home, listing
 from buckeye.run_files.known_runs import Elsewhere, write_elsewhere

@@ -10,7 +10,7 @@ from typing import Any
 
 from buckeye.base.storage import read_json, step_directory
 from buckeye.errors import UsageError
-from buckeye.launch.resume_checks import settings_apart
+from buckeye.launch.changed_settings import settings_apart
 from buckeye.run_files.events import read_events
 from buckeye.run_files.record import read_record
 from buckeye.runs import Run

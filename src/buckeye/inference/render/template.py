@@ -11,70 +11,7 @@ from typing import Any
 from buckeye.envs.base import Message, Tool
 from buckeye.errors import UsageError
 from buckeye.inference.render.literal_text import Literal
-
-# Tools for chat templates that know none: everything about them is written into system, user and assistant
-# texts, in the `<tool_call>` form that most open models were taught.
-
-_TOOLS = """\
-You can call these tools:
-<tools>
-{tools}
-</tools>
-To call one, write a JSON object with its name and arguments inside <tool_call></tool_call>:
-<tool_call>
-{{"name": "<name>", "arguments": {{...}}}}
-</tool_call>"""
-
-
-def plain_messages(messages: Sequence[Message], tools: Sequence[Tool]) -> list[dict[str, Any]]:
-    """The same conversation in messages that have a role and a text, and nothing else."""
-    plain: list[dict[str, Any]] = []
-    in_results = False
-    for message in messages:
-        if message["role"] != "tool":
-            plain.append(fold_calls(message))
-        elif in_results:
-            plain[-1]["content"] += "\n" + _result(message)
-        else:
-            plain.append({"role": "user", "content": _result(message)})
-        in_results = message["role"] == "tool"
-    return _with_tools(plain, tools) if tools else plain
-
-
-def fold_calls(message: Message) -> dict[str, Any]:
-    """A message whose calls are text of its content. Raises `UsageError` for content that is no text."""
-    content = message.get("content")
-    if not isinstance(content, str | None):
-        raise UsageError(f"the content of a message is {type(content).__name__}; it has to be a text")
-    folded = {key: value for key, value in message.items() if key != "tool_calls"}
-    calls = [_call(call["function"]) for call in message.get("tool_calls") or ()]
-    folded["content"] = "\n".join([text for text in (content,) if text] + calls)
-    return folded
-
-
-def _call(function: Mapping[str, Any]) -> str:
-    name, arguments = function["name"], function["arguments"]
-    if not isinstance(arguments, str):
-        arguments = json.dumps(arguments, ensure_ascii=False)
-    # A call without a name is what the model wrote and nobody could read: it is repeated as it was.
-    body = (
-        f'{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": {arguments}}}' if name else arguments
-    )
-    return f"<tool_call>\n{body}\n</tool_call>"
-
-
-def _result(message: Message) -> str:
-    return f"<tool_response>\n{message.get('content') or ''}\n</tool_response>"
-
-
-def _with_tools(messages: list[dict[str, Any]], tools: Sequence[Tool]) -> list[dict[str, Any]]:
-    listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
-    text = _TOOLS.format(tools=listed)
-    if messages and messages[0]["role"] == "system":
-        first = {**messages[0], "content": f"{messages[0]['content']}\n\n{text}"}
-        return [first, *messages[1:]]
-    return [{"role": "system", "content": text}, *messages]
-
+from buckeye.inference.render.tools_as_text import fold_calls, plain_messages
 
 _PROBE = "buckeye"
 _PROBE_TOOL = {

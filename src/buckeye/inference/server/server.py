@@ -26,8 +26,9 @@ from buckeye.config.inference import InferenceConfig
 from buckeye.errors import InferenceError, UsageError
 from buckeye.inference.engine.adapters import AdaptedCheckpoint
 from buckeye.inference.engine.architecture import model_directory, read_spec
-from buckeye.inference.engine.decoder import Decoder, KVCache, cache_budget, count_slots
+from buckeye.inference.engine.decoder import Decoder
 from buckeye.inference.engine.engine import Engine
+from buckeye.inference.engine.kv_cache import KVCache, cache_budget, count_slots
 from buckeye.inference.engine.sequences import Sequence
 from buckeye.inference.engine.weights import Checkpoint, Weights, auto_dtype
 from buckeye.inference.render import ChatRenderer

@@ -21,10 +21,10 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from buckeye.base.request_gate import Denied, Gate, Rules
+from buckeye.mcp.gateway.channel import Channel
 from buckeye.mcp.gateway.frames import (
     HANDSHAKE_VERSIONS,
     UNSUPPORTED_VERSION,
-    Channel,
     Frame,
     RequestId,
     error_frame,

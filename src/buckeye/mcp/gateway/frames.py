@@ -2,75 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections import deque
 from typing import Any
 
 import msgspec
 
 from buckeye.mcp.gateway.settings import Refusal
-
-# Messages on their way to one HTTP response.
-
-MAX_MESSAGES, MAX_BYTES = 1000, 8 * 2**20
-"""What waits for a reader that does not read; older messages are then dropped, and counted. A response is
-never dropped."""
-
-
-class Channel:
-    """A bounded queue with one reader. `final` messages end it."""
-
-    def __init__(self) -> None:
-        self._waiting: deque[bytes] = deque()
-        self._bytes = 0
-        self._news = asyncio.Event()
-        self.closed = False
-        """No more messages come, though some may wait."""
-        self.broken = False
-        """Ended by the gateway, not by an answer of the environment."""
-        self.dropped = 0
-
-    def put(self, message: bytes) -> None:
-        """Add a message; the oldest make room."""
-        if self.closed:
-            return
-        self._waiting.append(message)
-        self._bytes += len(message)
-        while len(self._waiting) > MAX_MESSAGES or (self._bytes > MAX_BYTES and len(self._waiting) > 1):
-            self._bytes -= len(self._waiting.popleft())
-            self.dropped += 1
-        self._news.set()
-
-    def close(self, last: bytes | None = None, *, broken: bool = False) -> None:
-        """End it, after one more message if there is one."""
-        if last is not None:
-            self.put(last)
-        self.closed, self.broken = True, broken
-        self._news.set()
-
-    async def get(self, seconds: float) -> bytes | None:
-        """The next message. None if there is none: after `seconds`, or for ever if `closed`."""
-        if not self._waiting and not self.closed:
-            self._news.clear()
-            try:
-                async with asyncio.timeout(seconds):
-                    await self._news.wait()
-            except TimeoutError:
-                return None
-        if not self._waiting:
-            return None
-        message = self._waiting.popleft()
-        self._bytes -= len(message)
-        return message
-
-    @property
-    def finished(self) -> bool:
-        """Closed, and read to its end."""
-        return self.closed and not self._waiting
-
-
-# JSON-RPC messages as far as a proxy must know them: which kind, which id. The rest passes unread.
 
 HANDSHAKE_VERSIONS = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")
 """Protocol revisions with an `initialize` handshake and sessions."""

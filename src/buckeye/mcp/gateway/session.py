@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 from buckeye.base.process import without_secrets
 from buckeye.mcp.client.errors import McpFault
+from buckeye.mcp.gateway.channel import Channel
 from buckeye.mcp.gateway.frames import (
     SERVER_ERROR,
-    Channel,
     Frame,
     RequestId,
     cancellation,

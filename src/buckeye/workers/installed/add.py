@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -16,6 +14,7 @@ from packaging.utils import canonicalize_name
 from buckeye.base.storage import write_directory
 from buckeye.errors import BuckeyeError, UsageError
 from buckeye.workers.installed.generation import Interface, detect, without_bounds_on
+from buckeye.workers.installed.pins import Lock, Tell, lock_text, pins_of, read_lock
 from buckeye.workers.installed.private_index import KEY_VARIABLE, fetch_private, hub_key
 from buckeye.workers.installed.record import (
     LOCK,
@@ -29,78 +28,6 @@ from buckeye.workers.installed.record import (
 from buckeye.workers.installed.source import Source, parse_source
 from buckeye.workers.installed.store import refuse_if_used
 from buckeye.workers.installed.venv import Index, Installer, find_uv, python_needed
-
-# The exact versions of an environment as a requirements file, which any installer reads.
-
-_PIN = re.compile(r"([A-Za-z0-9][\w.-]*)==([^\s;\\]+)")
-_UNMANAGED = ("pip", "setuptools", "wheel")
-
-
-@dataclass(frozen=True, slots=True)
-class Lock:
-    """`pins` are canonical name -> version, `text` the whole file."""
-
-    pins: Mapping[str, str]
-    text: str
-
-    def without(self, name: str) -> str:
-        """The file without one distribution, as what comes from a folder has no hash."""
-        kept = [entry for entry in _entries(self.text) if _name_of(entry) != name]
-        return "\n".join(kept) + "\n"
-
-
-def pins_of(distributions: Sequence[metadata.Distribution]) -> list[str]:
-    """NAME==VERSION of each, but for the tools of the virtual environment."""
-    names = {canonicalize_name(d.name): d.version for d in distributions}
-    return [f"{name}=={version}" for name, version in sorted(names.items()) if name not in _UNMANAGED]
-
-
-def lock_text(
-    pins: Sequence[str], hashes: Mapping[str, Sequence[str]], *, local: str | None, head: str
-) -> str:
-    """The lock file. `local` came from this machine and needs its source again. Hashes are all or none, as an
-    installer that checks one checks all."""
-    locked = [pin for pin in pins if _name_of(pin) != local]
-    whole = all(hashes.get(str(_name_of(pin))) for pin in locked)
-    lines = [f"# {head}"]
-    if local is not None:
-        lines.append(f"# {next(pin for pin in pins if _name_of(pin) == local)} is installed from its source")
-    for pin in locked:
-        known = hashes[str(_name_of(pin))] if whole else ()
-        lines.append(" \\\n    ".join([pin, *(f"--hash={value}" for value in known)]))
-    return "\n".join(lines) + "\n"
-
-
-def read_lock(path: Path) -> Lock:
-    """Raises UsageError for a file that is no lock."""
-    try:
-        text = path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"--locked {path}: it cannot be read: {error}") from None
-    pins: dict[str, str] = {}
-    for number, entry in enumerate(_entries(text), start=1):
-        match = _PIN.match(entry)
-        if match is None:
-            raise UsageError(
-                f"--locked {path}: entry {number} is {entry[:60]!r}; expected NAME==VERSION, as in the "
-                "requirements.lock of an installed environment."
-            )
-        pins[canonicalize_name(match[1])] = match[2]
-    return Lock(pins, text)
-
-
-def _entries(text: str) -> list[str]:
-    """One line per requirement, without comments."""
-    lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
-    return [entry for entry in "\n".join(lines).replace("\\\n", " ").splitlines() if entry.strip()]
-
-
-def _name_of(entry: str) -> str | None:
-    match = _PIN.match(entry)
-    return canonicalize_name(match[1]) if match else None
-
-
-Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

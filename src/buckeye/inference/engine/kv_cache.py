@@ -1,0 +1,104 @@
+"""Keys and values of the running sequences, in slots of equal size."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Sequence
+
+import psutil
+import torch
+
+from buckeye.errors import InferenceError
+from buckeye.inference.engine.architecture import ModelSpec
+
+_SHARE_OF_RAM = 0.25
+_LEAST_OF_FREE = 0.25
+_GPU_WORK = 2 * 2**30  # a prompt on its way through the layers, and what libraries take
+
+
+class KVCache:
+    """`kv` is [layers, slots + spare, 2 x kv heads, max_len, head_dim]: the key heads, then the value heads.
+    The first `slots` are for running sequences, `spare` more for what is kept of those that have ended.
+
+    On a CPU the memory is zero pages of the kernel, which cost nothing until they are written to; so a
+    generous `max_len` is paid for only by sequences that get that long.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        *,
+        slots: int,
+        max_len: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        spare: int = 0,
+    ) -> None:
+        shape = (spec.num_layers, slots + spare, 2 * spec.num_kv_heads, max_len, spec.head_dim)
+        self.slots = slots
+        self.spare = spare
+        self.max_len = max_len
+        self.kv = (
+            _lazy_zeros(shape, dtype)
+            if device.type == "cpu"
+            else torch.zeros(shape, dtype=dtype, device=device)
+        )
+
+    def move(self, source: int, target: int, length: int) -> None:
+        """Copy the first `length` positions of a slot over those of another."""
+        self.kv[:, target, :, :length] = self.kv[:, source, :, :length]
+
+    def clear(self, slot: int, length: int) -> None:
+        """Write zeros over the first `length` positions of a slot."""
+        self.kv[:, slot, :, :length] = 0
+
+    def share(self, source: int, targets: Sequence[int], length: int) -> None:
+        """Copy the first `length` positions of a slot to each of `targets`."""
+        for target in targets:
+            self.move(source, target, length)
+
+
+def slot_bytes(spec: ModelSpec, max_len: int, dtype: torch.dtype) -> int:
+    """The size of one sequence's keys and values at full length."""
+    return 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * max_len * dtype.itemsize
+
+
+def count_slots(
+    spec: ModelSpec,
+    *,
+    max_num_seqs: int,
+    max_len: int,
+    dtype: torch.dtype,
+    budget: int,
+) -> int:
+    """How many sequences of `max_len` tokens fit into `budget` bytes, at most `max_num_seqs`. Raises
+    `InferenceError` if not one does."""
+    size = slot_bytes(spec, max_len, dtype)
+    slots = min(max_num_seqs, budget // size)
+    if slots < 1:
+        raise InferenceError(
+            f"One sequence of {max_len} tokens needs {size / 1e9:.2f} GB of cache and the budget is "
+            f"{budget / 1e9:.2f} GB: lower inference.model.max_model_len or raise inference.kv_cache_gb "
+            "(or inference.gpu_memory_utilization)."
+        )
+    return slots
+
+
+def cache_budget(device: torch.device, *, gpu_share: float, logits: int) -> int:
+    """Bytes for keys and values where nothing is said: a quarter of the RAM; on a GPU what is left of
+    `gpu_share` of it, but no less than a quarter of what is free. The share is for all of this process, which
+    by now holds the model's weights and will hold a second model during an update, and several times `logits`
+    bytes."""
+    if device.type != "cuda":
+        return int(_SHARE_OF_RAM * psutil.virtual_memory().total)
+    free, total = torch.cuda.mem_get_info(device)
+    weights = torch.cuda.memory_allocated(device)
+    left = min(int(gpu_share * total) - weights, free) - weights - 4 * logits - _GPU_WORK
+    return max(left, int(_LEAST_OF_FREE * (free - weights)), 0)
+
+
+def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    count = 1
+    for size in shape:
+        count *= size
+    return torch.frombuffer(mmap.mmap(-1, count * dtype.itemsize), dtype=dtype, count=count).view(shape)

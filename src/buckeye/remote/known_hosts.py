@@ -1,0 +1,38 @@
+"""The keys that an ssh server has shown: the first one is recorded, and any other is refused later."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from buckeye.remote.base import SshTarget
+
+if TYPE_CHECKING:
+    pass
+
+
+def known_keys(path: Path, target: SshTarget) -> list[str]:
+    """The keys of a server, as `TYPE BASE64`; none if it was never met."""
+    if not path.is_file():
+        return []
+    name = _name(target)
+    words = (line.split() for line in path.read_text(encoding="utf-8", errors="replace").splitlines())
+    return [f"{word[1]} {word[2]}" for word in words if len(word) >= 3 and word[0] == name]
+
+
+def record_key(path: Path, target: SshTarget, key: str) -> None:
+    """Write down the key (`TYPE BASE64`) of a server that was never met, as ssh itself would."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    line = f"{_name(target)} {key}\n".encode()
+    handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(handle, line)
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _name(target: SshTarget) -> str:
+    """How the file calls a server."""
+    return target.host if target.port == 22 else f"[{target.host}]:{target.port}"

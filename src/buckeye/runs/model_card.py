@@ -1,0 +1,84 @@
+"""The model card of an exported model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from buckeye.runs.checkpoint_facts import RunFacts, public_name
+
+if TYPE_CHECKING:
+    pass
+
+
+_KINDS = {"rl": "reinforcement learning", "sft": "supervised fine-tuning"}
+
+
+def model_card(facts: RunFacts, *, title: str, reason: str, verified: str, adapter: bool) -> str:
+    """The text of `README.md`: the hub's header, then what was trained, how, and to what effect."""
+    local = facts.base if adapter else public_name(facts.base)  # without its base an adapter is nothing
+    base = facts.base_id or f"a local model, `{local}`"
+    what = "An adapter (LoRA) for" if adapter else "Made from"
+    parts = [
+        _header(facts, adapter=adapter),
+        f"# {title}\n",
+        f"{what} {_linked(facts.base_id) if facts.base_id else base} by {_KINDS[facts.kind]} with Buckeye.\n",
+        _results(facts),
+        "## Training\n",
+        _table(("", ""), {**_progress(facts), **facts.settings, "Checkpoint": reason}.items()),
+        "## Versions\n",
+        _table(("", ""), facts.versions.items()),
+        f"After the export: {verified}.\n",
+    ]
+    return "\n".join(part for part in parts if part)
+
+
+def _header(facts: RunFacts, *, adapter: bool) -> str:
+    lines = [
+        "---",
+        f"library_name: {'peft' if adapter else 'transformers'}",
+        "pipeline_tag: text-generation",
+        *([f"base_model: {facts.base_id}"] if facts.base_id else []),
+        "tags:",
+        *(
+            f"- {tag}"
+            for tag in ("buckeye", _KINDS[facts.kind].replace(" ", "-"), *(["lora"] if adapter else []))
+        ),
+        "---",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _linked(name: str) -> str:
+    return f"[{name}](https://huggingface.co/{name})"
+
+
+def _progress(facts: RunFacts) -> Mapping[str, str]:
+    names = {"step": "Optimizer steps", "samples": "Samples", "tokens": "Tokens"}
+    return {names[key]: f"{value:,}" for key, value in facts.progress.items()}
+
+
+def _results(facts: RunFacts) -> str:
+    before = {s.environment: s for s in facts.before}
+    rows: list[Sequence[str]] = [
+        (
+            f"{score.environment}, split `{score.split}`, mean reward of {score.rollouts} rollouts",
+            f"{before[score.environment].mean_reward:.4f}" if score.environment in before else "not measured",
+            f"{score.mean_reward:.4f}",
+        )
+        for score in facts.after
+    ]
+    if facts.rewards is not None:
+        rewards = facts.rewards
+        title = f"Reward while training, mean of {rewards.steps} steps"
+        rows.append((title, f"{rewards.first:.4f}", f"{rewards.last:.4f}"))
+    if facts.losses is not None:
+        shown = ("not measured" if loss is None else f"{loss:.4f}" for loss in facts.losses)
+        rows.append(("Validation loss", *shown))
+    return "## Results\n\n" + _table(("", "before", "after"), rows) if rows else ""
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)

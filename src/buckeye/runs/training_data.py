@@ -1,0 +1,51 @@
+"""What a run was trained on, as far as the run has kept it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from buckeye.trainer.output.release import Passages
+
+_LINES = 64
+"""Of a file, where rollouts may be long."""
+_MOST = 4
+
+
+def passages_of(run: Path, kind: str, config: Mapping[str, Any], step: int) -> Passages:
+    """The newest rollouts before `step` of a run of `rl`, conversations of the data of a run of `sft`; none
+    where they are gone or cannot be read."""
+    from buckeye.trainer.output.release import Passages  # needs torch
+
+    if kind == "sft":
+        data = Path(str(config["data"]["path"]))
+        return Passages(chats=_some(_read(data)), source=f"{data.name}, which it was trained on")
+    for at, path in sorted(_rollout_files(run).items(), reverse=True):
+        rows = [row for row in _read(path) if row.get("text")] if at < step else []
+        if rows:
+            texts = [str(row["text"][-1]) for row in _some(rows)]
+            return Passages(texts=texts, source=f"the run's own rollouts of step {at}")
+    return Passages()
+
+
+def _rollout_files(run: Path) -> dict[int, Path]:
+    found = (run / "rollouts").glob("step_*.jsonl")
+    return {int(path.stem[5:]): path for path in found if path.stem[5:].isdigit()}
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    try:
+        with path.open(encoding="utf-8") as file:
+            rows = [json.loads(line) for line in itertools.islice(file, _LINES) if line.strip()]
+    except (OSError, ValueError, RecursionError):
+        return []
+    return [row for row in rows if isinstance(row, dict)]
+
+
+def _some(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A few, evenly: rollouts of one task are beside each other."""
+    return rows[:: max(1, len(rows) // _MOST)][:_MOST]
