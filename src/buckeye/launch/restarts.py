@@ -15,6 +15,8 @@ from buckeye.launch.processes import Child, Processes
 from buckeye.launch.why_it_ended import Memory, diagnosis, how_it_ended, named_cause
 from buckeye.transport.inference_servers import take_restart_requests
 
+log = logging.getLogger(__name__)
+
 # How often, and after how long, what has died is started again. Pure: the times are given.
 
 FIRST_DELAY = 1.0
@@ -82,9 +84,6 @@ class Budget:
             f"It had been started again {self.most} times within {self.window / 60:.0f} minutes "
             "(supervision.max_restarts)"
         )
-
-
-log = logging.getLogger(__name__)
 
 
 # Inference servers and gateways that die are started again, within limits; everything else goes on.

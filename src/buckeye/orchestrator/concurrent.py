@@ -10,6 +10,8 @@ from typing import Any
 
 from buckeye.base import heartbeat
 
+log = logging.getLogger(__name__)
+
 _PULSE_SECONDS = 1.0
 
 
@@ -57,6 +59,3 @@ async def _pulse() -> None:
     while True:
         heartbeat.pulse()
         await asyncio.sleep(_PULSE_SECONDS)
-
-
-log = logging.getLogger(__name__)

@@ -32,6 +32,8 @@ from buckeye.orchestrator.player import TaskPlayer
 from buckeye.orchestrator.rollout import Group, Rollout
 from buckeye.orchestrator.task_sampler import GroupTask
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True)
 class ScoredTask:
@@ -237,8 +239,6 @@ def evaluated_versions(metrics: Path, start_step: int) -> set[int]:
 
 # What an evaluation leaves on the disk: `<env>.json` with its settings and figures, `<env>.jsonl` with its
 # rollouts.
-
-log = logging.getLogger(__name__)
 
 
 async def evaluate_all(

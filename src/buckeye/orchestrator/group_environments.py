@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Sequence
 
 from buckeye.envs.base import (
@@ -64,6 +63,3 @@ def _with_reward(given: object, turns: int) -> Outcome:
 
 def _failed(why: str) -> Outcome:
     return errored("score", f"score: {why}")
-
-
-log = logging.getLogger(__name__)

@@ -61,6 +61,7 @@ from buckeye.transport.checkpoint import read_orchestrator_state, resolve_checkp
 
 log = logging.getLogger(__name__)
 
+
 _STARTUP_TIMEOUT = 1800.0
 
 

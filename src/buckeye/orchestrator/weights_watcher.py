@@ -17,6 +17,8 @@ from buckeye.inference.client import InferenceClient
 from buckeye.transport.inference_servers import read_servers, request_restart
 from buckeye.transport.weights import newest_weights, read_weights_manifest, verify_weights
 
+log = logging.getLogger(__name__)
+
 _SERVERS_SECONDS = 0.5
 
 # Inference servers that run and are not right: is it they, or the weights that they were given?
@@ -62,9 +64,6 @@ class ServersOfRun:
             if urls:
                 await self._client.follow(urls)
             await asyncio.sleep(_SERVERS_SECONDS)
-
-
-log = logging.getLogger(__name__)
 
 
 # Brings new weights to the engines as soon as the trainer has published them.

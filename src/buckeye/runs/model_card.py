@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from buckeye.runs.checkpoint_facts import RunFacts, public_name
-
-if TYPE_CHECKING:
-    pass
-
 
 _KINDS = {"rl": "reinforcement learning", "sft": "supervised fine-tuning"}
 

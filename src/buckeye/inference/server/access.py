@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 from collections.abc import Iterator
 
@@ -57,6 +56,3 @@ def access_rules(config: InferenceConfig) -> Iterator[Rules]:
             public=PUBLIC,
             how_to_send=f"send `Authorization: Bearer <key>`, the key that {server.api_key_var} holds there",
         )
-
-
-log = logging.getLogger(__name__)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -58,6 +57,3 @@ def _operation(endpoint: Endpoint, schema: Any) -> dict[str, Any]:
     if schema is not None:
         operation["requestBody"] = {"content": {"application/json": {"schema": schema}}}
     return operation
-
-
-log = logging.getLogger(__name__)

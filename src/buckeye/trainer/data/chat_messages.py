@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -57,6 +56,3 @@ def _full_call(call: Any, place: int) -> Any:
     if isinstance(function, dict) and isinstance(function.get("arguments"), dict):
         full["function"] = {**function, "arguments": json.dumps(function["arguments"], ensure_ascii=False)}
     return full
-
-
-logger = logging.getLogger(__name__)

@@ -8,7 +8,6 @@ which also subtracts r mean(w g): that is added again.
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import torch
@@ -65,6 +64,3 @@ class _RMSNorm(torch.autograd.Function):
         mean = (gradient * factor).sum(-1, keepdim=True).div_(width)  # no product: autocast would round it
         d_weight = d_weight.to(weight.dtype) if ctx.needs_input_grad[1] else None
         return d_hidden.addcmul_(scale, mean).to(hidden.dtype), d_weight, None
-
-
-logger = logging.getLogger(__name__)
