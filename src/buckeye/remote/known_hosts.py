@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from buckeye.remote.base import SshTarget
-
-if TYPE_CHECKING:
-    pass
 
 
 def known_keys(path: Path, target: SshTarget) -> list[str]:

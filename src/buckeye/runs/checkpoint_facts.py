@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from buckeye.base.distribution import versions
 from buckeye.base.storage import read_json
@@ -22,9 +22,6 @@ from buckeye.transport.checkpoint import (
     scores_of,
     trainer_state,
 )
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
