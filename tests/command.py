@@ -11,15 +11,18 @@ from unittest import mock
 
 from huggingface_hub import constants
 
-from buckeye.cli.main import main
+from buckeye.cli.main import main, rl
 
+_PROGRAMS = {"buckeye": main, "rl": rl}
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def run_here(*words, cwd, env=None):
-    """Run `buckeye WORDS` in `cwd` with the environment variables `env` (default: these): exit code, standard
-    output, standard error. What the command changes of this process is put back, but not what it imports."""
-    argv = ["buckeye", *map(str, words)]
+def run_here(*words, cwd, env=None, program="buckeye"):
+    """Run `buckeye WORDS`, or `rl WORDS`, in `cwd` with the environment variables `env` (default: these).
+
+    Return exit code, standard output and standard error. What the command changes of this process is put
+    back, but not what it imports."""
+    argv = [program, *map(str, words)]
     variables = dict(os.environ if env is None else env)
     offline = variables.get("HF_HUB_OFFLINE") == "1"  # which the library reads when it is imported
     out, err = io.StringIO(), io.StringIO()
@@ -34,7 +37,7 @@ def run_here(*words, cwd, env=None):
         contextlib.redirect_stderr(err),
     ):
         try:
-            main()
+            _PROGRAMS[program]()
             code = 0
         except SystemExit as end:
             code = end.code

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from buckeye.base.distribution import DISTRIBUTION, SATELLITES, install_command
+from buckeye.base.distribution import DISTRIBUTION, install_command
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 def test_the_name_is_that_of_the_project_and_all_that_depends_on_it():
     files = [
         path
-        for folder in ("", "environments/*/", "environments/template/*/", "packages/*/")
+        for folder in ("", "environments/*/", "environments/template/*/")
         for path in ROOT.glob(f"{folder}pyproject.toml")
     ]
     projects = [tomllib.loads(path.read_text())["project"] for path in files]
@@ -29,7 +29,7 @@ def test_the_name_is_that_of_the_project_and_all_that_depends_on_it():
         for line in group
     ]
     ours = {line.partition("[")[0] for line in lines if line.startswith("buckeye")}
-    assert ours <= {DISTRIBUTION, *SATELLITES.values()}
+    assert ours == {DISTRIBUTION}
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ import sys
 import psutil
 import pytest
 
-from buckeye.base.distribution import is_there
 from buckeye.cli.main import main
 from buckeye.config.load import load_config
 from buckeye.config.rl import RLConfig
@@ -338,7 +337,6 @@ def test_following_the_logs_ends_quietly(tmp_path):
 EQUAL = {"batch/with_spread": 0.0, "reward/std": 0.0, "batch/groups": 4, "batch/rollouts": 32}
 
 
-@pytest.mark.skipif(not is_there("buckeye.evaluation"), reason="findings are of buckeye-audit")
 @pytest.mark.parametrize(
     ("batch", "said"),
     [

@@ -6,18 +6,14 @@ import os
 import sys
 
 import pytest
-import typer
-from buckeye.cli.app import app
 from tests.command import run_here
 from tests.remote.landlord import KEY, Landlord, serve
 from tests.run.conftest import ENVIRONMENT
 from tests.run.made_runs import made_run
 from tests.setup.recipe.rl_project import fill
 
-from buckeye.cli import launch
-from buckeye.cli.init import init_app
-from buckeye.cli.pods import pods_app
-from buckeye.cli.runs import runs_app
+from buckeye.cli.tree import COMMANDS
+from buckeye.cli.typed import typer_command
 from buckeye.config.load import load_config, to_json
 from buckeye.config.rl import RLConfig
 from buckeye.launch.changed_settings import as_recorded
@@ -61,36 +57,13 @@ CASES = {
 }
 """Calls that would write, start, order or delete something, for every command with --dry-run."""
 
-BY_HAND = {("rl", "doctor"), ("rl", "tune"), ("rl", "schema")}
-APPS = [runs_app, pods_app, init_app]
 PASSES_ON = [("rl", "resume")]  # what it does not know goes to `rl`
+ALL = [tuple(command.words.split()) for command in COMMANDS]
 
 
-def commands():
-    """Words -> the command that they name, for all there are; None for those without a page of typer's."""
-    found = dict(leaves((), typer.main.get_command(app)))
-    groups = {group.name: group for group in map(typer.main.get_command, APPS)}
-    inside = {**groups["rl"].commands, **groups}
-    for word in launch.RL_COMMANDS:
-        found |= {("rl", word): None} if ("rl", word) in BY_HAND else leaves(("rl", word), inside[word])
-    return found
-
-
-def leaves(words, command):
-    if not hasattr(command, "commands"):
-        return {words: command}
-    return {
-        name: leaf
-        for word, one in command.commands.items()
-        for name, leaf in leaves((*words, word), one).items()
-    }
-
-
-def takes_it(words, command):
-    if words[-1] in launch.COMMANDS:
-        return words == ("rl",)
-    options = [option for one in getattr(command, "params", ()) for option in one.opts]
-    return "--dry-run" in options or words in PASSES_ON
+def takes_it(words):
+    options = [option for param in typer_command(" ".join(words)).params for option in param.opts]
+    return "--dry-run" in options or words == ("rl",) or words in PASSES_ON
 
 
 def spellings(words, rest):
@@ -221,10 +194,7 @@ def call(place, recorder, landlord, monkeypatch):
 
 
 def test_every_command_that_takes_it_has_a_case_here():
-    found = commands()
-    assert {words for words, command in found.items() if takes_it(words, command)} == set(CASES)
-    assert len(found) > 40
-    assert {words[1] for words in found if words[0] == "rl" and len(words) > 1} == set(launch.RL_COMMANDS)
+    assert {words for words in ALL if takes_it(words)} == set(CASES)
 
 
 @pytest.mark.parametrize(
@@ -250,7 +220,7 @@ def test_nothing_is_touched_if_the_file_says_it(call, place, rest):
     assert (done.returncode, done.touched, done.events) == (0, [], []), done.stderr
 
 
-@pytest.mark.parametrize("words", [w for w, c in commands().items() if not takes_it(w, c)], ids=" ".join)
+@pytest.mark.parametrize("words", [words for words in ALL if not takes_it(words)], ids=" ".join)
 def test_where_there_is_none_it_is_refused_and_not_ignored(call, words):
     rest = ("@", "run.toml") if words in (("rl", "doctor"), ("rl", "tune")) else ("x",)
     for said in ((*words, *rest, "--dry-run"), (*words, "--dry-run", *rest)):

@@ -144,14 +144,15 @@ def test_no_color():
         ("rl @ run.toml --max-st", ["--max-steps"]),
         ("buckeye worker trainer --optim.max", ["--optim.max-norm"]),
         ("buckeye serve --model.na", ["--model.name"]),
+        ("rl doctor @ run.toml --max-st", ["--max-steps"]),
     ],
 )
 def test_completion(line, completed, tmp_path):
     program, *_ = line.split()
     position = str(len(line.split()) - 1)
     asked = {"_BUCKEYE_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": position}
-    words = [] if program == "buckeye" else [program]
-    assert run_here(*words, cwd=tmp_path, env=os.environ | asked).stdout.split() == completed
+    done = run_here(cwd=tmp_path, env=os.environ | asked, program=program)
+    assert done.stdout.split() == completed
 
 
 def test_what_a_shell_completes(tmp_path):

@@ -112,11 +112,14 @@ def find(argv: Sequence[str]) -> tuple[str, list[str]]:
 
 
 def children(group: str) -> dict[str, str]:
-    """Return the visible names below a group ("" is the root), and what each is for."""
+    """Return the names below a group, and what each is for.
+
+    "" is the root. It leaves out hidden commands; the page of their own group has them.
+    """
     found: dict[str, str] = {}
     for command in COMMANDS:
         above = f"{group} " if group else ""
-        if command.hidden or not command.words.startswith(above) or command.words == group:
+        if not command.words.startswith(above) or command.words == group or (command.hidden and not group):
             continue
         name, _, below = command.words.removeprefix(above).partition(" ")
         found[name] = GROUPS[f"{above}{name}"] if below or f"{above}{name}" in GROUPS else command.summary

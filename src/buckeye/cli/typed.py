@@ -18,7 +18,8 @@ _VALUES = {"path": "PATH", "str": "TEXT", "list[str]": "TEXT", "int": "N", "floa
 _AS_TYPED = {"ignore_unknown_options": True, "allow_extra_args": True}
 _PASSES_MORE_ON = {"rl resume"}
 """Commands whose further flags are settings."""
-
+_CONFIGURATIONS = {"serve": "inference", "rl doctor": "rl", "rl tune": "rl"}
+"""The configuration of a command, where it has another name than the command."""
 
 _OF_RUNS = ("status", "logs", "stop", "resume", "fork", "clean", "rollouts", "compare", "diagnose", "replay")
 
@@ -112,7 +113,7 @@ def _next_words(name: str, before: Sequence[str], incomplete: str) -> Iterable[s
         return []
     first = [*(children("rl") if name == "rl" else ()), "@"] if not before else []
     ours = flag_names(TrainFlags) if name == "rl" else []
-    settings = configurations().get(name.rpartition(" ")[2])
+    settings = configurations().get(_CONFIGURATIONS.get(name, name.rpartition(" ")[2]))
     return [*first, *ours, *(flag_names(settings) if settings else ()), "--help", "--help-all", "--version"]
 
 

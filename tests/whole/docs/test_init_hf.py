@@ -1,15 +1,14 @@
 """What docs/init.md and docs/hf.md show works as it stands, and their tables are complete."""
 
 import json
+import os
 import re
 from pathlib import Path
 
 import pytest
-from buckeye.cli.app import app
+from tests.command import run_here
 from tests.places import ROOT
-from typer.testing import CliRunner
 
-from buckeye.cli.init import init_app
 from buckeye.config.load import load_config
 from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.mcp.environment import load_environment
@@ -23,9 +22,9 @@ def blocks(page, language):
     return re.findall(rf"^```{language}\n(.*?)^```", PAGES[page], re.S | re.M)
 
 
-@pytest.mark.parametrize(("page", "help_of"), [("init", (init_app, [])), ("hf", (app, ["hf"]))])
-def test_every_flag_of_the_page_exists(page, help_of):
-    printed = CliRunner().invoke(help_of[0], [*help_of[1], "--help"], terminal_width=200).output
+@pytest.mark.parametrize(("page", "command"), [("init", ["rl", "init"]), ("hf", ["hf"])])
+def test_every_flag_of_the_page_exists(page, command, tmp_path):
+    printed = run_here(*command, "--help", cwd=tmp_path, env=os.environ | {"COLUMNS": "200"}).stdout
     for flag in set(re.findall(r"`(--[a-z-]+|-[a-z])\b", PAGES[page])):
         assert flag in printed, flag
 
@@ -37,8 +36,8 @@ def test_the_dataset_the_environment_and_the_lock_file(tmp_path, monkeypatch):
     task = {"prompt": "p", "evaluate_tool": {"name": "evaluate"}}
     Path("tasks.json").write_text(json.dumps(task))
     kept = next(line for line in blocks("hf", "bash")[0].splitlines() if "--no-push" in line)
-    done = CliRunner().invoke(app, kept.partition("#")[0].split()[1:], catch_exceptions=False)
-    assert done.exit_code == 0, done.output
+    done = run_here(*kept.partition("#")[0].split()[1:], cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
     assert read_lock(Path("buckeye.lock.yaml")).primary_dataset.name == "my-tasks"
     Path("configs").mkdir()
     Path("configs/my-env.yaml").write_text("system_prompt: p\naction_mappings: {done: {_tool: null}}\n")

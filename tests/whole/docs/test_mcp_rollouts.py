@@ -5,6 +5,7 @@ from typing import get_args
 
 from tests.places import ROOT
 
+from buckeye.cli.typed import typer_command
 from buckeye.mcp.client.errors import McpFault
 from buckeye.mcp.environment import load_environment
 from buckeye.mcp.rollout import StopReason
@@ -29,11 +30,8 @@ def test_every_argument_of_the_environment_is_explained():
 
 
 def test_every_option_that_the_document_names_exists():
-    from buckeye.cli.app import app
-    from typer.main import get_command
-
     text = (DOCS / "eval.md").read_text(encoding="utf-8")
-    options = {name for param in get_command(app).commands["eval"].params for name in param.opts}
+    options = {name for param in typer_command("eval").params for name in param.opts}
     used = set(re.findall(r"(?<![\w-])(--[a-z][a-z-]*|-[a-z])\b", text))
     assert used
     assert used <= options

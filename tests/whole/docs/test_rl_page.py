@@ -4,12 +4,12 @@ import re
 import shlex
 
 import pytest
-from buckeye.cli.rl_flags import read_words
-from buckeye.cli.rl_help import flag_rows
 from tests.places import ROOT
 
 from buckeye.base.keys import KEYS
+from buckeye.cli.rl_page import FLAGS
 from buckeye.launch.preflight.devices import parse_gpus
+from buckeye.setup.recipe.flags import read_words
 from buckeye.setup.recipe.model import usual_model
 
 PAGE = (ROOT / "docs" / "rl.md").read_text(encoding="utf-8")
@@ -26,7 +26,7 @@ def test_every_command_is_understood(words):
 
 
 def test_every_flag_of_the_command_is_there_and_no_other():
-    ours = {name.split()[0] for rows in flag_rows().values() for name, _ in rows}
+    ours = {name.split()[0] for rows in FLAGS.values() for name, _ in rows}
     assert {flag for flag in ours if flag in PAGE} == ours
     settings = {
         "--no-push",
