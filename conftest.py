@@ -17,7 +17,6 @@ settings.load_profile("any machine")
 
 
 LONGEST = (
-    "test_scale.py",
     "test_supervision.py",
     "test_guide.py",
     "test_rl.py",

@@ -6,7 +6,7 @@ from buckeye.cli.dry_run import plan_table
 from buckeye.config.load import load_config
 from buckeye.config.rl import RLConfig
 from buckeye.errors import ConfigError, UsageError
-from buckeye.launch.plan import Site, make_plan, scaled
+from buckeye.launch.plan import Site, make_plan
 from buckeye.launch.preflight.devices import Machine
 from buckeye.launch.preflight.ports import held_ports
 
@@ -141,22 +141,3 @@ def test_a_node_without_the_gpus_is_named(gpus, said):
 def test_what_cannot_be_is_refused(words, said):
     with pytest.raises(ConfigError, match=said):
         load(*words)
-
-
-def test_new_servers_go_to_the_nodes_that_have_the_fewest():
-    config = load("--cluster.nodes", "2", "--cluster.inference-nodes", "0")
-    before = plan(config, site(1))
-    assert [role.node for role in before.of_kind("inference")] == [0, 0]
-    sites = {0: site(0), 1: site(1, gpus=range(6)), 2: site(2)}
-    added = scaled(before, config, 6, sites).of_kind("inference")[2:]
-    assert [(role.title, role.node, role.devices, role.url) for role in added] == [
-        ("inference 2", 1, (0,), "http://10.0.0.2:30100"),
-        ("inference 3", 2, (0,), "http://10.0.0.3:30200"),
-        ("inference 4", 1, (1,), "http://10.0.0.2:30100"),
-        ("inference 5", 2, (1,), "http://10.0.0.3:30200"),
-    ]
-    full = (
-        r"9 inference servers need 1 free GPUs each, and there is room for 8. Free are: node 0 \(h0\): none"
-    )
-    with pytest.raises(UsageError, match=full):
-        scaled(before, config, 9, {0: site(0), 1: site(1, gpus=range(6)), 2: site(2, gpus=(0, 1))})

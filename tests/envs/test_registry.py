@@ -12,6 +12,7 @@ from buckeye.envs import registry
 from buckeye.envs.base import Environment, Reply
 from buckeye.envs.registry import EnvironmentId
 from buckeye.errors import EnvironmentNotFoundError, UsageError
+from buckeye.workers import opening
 from buckeye.workers.opening import load_environment
 
 GOOD = textwrap.dedent(
@@ -117,8 +118,7 @@ def test_a_missing_one_names_the_id_close_matches_and_the_install_commands(site)
 
 
 def test_a_missing_one_without_any_like_it_lists_what_is_installed(monkeypatch):
-    monkeypatch.setattr(registry, "installed_environments", lambda: ["alpha", "beta"])
-    monkeypatch.setattr(registry, "is_there", lambda satellite: False)
+    monkeypatch.setattr(opening, "installed_environments", lambda: ["alpha", "beta"])
     with pytest.raises(EnvironmentNotFoundError, match="Installed: alpha, beta"):
         load_environment("zzzzzz")
 

@@ -9,12 +9,10 @@ import shutil
 
 import pytest
 import torch
-from buckeye.cli.app import app
 from huggingface_hub import constants
 from peft import AutoPeftModelForCausalLM
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from typer.testing import CliRunner
 
 from buckeye.config.load import load_with_warnings
 from buckeye.config.rl import RLConfig
@@ -27,6 +25,7 @@ from buckeye.runs.export import ExportRequest, export_model
 from buckeye.trainer.output import release
 from buckeye.trainer.sft import run_sft
 from buckeye.transport.checkpoint import read_scores
+from tests.command import run_here
 from tests.run.fake_hub import FakeHub
 
 LORA = {"experimental": {"lora": {"rank": 4}}}
@@ -411,8 +410,8 @@ def test_push_fills_a_new_repository_and_no_other(tuned, monkeypatch):
             _export(tuned, step="last", push="me/new")
         hub.broken = False
         words = ["export", str(tuned), "--step", "last", "--push", "me/new", "--private"]
-        done = CliRunner().invoke(app, words)
-        assert done.exit_code == 0, done.output
+        done = run_here(*words, cwd=tuned)
+        assert done.returncode == 0, done.stderr
         assert "exported and verified before" in done.stdout
         assert "uploading to me/new (a new private repository)" in done.stdout
         assert hub.private == {"me/new": True}

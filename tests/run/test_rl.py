@@ -10,13 +10,10 @@ import signal
 import psutil
 import pytest
 
-from buckeye.base.distribution import is_there
 from buckeye.transport.inference_servers import request_restart
 from tests.cli.printed_commands import follow
 from tests.rounding import logprob_error
 from tests.waiting import wait_for
-
-WITH_AUDIT = pytest.mark.skipif(not is_there("buckeye.evaluation"), reason="uses commands of buckeye-audit")
 
 
 def processes_of(directory):
@@ -101,15 +98,9 @@ def test_interrupted_and_resumed_is_the_same_to_the_last_digit(finished, runner)
 def test_the_commands_at_the_end_of_a_run_work(finished, runner):
     shutil.copytree(finished.root / "out", runner.root / "out")
     done = follow(runner, f"{finished.printed}\nbuckeye export out\nrl status out\nrl stop out")
-    wrong = done.pop("buckeye rl diagnose out", None)  # its replies are cut off
-    assert (wrong is not None) == is_there("buckeye.evaluation")
-    if wrong is not None:
-        assert (wrong.returncode, "1. truncated (likely" in wrong.stdout) == (1, True)
+    wrong = done.pop("buckeye rl diagnose out")  # its replies are cut off
+    assert (wrong.returncode, "1. truncated (likely" in wrong.stdout) == (1, True)
     failed = {command: ended.stderr for command, ended in done.items() if ended.returncode}
-    if not is_there("buckeye.evaluation"):
-        assert failed  # what was played is shown by it
-        assert all(" needs buckeye-audit" in why for why in failed.values())
-        failed = {}
     assert failed == {}
     assert done.keys() >= {"buckeye chat out/weights/step_5", "buckeye chat out/exports/step_5"}
 
@@ -161,7 +152,6 @@ def test_an_environment_that_always_fails_is_not_a_reward_of_zero(runner):
     )  # no step, no obstacle
 
 
-@WITH_AUDIT
 def test_evaluation_and_validation_are_interleaved(runner):
     words = ("--orchestrator.eval.env", '[{"id": "letters.py", "num_examples": 6}]')
     words += ("--orchestrator.eval.interval", 2, "--orchestrator.eval.rollouts-per-example", 2)
@@ -304,7 +294,7 @@ def test_a_run_goes_on_when_an_engine_is_killed(runner):
 def test_an_engine_that_is_not_right_is_started_anew(runner):
     running = runner.start(runner.rl("out", steps=500))
     wait_for(lambda: runner.metrics("out", "trainer"), "the first step")
-    (engine,) = [p for p in processes_of(runner.root / "out") if "inference" in p.cmdline()]
+    (engine,) = [p for p in processes_of(runner.root / "out") if "serve" in p.cmdline()]
     request_restart(runner.root / "out", base_url(runner, "out"), "it sings another song")
     wait_for(lambda: not engine.is_running(), "the end of the engine")
     last = max(runner.metrics("out", "trainer"))

@@ -138,44 +138,6 @@ def make_plan(
     )
 
 
-def scaled(plan: RolePlan, config: RLConfig, count: int, sites: Mapping[int, Site]) -> RolePlan:
-    """The plan with `count` inference servers: the last ones go; more have devices that nobody uses, of those
-    nodes among `sites` that have the fewest servers. Raises UsageError if there are not so many."""
-    servers = plan.of_kind("inference")
-    if count <= len(servers):
-        gone = servers[count:]
-        return replace(plan, roles=tuple(role for role in plan.roles if role not in gone))
-    assert config.inference is not None, "a plan has servers because its run has inference"
-    roles, tp = list(plan.roles), config.inference.parallel.tp
-    threads = int(servers[0].env["BUCKEYE_THREADS"])
-    for index in range(1 + servers[-1].index, 1 + servers[-1].index + count - len(servers)):
-        free = {node: _free_devices(plan.on_gpu, roles, node, sites[node].machine, tp) for node in sites}
-        have = {node: sum(role.kind == "inference" and role.node == node for role in roles) for node in sites}
-        node = min(
-            (node for node in sites if len(free[node]) >= tp), key=lambda n: (have[n], n), default=None
-        )
-        if node is None:
-            lines = [f"{sites[n].name}: {', '.join(map(str, free[n])) or 'none'}" for n in sites]
-            raise UsageError(
-                f"{count} inference servers need {tp} free GPUs each, and there is room for {index}. Free "
-                f"are: {'; '.join(lines)}"
-            )
-        devices, site = free[node][:tp], sites[node]
-        env = _device_env(config, devices, on_gpu=plan.on_gpu, threads=threads)
-        port = site.choose_ports(1)[0]
-        role = _role("inference", index, devices, output_dir=config.output_dir, port=port, env=env)
-        roles.append(replace(role, node=node, host=site.address if node else LOOPBACK))
-    return replace(plan, roles=tuple(roles))
-
-
-def _free_devices(on_gpu: bool, roles: Sequence[Role], node: int, machine: Machine, count: int) -> list[int]:
-    used = {device for role in roles if role.node == node for device in role.devices}
-    if on_gpu:
-        return [gpu for gpu in machine.gpus if gpu not in used]
-    first = max(used, default=-1) + 1
-    return list(range(first, first + count))
-
-
 def this_site(machine: Machine, ports: Ports | AnyPorts, address: str | None) -> Site:
     """The host where `rl` is started, which other nodes, if there are any, reach at `address`."""
     site = Site(name="this machine", machine=machine, choose_ports=ports.choose)

@@ -124,7 +124,6 @@ class Restarts:
         self._memory = Memory.now()
         self._budgets: dict[str, Budget] = {}
         self._due: list[tuple[float, Role]] = []
-        self._leaving: set[tuple[int, int]] = set()
         take_restart_requests(output_dir)  # those of an earlier start are not for these servers
 
     def tend(self, step: int) -> list[Child]:
@@ -140,10 +139,6 @@ class Restarts:
         for child in self._processes.of_kind("gateway", "workers", "inference"):
             code = child.returncode
             if code is None:
-                continue
-            if child.key in self._leaving:
-                self._leaving.remove(child.key)
-                self._processes.forget(child)
                 continue
             child.heartbeats.read(time.monotonic())
             failure = child.heartbeats.failure
@@ -165,17 +160,6 @@ class Restarts:
         """Use these roles, which have other ports, for servers that are to be started again."""
         moved = {role.index: role for role in roles}
         self._due = [(at, moved[role.index] if role.kind == "inference" else role) for at, role in self._due]
-
-    def leave(self, role: Role) -> list[Child]:
-        """The run has this server no more: it is not started again. Returns its process, if there is one."""
-        self._due = [(at, other) for at, other in self._due if other.title != role.title]
-        gone = [
-            child
-            for child in self._processes.of_kind("inference")
-            if (child.role.node, child.role.port) == (role.node, role.port)
-        ]
-        self._leaving |= {child.key for child in gone}
-        return gone
 
     def _start(self, role: Role, now: float) -> None:
         if self._processes.absent([role]):  # the run goes on without it, as long as it can

@@ -6,21 +6,17 @@ import logging
 import time
 from dataclasses import replace
 
-from buckeye.errors import RunError, UsageError
+from buckeye.errors import RunError
 from buckeye.launch.attempts import Attempts, Launch
 from buckeye.launch.heartbeats import described, illness
-from buckeye.launch.hosts import site_of
-from buckeye.launch.plan import RolePlan, Site, scaled, this_site
-from buckeye.launch.preflight.devices import this_machine
+from buckeye.launch.plan import RolePlan
 from buckeye.launch.preflight.ports import Ports
 from buckeye.launch.processes import Child, Origin, Processes, write_role_configs
 from buckeye.launch.progress import human_duration
 from buckeye.launch.recorder import Recorder
 from buckeye.launch.restarts import Restarts
 from buckeye.launch.waits import circle, sentence, waits_of
-from buckeye.run_files.directory import take_scale
 from buckeye.transport.checkpoint import checkpoints_by_age
-from buckeye.transport.inference_servers import write_servers
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +27,6 @@ _GAP_SECONDS = 5.0
 _LOOK_SECONDS = 2.0
 _STACK_SECONDS = 2.0  # between the signal that asks for stacks and the end
 _PROGRESS_STEPS = 3
-_LEAVE_SECONDS = 3.0  # in which the orchestrator asks a server that goes for nothing more
 
 
 class Supervisor:
@@ -52,7 +47,6 @@ class Supervisor:
         self._look_at = now
         self._told = False
         self._doomed: dict[tuple[int, int], float] = {}
-        self._leaving: list[tuple[float, Child]] = []
         self._trained = 0
         self._furthest = self._committed = launch.step or 0
         self._refilled_at = self._furthest
@@ -60,8 +54,6 @@ class Supervisor:
     def start(self) -> None:
         """Start every process, and log it."""
         plan = self._attempts.plan
-        take_scale(self._launch.config.output_dir)  # what was asked of an earlier start
-        write_servers(self._launch.config.output_dir, plan.base_urls)
         where = "GPU(s)" if plan.on_gpu else "CPU slot(s)"
         for kind in ("gateway", "workers", "inference", "orchestrator", "trainer"):
             roles = plan.of_kind(kind)
@@ -122,7 +114,6 @@ class Supervisor:
         if newest > self._committed:
             self._committed = newest
             self._refill()
-        self._scale(now)
         patience = self._limits.stall_timeout / 2
         if now - self._stepped > patience and not self._told:
             self._told = True
@@ -165,49 +156,13 @@ class Supervisor:
         choose = self._launch.nodes.hosts[node].choose_ports if node else self._ports.choose
         return choose(1)[0]
 
-    def _site(self, node: int) -> Site:
-        nodes = self._launch.nodes
-        return (
-            site_of(node, nodes.hosts[node])
-            if node
-            else this_site(this_machine(), self._ports, nodes.address)
-        )
-
     def _follow(self, plan: RolePlan, now: float) -> None:
         """Go on by another plan."""
-        write_servers(self._launch.config.output_dir, plan.base_urls)
         write_role_configs(
             self._launch.config, plan, model_path=self._launch.model_path, origin=Origin(self._launch.step)
         )
         self._restarts.move(plan.of_kind("inference"))
         self._attempts.move(plan, now)
-
-    def _scale(self, now: float) -> None:
-        """Start or end inference servers, as somebody has asked; the orchestrator is told first."""
-        for at, child in [leaving for leaving in self._leaving if leaving[0] <= now]:
-            self._processes.request_stop([child])
-            self._leaving.remove((at, child))
-        config, before = self._launch.config, self._attempts.plan
-        count = take_scale(config.output_dir)
-        if count is None:
-            return
-        try:
-            hosts = self._launch.nodes.hosts
-            there = [0, *(number for number, host in hosts.items() if host.absent is None)]
-            plan = scaled(before, config, max(1, count), {node: self._site(node) for node in there})
-        except UsageError as error:
-            log.warning("The run keeps its %d inference servers: %s", len(before.of_kind("inference")), error)
-            self._recorder.note("scale_refused", cause=str(error))
-            return
-        write_role_configs(config, plan, model_path=self._launch.model_path, origin=Origin(self._launch.step))
-        self._attempts.plan = plan
-        write_servers(config.output_dir, plan.base_urls)
-        for role in [role for role in before.roles if role not in plan.roles]:
-            self._leaving += [(now + _LEAVE_SECONDS, child) for child in self._restarts.leave(role)]
-        for role in [role for role in plan.roles if role not in before.roles]:
-            self._processes.start(role)
-        log.info("The run has %d inference servers now", count)
-        self._recorder.note("scale", inference=count)
 
     def _move(self, homeless: list[Child], now: float) -> None:
         """Give servers that cannot have their port another, and tell the orchestrator by a new attempt."""

@@ -55,7 +55,7 @@ from buckeye.orchestrator.policy import derive_seed
 from buckeye.orchestrator.rollout import Group
 from buckeye.orchestrator.sampling_bias import CollectionWatch
 from buckeye.orchestrator.task_sampler import task_sampler
-from buckeye.orchestrator.weights_watcher import ServersOfRun, WeightsWatcher, WrongServers
+from buckeye.orchestrator.weights_watcher import WeightsWatcher, WrongServers
 from buckeye.transport.batches import end_batches
 from buckeye.transport.checkpoint import read_orchestrator_state, resolve_checkpoint
 
@@ -144,8 +144,7 @@ class Orchestrator:
             )
             self.loop_watch.start()
             try:
-                servers = ServersOfRun(config.output_dir, self.client)
-                background = (watcher.run(), servers.run(), self.sender.run(), self.wrong_servers.run())
+                background = (watcher.run(), self.sender.run(), self.wrong_servers.run())
                 evaluations = self.evaluations.run(watcher)
                 await first_to_end(self._steps(collector, watcher), evaluations, *background)
             finally:

@@ -14,12 +14,10 @@ from buckeye.base.process import RunIdentity
 from buckeye.base.storage import step_directory
 from buckeye.errors import FinalRunError, RunError
 from buckeye.inference.client import InferenceClient
-from buckeye.transport.inference_servers import read_servers, request_restart
+from buckeye.transport.inference_servers import request_restart
 from buckeye.transport.weights import newest_weights, read_weights_manifest, verify_weights
 
 log = logging.getLogger(__name__)
-
-_SERVERS_SECONDS = 0.5
 
 # Inference servers that run and are not right: is it they, or the weights that they were given?
 
@@ -49,21 +47,6 @@ class WrongServers:
         newest = newest_weights(self._output_dir / "weights", identity=self._identity)
         if newest is not None:
             verify_weights(newest[1])
-
-
-class ServersOfRun:
-    """Has the client use the servers that the launcher says the run has."""
-
-    def __init__(self, output_dir: Path, client: InferenceClient) -> None:
-        self._output_dir, self._client = output_dir, client
-
-    async def run(self) -> None:
-        """Until cancelled. Raises TransportError for a list that is not right."""
-        while True:
-            urls = await asyncio.to_thread(read_servers, self._output_dir)
-            if urls:
-                await self._client.follow(urls)
-            await asyncio.sleep(_SERVERS_SECONDS)
 
 
 # Brings new weights to the engines as soon as the trainer has published them.

@@ -7,7 +7,6 @@ import itertools
 import json
 import logging
 import os
-import re
 import secrets
 import shutil
 import time
@@ -22,7 +21,7 @@ from buckeye.monitor.metrics import TRAINERS, read_metrics
 from buckeye.monitor.tracking import TRACKER_FOLDERS
 from buckeye.run_files.events import EVENTS_FILE
 from buckeye.run_files.record import GOING_ON, STATUS_FILE, read_record
-from buckeye.transport.inference_servers import RESTART_FOLDER, SERVERS_FILE
+from buckeye.transport.inference_servers import RESTART_FOLDER
 
 log = logging.getLogger(__name__)
 
@@ -32,8 +31,6 @@ EARLIER_FOLDER = "earlier_starts"
 REMOTE_FILE = "remote.json"
 """In the run directory, as long as the run was last started elsewhere."""
 LOG_FOLDER = "logs"
-SCALE_FILE = "scale"
-"""The file in the output directory that asks the launcher for so many inference servers."""
 _OURS = (
     "batches",
     "checkpoints",
@@ -44,10 +41,9 @@ _OURS = (
     METRICS_FILE,
     "micro_batch.json",
     RESTART_FOLDER,
-    SERVERS_FILE,
+    "servers.json",  # of an older Buckeye
     "rollouts",
     RUN_FILE,
-    SCALE_FILE,
     "skipped",
     STATUS_FILE,
     "stop",
@@ -287,25 +283,6 @@ class Stopping:
 def request_stop(output_dir: Path) -> None:
     """Leave a request for the launcher of a run, wherever that is."""
     write_file(output_dir / STOP_FILE, "")
-
-
-def request_scale(output_dir: Path, inference: int) -> None:
-    """Leave a request for the launcher of a run: the number of inference servers."""
-    write_file(output_dir / SCALE_FILE, str(inference))
-
-
-def take_scale(output_dir: Path) -> int | None:
-    """Return the requested number of inference servers, once for each request."""
-    path = output_dir / SCALE_FILE
-    try:
-        asked = path.read_text(encoding="utf-8", errors="replace")
-    except FileNotFoundError:
-        return None
-    path.unlink(missing_ok=True)
-    if re.fullmatch(r"[0-9]{1,5}", asked):
-        return int(asked)
-    log.warning("%s asks for no number of inference servers, and is not followed", path)
-    return None
 
 
 def withdraw_stop(output_dir: Path) -> None:

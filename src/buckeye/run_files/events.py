@@ -24,8 +24,6 @@ EventKind = Literal[
     "stall",
     "checkpoint",
     "weights",
-    "scale",
-    "scale_refused",
     "stopping",
     "stop",
     "failure",

@@ -1,4 +1,4 @@
-"""Steering a run from outside: an end, other inference servers, and the words that continue it."""
+"""Stop a run from outside, and build the arguments that continue it."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ from buckeye.errors import ConfigError, RunError, UsageError
 from buckeye.launch.changed_settings import RECORDED_CONFIG, changed_settings
 from buckeye.launch.progress import human_duration
 from buckeye.launch.resume import to_resume, without_flags
-from buckeye.run_files.directory import locked, request_scale, request_stop, take_scale, withdraw_stop
-from buckeye.run_files.events import read_events, write_event
+from buckeye.run_files.directory import locked, request_stop, withdraw_stop
 from buckeye.run_files.known_runs import read_elsewhere
 from buckeye.run_files.record import (
     GOING_ON,
@@ -42,7 +41,6 @@ _POLL_SECONDS = 0.2
 _TELL_SECONDS = 15.0
 _AFTER_TRAINER_SECONDS = 180.0  # for the other processes, and for uploads to Weights & Biases
 _KILL_SECONDS = 15.0
-_SCALE_SECONDS = 60.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,37 +81,6 @@ def stop_run(output_dir: Path, *, now: bool, timeout: float | None, tell: Callab
         _wait_until_gone(output_dir, record, _KILL_SECONDS if now else patience, tell)
     state = _settle(output_dir, "killed by `stop --now`" if now and left else None)
     return Stopped(state=state, was_running=bool(left), checkpoint_step=newest_step(output_dir))
-
-
-def scale_run(output_dir: Path, inference: int) -> int:
-    """Have the launcher of a run start or end inference servers until it has `inference` of them. Return the
-    number before. Raises UsageError for a run whose number is fixed, RunError if its launcher does not
-    answer, or has too few devices."""
-    record = read_record(output_dir)
-    state = record.actual_state()
-    if state not in GOING_ON or record.elsewhere:
-        where = f" on {record.host}" if record.elsewhere else ""
-        raise UsageError(f"{output_dir} is {state}{where}: type this where it goes on")
-    if record.max_async_level == 0:
-        raise UsageError(
-            f"{output_dir} has max_async_level = 0: which server plays what is part of its result, so their "
-            "number stays"
-        )
-    before = sum(process.title.startswith("inference ") for process in record.processes)
-    if not before:
-        raise UsageError(f"{output_dir} has no inference servers of its own")
-    asked = time.time()
-    request_scale(output_dir, inference)
-    deadline = time.monotonic() + _SCALE_SECONDS
-    while time.monotonic() < deadline:
-        for event in read_events(output_dir):
-            if event["time"] >= asked - 0.001 and event["event"] == "scale":
-                return before
-            if event["time"] >= asked - 0.001 and event["event"] == "scale_refused":
-                raise RunError(str(event.get("cause")))
-        time.sleep(_POLL_SECONDS)
-    take_scale(output_dir)
-    raise RunError(f"The launcher of {output_dir} has not answered within {_SCALE_SECONDS:.0f} s")
 
 
 def continuation(output_dir: Path, extra: Sequence[str]) -> Continuation:

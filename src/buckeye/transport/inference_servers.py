@@ -1,14 +1,10 @@
-"""What launcher and orchestrator tell each other about the inference servers of a run, in its directory:
-which there are, and which one runs and is not right, so that the launcher should restart it.
-
-Without a launcher nobody says the one or reads the other.
-"""
+"""Requests of the orchestrator to the launcher, in the run directory, to restart an inference server that
+returns wrong results. Without a launcher, nothing reads them."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -18,8 +14,6 @@ from buckeye.base import storage
 from buckeye.errors import TransportError
 
 RESTART_FOLDER = "restart"
-SERVERS_FILE = "servers.json"
-"""The addresses of the servers, as a list."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,20 +40,3 @@ def take_restart_requests(output_dir: Path) -> list[RestartRequest]:
             raise TransportError(f"{path} cannot be read ({error}); delete it.") from error
         path.unlink()
     return taken
-
-
-def write_servers(output_dir: Path, urls: Sequence[str]) -> None:
-    """Say which servers the run has now."""
-    storage.write_file(output_dir / SERVERS_FILE, json.dumps(list(urls)))
-
-
-def read_servers(output_dir: Path) -> list[str] | None:
-    """The servers that the run has now; None if nobody has said. Raises TransportError for a file that is
-    not right."""
-    path = output_dir / SERVERS_FILE
-    try:
-        return msgspec.convert(storage.read_json(path), list[str])
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, TypeError) as error:
-        raise TransportError(f"{path} cannot be read ({error}); delete it.") from error

@@ -18,7 +18,7 @@ _PARTS: Mapping[str, Sequence[str]] = {
     "sft": ("wait", "compute", "publish", "checkpoint"),
     "orchestrator": ("wait_for_weights", "wait_for_rollouts", "evaluate", "write_batch"),
 }
-_NOT_MARKED = {"process", "ready", "scale_refused", "fork", "tune"}
+_NOT_MARKED = {"process", "ready", "fork", "tune"}
 _MOST_ROLLOUTS = 4_000
 _MOST_MARKS = 20_000
 

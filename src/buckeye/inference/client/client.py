@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import itertools
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -101,14 +100,10 @@ class InferenceClient:
         def connect() -> httpx.AsyncClient:
             return httpx.AsyncClient(headers=headers, timeout=None, trust_env=False, verify=certificates)  # noqa: S113  the caller sets one for each request
 
-        self._indices = itertools.count()
-
-        def replica(url: str) -> Replica:
-            return Replica(next(self._indices), url, model=model, timeout=timeout, connect=connect)
-
-        self._replica = replica
-        self._replicas = [replica(url) for url in base_urls]
-        self._sampled_by_removed = 0
+        self._replicas = [
+            Replica(index, url, model=model, timeout=timeout, connect=connect)
+            for index, url in enumerate(base_urls)
+        ]
         self._router = Router(self._replicas, timeout=timeout)
         self._fleet = Fleet(
             self._replicas,
@@ -146,19 +141,8 @@ class InferenceClient:
 
     @property
     def sampled_tokens(self) -> int:
-        """Tokens that were sampled, also by servers that were removed."""
-        return self._sampled_by_removed + sum(replica.tokens for replica in self._replicas)
-
-    async def follow(self, base_urls: Sequence[str]) -> None:
-        """Use these servers from now on. A new one is used as soon as it is ready and has the newest weights;
-        what one that is removed was asked for is asked of others."""
-        wanted = {Replica.url_of(url): url for url in base_urls}
-        for replica in [replica for replica in self._replicas if replica.url not in wanted]:
-            self._sampled_by_removed += replica.tokens
-            await self._fleet.remove(replica)
-        there = {replica.url for replica in self._replicas}
-        for url in [given for url, given in wanted.items() if url not in there]:
-            self._fleet.add(self._replica(url))
+        """Tokens that were sampled."""
+        return sum(replica.tokens for replica in self._replicas)
 
     async def wait_for_place(self) -> None:
         """Wait until a server has a place for one more rollout: it computes fewer requests than it can at a

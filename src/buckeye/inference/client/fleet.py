@@ -55,30 +55,6 @@ class Fleet:
                 replica: asyncio.create_task(self._watch(replica)) for replica in self._replicas
             }
 
-    def add(self, replica: Replica) -> None:
-        """Look after one more server, which is used when it is ready."""
-        log.info("%s is new, and is used when it is ready", replica.url)
-        replica.watched = True
-        replica.out = "it was not ready yet"
-        self._replicas.append(replica)
-        self._watching[replica] = asyncio.create_task(self._watch(replica))
-
-    async def remove(self, replica: Replica) -> None:
-        """Use a server no more. What it was asked for is asked of others."""
-        log.info("%s is removed", replica.url)
-        self._replicas.remove(replica)
-        watching = self._watching.pop(replica)
-        watching.cancel()
-        await asyncio.gather(watching, return_exceptions=True)
-        self._heard.pop(replica, None)
-        self._refused.pop(replica, None)
-        replica.take_out("it was removed")
-        self._expect_one_back()
-        deadline = time.monotonic() + self._heartbeat_timeout
-        while replica.requests_in_flight and time.monotonic() < deadline:
-            await asyncio.sleep(_READY_POLL_SECONDS)
-        await replica.close()
-
     async def close(self) -> None:
         """Watch no longer."""
         if self._giving_up is not None:
