@@ -14,7 +14,7 @@ from buckeye.mcp.grading.judge import MadeCall, judge_calls, judge_results, judg
 from buckeye.mcp.grading.reading import bound, read_graders
 from buckeye.mcp.grading.state import judge_state
 
-PAGE = (Path(__file__).parents[4] / "docs" / "graders.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[3] / "docs" / "graders.md").read_text(encoding="utf-8")
 ADD = MadeCall(tool="add", arguments={"x": 1, "y": 2}, text="3")
 OPEN, SAVE = (MadeCall(tool=name, arguments={}, text="done") for name in ("open", "save"))
 FOUND = MadeCall(tool="search", arguments={}, text="It is Paris.")

@@ -4,15 +4,13 @@ import json
 from pathlib import Path
 
 import pytest
-from buckeye.cli.app import app
 from tests.run.fake_hub import FakeHub
-from typer.testing import CliRunner
 
-from buckeye.errors import BuckeyeError
+from buckeye.cli import typed
 
 
 @pytest.fixture
-def hf(tmp_path, monkeypatch):
+def hf(tmp_path, monkeypatch, capsys):
     """Run the command in an empty folder; its output. Raises what it raises."""
     monkeypatch.chdir(tmp_path)
     for name in ("HF_TOKEN", "HF_HUB_OFFLINE"):
@@ -21,11 +19,12 @@ def hf(tmp_path, monkeypatch):
     def run(*words, tasks=None):
         if tasks is not None:
             Path("tasks.json").write_text(tasks if isinstance(tasks, str) else json.dumps(tasks))
-        done = CliRunner().invoke(app, ["hf", *words], catch_exceptions=True)
-        if isinstance(done.exception, BuckeyeError):
-            raise done.exception
-        assert done.exit_code == 0, done.output
-        return done.output
+        capsys.readouterr()
+        code = typed.run("hf", words, "buckeye hf")
+        printed = capsys.readouterr()
+        output = printed.out + printed.err
+        assert code == 0, output
+        return output
 
     return run
 

@@ -14,7 +14,7 @@ from tests.command import run_here
 from tests.places import ROOT
 
 from buckeye.base import terminal
-from buckeye.cli.init import run_init
+from buckeye.cli import typed
 from buckeye.errors import BuckeyeError, UsageError
 from buckeye.mcp.actions.mapping import bind
 from buckeye.mcp.actions.parser import parse_reply
@@ -58,7 +58,7 @@ def init(tmp_path, monkeypatch, capsys):
             program.write_text(STARTS.format(server=str(SERVER), tools=str(tmp_path / "tools.json")))
             words = ("--command", f"{sys.executable} {program}", *words)
         try:
-            code = run_init(list(words))
+            code = typed.run("rl init", words, "buckeye rl init")
         except SystemExit as end:
             code = end.code
         return code or 0, capsys.readouterr().out

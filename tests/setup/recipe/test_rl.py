@@ -16,7 +16,7 @@ from tests.places import ROOT
 from tests.run.fake_hub import FakeHub
 from tests.setup.recipe.rl_project import CONFIG, LOCK, files, fill, task, write_model
 
-from buckeye.cli import launch
+from buckeye.cli import main, train
 from buckeye.errors import UsageError
 from buckeye.launch.preflight import devices as machine
 from buckeye.mcp.tasks.dataset import write_dataset
@@ -46,7 +46,7 @@ def rl(project, monkeypatch, capsys):
     def run(*words):
         monkeypatch.setattr(sys, "argv", ["rl", *words])
         with pytest.raises(SystemExit) as ended:
-            launch.rl()
+            main.rl()
         out, err = capsys.readouterr()
         return ended.value.code, out, err
 
@@ -87,7 +87,7 @@ def test_the_plan_as_json_is_one_object(rl):
 
 def test_it_writes_the_configuration_once_and_starts_it(rl, project, monkeypatch):
     started = []
-    monkeypatch.setattr(launch, "_start_run", lambda config, command: started.append((config, command)) or 0)
+    monkeypatch.setattr(train, "start", lambda config, command: started.append((config, command)) or 0)
     assert rl("--yes", "--quiet", "--trainer.optim.lr", "0.5")[:2] == (0, "")
     file = project / "outputs" / "my-env" / "run.toml"
     written = file.read_text()
@@ -114,14 +114,14 @@ def test_a_run_that_cannot_begin_leaves_its_folder_free(rl, project, monkeypatch
         raise UsageError("there is no such model")
 
     before = files(project)
-    monkeypatch.setattr(launch, "_start_run", fail)
+    monkeypatch.setattr(train, "start", fail)
     assert "run.toml: removed again, as the run did not begin\nerror: there is no such" in rl("--yes")[2]
     assert (files(project), (project / "outputs" / "my-env").exists()) == (before, False)
 
 
 def test_the_same_words_again_after_a_run_that_reached_no_step_take_its_folder(rl, project, monkeypatch):
     folder = project / "outputs" / "my-env"
-    monkeypatch.setattr(launch, "_start_run", lambda *_: begin_attempt(folder, resumed_step=None).attempt)
+    monkeypatch.setattr(train, "start", lambda *_: begin_attempt(folder, resumed_step=None).attempt)
     assert rl("--yes", "--quiet", "--trainer.optim.lr", "0.5")[0] == 1
     assert rl("--yes", "--quiet", "--output", "outputs/my-env")[0] == 1
     assert rl("--yes", "--quiet")[0] == 1
@@ -259,7 +259,7 @@ def test_the_dataset_of_the_lock_file_is_taken(rl, project):
 
 
 def test_tasks_without_servers_become_a_dataset_on_the_image_of_the_lock_file(rl, project, monkeypatch):
-    monkeypatch.setattr(launch, "_start_run", lambda config, command: 0)
+    monkeypatch.setattr(train, "start", lambda config, command: 0)
     (project / "buckeye.lock.yaml").write_text(LOCK)
     bare = task(0)
     del bare["mcp_config"]

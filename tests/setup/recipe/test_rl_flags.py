@@ -4,11 +4,11 @@ import json
 import sys
 
 import pytest
-from buckeye.cli.rl_flags import read_words
 from tests.setup.recipe.rl_project import fill, task
 
-from buckeye.cli import launch
+from buckeye.cli import main
 from buckeye.errors import UsageError
+from buckeye.setup.recipe.flags import read_words
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def rl(tmp_path, monkeypatch, capsys):
     def run(*words):
         monkeypatch.setattr(sys, "argv", ["rl", *words])
         with pytest.raises(SystemExit) as ended:
-            launch.rl()
+            main.rl()
         out, err = capsys.readouterr()
         return ended.value.code, out, err
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import sys
 
 import pytest
 from tests.inference.chat_families import save_family
@@ -68,7 +69,7 @@ def test_a_game_of_several_is_refused_at_load_unless_all_seats_are_taken(args, t
     [
         (
             "Words-v0",
-            ["the data 'words' of nltk", "buckeye env shell textarena -- python -m nltk.downloader words"],
+            ["the data 'words' of nltk", f"{sys.executable} -m nltk.downloader words"],
         ),
         ("Sums-v0", ["No module named 'numpy.core'", "buckeye env install textarena --with numpy"]),
         ("Broken-v0", ["FileNotFoundError: no such folder: boards/"]),

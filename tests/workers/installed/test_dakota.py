@@ -1,6 +1,7 @@
 """The Dakota environment, installed for `verifiers` before 0.4 and loaded by its full name."""
 
 import json
+import subprocess
 
 import pytest
 from tests.places import ROOT
@@ -20,7 +21,9 @@ def test_the_verification_line_runs_and_a_rollout_was_played(tmp_path):
     assert "is of kind verifiers-v0" in done.stderr
     assert "tasks       2000 in split 'train'" in done.stdout
     assert "reward      0.0" in done.stdout
-    loaded = person.env("shell", "dakota1890", "--", "python", "-c", LOAD)
-    assert (loaded.returncode, loaded.stdout.splitlines()[-1:]) == (0, ["loaded"]), loaded.stderr
     (row,) = json.loads(person.env("list", "--json").stdout)
+    loaded = subprocess.run(
+        [row["python"], "-c", LOAD], capture_output=True, text=True, env=person.variables, check=False
+    )
+    assert (loaded.returncode, loaded.stdout.splitlines()[-1:]) == (0, ["loaded"]), loaded.stderr
     assert {"verifiers==0.3.1"} <= set(row["requirements"])

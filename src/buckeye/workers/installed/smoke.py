@@ -100,8 +100,8 @@ def _first_task(environment: Environment) -> tuple[str, int, Task]:
 def _failed(installed: InstalledEnvironment, what: str) -> BuckeyeError:
     return BuckeyeError(
         f"{installed.id} is installed, but {what}\n"
-        f"Look into it: buckeye env shell {installed.id} -- python. "
-        f"Or remove it: buckeye env remove {installed.id}"
+        f"Its interpreter is {installed.python}. "
+        f"Remove it: buckeye env remove {installed.id}"
     )
 
 

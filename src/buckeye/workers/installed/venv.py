@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from tempfile import TemporaryDirectory, TemporaryFile
+from tempfile import TemporaryFile
 from typing import Any
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
@@ -75,20 +75,6 @@ class Installer:
             return
         without_pip = ["--without-pip"] if _have_pip() else []
         _run([_interpreter(python), "-m", "venv", *without_pip, str(self.venv)], _VENV_SECONDS)
-
-    def add_pip(self) -> None:
-        """Give the environment a `pip` of its own, if it has none: the one that comes with its interpreter,
-        else one that is fetched. Raises BuckeyeError if that fails."""
-        program = self.venv / "bin" / "pip"
-        if program.exists():
-            return
-        try:
-            _run([str(self.python), "-I", "-m", "ensurepip", "--default-pip"], _VENV_SECONDS)
-        except BuckeyeError:  # some systems take it out of their interpreters
-            with TemporaryDirectory() as folder:
-                self.install("pip", folder=Path(folder))
-        if not program.exists():  # its package was there already, without its programs
-            raise BuckeyeError(f"{program} did not come to be.")
 
     def install(
         self,

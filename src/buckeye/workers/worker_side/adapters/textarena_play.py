@@ -7,6 +7,7 @@ import itertools
 import math
 import random
 import re
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -145,7 +146,7 @@ def _problem(game: str, error: Exception) -> str:
     module = re.search(r"No module named '([^'.]+)", said)
     if data:
         said = f"it needs the data {data[1]!r} of nltk, which is not here"
-        advice = f"Download it: buckeye env shell textarena -- python -m nltk.downloader {data[1]}"
+        advice = f"Download it: {sys.executable} -m nltk.downloader {data[1]}"
     elif module:
         advice = f"Install it too: buckeye env install textarena --with {module[1]} --force"
     elif isinstance(error, SyntaxError):
