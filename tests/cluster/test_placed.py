@@ -84,5 +84,5 @@ def test_what_workers_of_a_lost_node_played_is_played_by_others(project, tmp_pat
         until(lambda: len(with_words(hosts[1], "worker_side/main.py")) == 2, "one stands in")
         goes_on(output, until)
         cluster.start_node(hosts[2])
-        until(lambda: with_words(hosts[2], "buckeye workers"), "it is there again")
+        until(lambda: with_words(hosts[2], "buckeye.cli.worker_host"), "it is there again")
         _ends_well(project, cluster, running, log, output)

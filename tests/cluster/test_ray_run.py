@@ -1,6 +1,5 @@
 """A run on a real Ray cluster of two nodes."""
 
-import subprocess
 
 import pytest
 
@@ -83,43 +82,6 @@ def test_a_launcher_that_is_killed_leaves_nothing_on_the_nodes(project, cluster)
     running.kill()
     running.wait(SECONDS)
     wait_until(lambda: not left(cluster), 120, f"nothing of the run is left: {log.read_text()}")
-
-
-def test_engines_are_added_on_other_nodes(project, cluster):
-    first, second = cluster.hosts
-    output = project.write("engines", trainers=[1], cluster=CLUSTER.format(inference=[0]))
-    words = ("--max-steps", "100000", "--max-async-level", "1", "--cluster.trainer-nodes", "1")
-
-    def scale(*words):
-        typed = first.argv(*project.argv("rl", "scale", "outputs/engines", "--inference", *words))
-        done = subprocess.run(
-            typed,
-            cwd=project.folder,
-            env=project.env,
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-
-    def up():
-        steps = records(output, "orchestrator")
-        return steps[max(steps)].get("inference/up") if steps else None
-
-    running, log = start(project, cluster, "engines", *words)
-    wait_until(lambda: up() == 1, SECONDS, "the first steps")
-    scale(3)
-    wait_until(lambda: up() == 3, SECONDS, "three engines sample")
-    assert len([pid for pid in second.processes() if "buckeye inference" in words_of(pid)]) == 1
-    scale(2)
-    wait_until(lambda: up() == 2, SECONDS, "two engines sample")
-    said = project.run("rl", "stop", "outputs/engines", core=first.core)
-    assert said.returncode == 0, said.stdout + said.stderr
-    assert running.wait(SECONDS) == 130, log.read_text()
-    wait_until(lambda: not left(cluster), 60, "nothing of the run is left")
-    assert all(step["rollouts/unaccounted"] == 0 for step in records(output, "orchestrator").values())
-    assert len(attempts(output)) == 1
 
 
 def left(cluster):

@@ -50,7 +50,7 @@ def test_a_job_of_two_nodes_gives_the_result_of_one_host(project, single_host, c
     job = submit(project, running, "slurm")
     wait_until(lambda: 1 in records(output, "trainer"), _JOB_SECONDS, "two steps")
     running.run("sbatch", "--test-only", output / "slurm" / "job.sh")
-    assert len([pid for pid in second.processes() if "buckeye trainer" in words_of(pid)]) == 1
+    assert len([pid for pid in second.processes() if "buckeye worker trainer" in words_of(pid)]) == 1
     wait_until(lambda: ended(running, job), _JOB_SECONDS, "the job ends")
     log = (output / "slurm" / "job.log").read_text()
     assert running.state(job) == "COMPLETED", log
@@ -100,7 +100,7 @@ def test_samplers_and_trainers_are_components_of_one_job(project, single_host, c
     job = submit(project, running, "components", "--inference-partition", "main")
     wait_until(lambda: 1 in records(output, "trainer"), _JOB_SECONDS, "two steps")
     running.run("sbatch", "--test-only", output / "slurm" / "job.sh")
-    assert len([pid for pid in second.processes() if "buckeye trainer" in words_of(pid)]) == 2
+    assert len([pid for pid in second.processes() if "buckeye worker trainer" in words_of(pid)]) == 2
     wait_until(lambda: ended(running, job), _JOB_SECONDS, "the job ends")
     log = (output / "slurm" / "job.log").read_text()
     assert running.state(job) == "COMPLETED", log

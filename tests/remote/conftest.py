@@ -6,8 +6,8 @@ import asyncio
 import sys
 
 import pytest
-from buckeye.cli.launch import rl
 
+from buckeye.cli.main import rl
 from buckeye.remote.bootstrap import bootstrap
 from buckeye.remote.connection import Link
 from tests.remote.house import House

@@ -5,8 +5,9 @@ import subprocess
 import tarfile
 import tomllib
 
-from buckeye.base.distribution import project_extras, requirements
-from buckeye.remote.bootstrap import Step, steps
+from buckeye.base import distribution
+from buckeye.base.distribution import requirements
+from buckeye.remote.bootstrap import EXTRAS, Step, steps
 from buckeye.remote.software import pins
 from tests.places import ROOT
 
@@ -50,19 +51,33 @@ def test_the_archive_has_this_version_of_the_package_and_no_caches():
     (code,) = [step for step in steps() if step.data]
     with tarfile.open(fileobj=io.BytesIO(code.data)) as archive:
         names = archive.getnames()
-        text = archive.extractfile("buckeye_machines/pod/agent.py").read()
+        text = archive.extractfile("buckeye/remote/pod/agent.py").read()
     assert text == (ROOT / "src/buckeye/remote/pod/agent.py").read_bytes()
     assert "buckeye_rl.dist-info/entry_points.txt" in names
     assert not [name for name in names if "__pycache__" in name or name.startswith("/")]
 
 
 def test_everything_the_package_declares_is_installed_and_nothing_of_itself():
-    project = ROOT / "pyproject.toml"
-    declared = tomllib.loads(project.read_text())["project"]["dependencies"]
-    needed = requirements(("train", "mcp"))
-    for line in (*declared, *project_extras(project)["model"], "asyncssh>=2.24"):
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    needed = requirements(EXTRAS)
+    for line in (*project["dependencies"], *extras["model"], *extras["mcp"], *extras["remote"]):
         assert line.startswith("buckeye-rl[") or line in needed
     assert not [line for line in needed if line.startswith("buckeye")]
+
+
+def test_another_machine_gets_what_only_its_platform_needs(tmp_path, monkeypatch):
+    """A wheel of Buckeye is installed on a Mac, and the pod has Linux."""
+    info = tmp_path / "buckeye_rl-0.1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(
+        "Name: buckeye-rl\nVersion: 0.1.0\nProvides-Extra: train\nProvides-Extra: mcp\nRequires-Dist: a>=1\n"
+        "Requires-Dist: buckeye-rl[mcp]; extra == 'train'\n"
+        "Requires-Dist: b>=2; (sys_platform == 'elsewhere') and extra == 'mcp'\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(distribution, "__file__", str(tmp_path / "site/buckeye/base/distribution.py"))
+    assert requirements(["train"]) == ["a>=1", 'b>=2; sys_platform == "elsewhere"']
 
 
 def test_versions_are_those_of_here_but_for_builds_of_one_kind_of_machine():

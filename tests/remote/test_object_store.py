@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 
 from buckeye.base.process import RunIdentity
 from buckeye.errors import BuckeyeError, CheckpointError, DiskFullError, StoreError, UsageError
+from buckeye.launch import uploads
 from buckeye.launch.uploads import Uploads
-from buckeye.transport import object_store, uploads
+from buckeye.transport import object_store
 from buckeye.transport.checkpoint import (
     list_checkpoints,
     prune_checkpoints,

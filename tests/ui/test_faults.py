@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from buckeye.base.distribution import is_there
 from tests.places import ROOT
 from tests.ui.browsing import CHROMIUM, browsing, serving
 from tests.waiting import HANG
@@ -17,7 +16,6 @@ from tests.waiting import HANG
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(CHROMIUM is None, reason="there is no browser: apt-get install chromium"),
-    pytest.mark.skipif(not is_there("buckeye.evaluation"), reason="findings are of buckeye-audit"),
 ]
 CAUSES = {
     "sign of the advantage": "the sign of the advantages is turned",
@@ -27,7 +25,7 @@ CAUSES = {
     "lr x 30": "the updates are too large (trainer.optim.lr = 0.15)",
     "environment that answers late": "the environment answers late, and everything waits for it",
 }
-"""A planted fault of the catalogue of buckeye-audit's tests, and the cause as the page has to tell it."""
+"""A planted fault of `tests.analysis.diagnosis.catalogue`, and the cause as the page has to tell it."""
 
 
 def play_all(place):

@@ -6,21 +6,13 @@ from unittest import mock
 
 import pytest
 
-from buckeye.base.distribution import is_there
 from buckeye.ui.findings import findings_of
 from buckeye.ui.sources import OpenRun
 from tests.ui.made import make_run
 from tests.waiting import HANG
 
 
-def test_without_the_satellite_it_is_said_what_to_install(tmp_path):
-    run = OpenRun("run", make_run(tmp_path / "run", tokens=False))
-    with mock.patch("buckeye.ui.findings.is_there", return_value=False):
-        assert "buckeye-audit, which is not installed" in findings_of(run)["missing"]
-
-
 @pytest.mark.slow
-@pytest.mark.skipif(not is_there("buckeye.evaluation"), reason="findings are of buckeye-audit")
 def test_findings_are_those_of_rl_diagnose(tmp_path):
     path = make_run(tmp_path / "run", state="failed")
     event = '{"time": 1700000100, "event": "failure", "attempt": 1, "cause": "out of memory"}\n'

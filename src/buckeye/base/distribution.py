@@ -6,16 +6,19 @@ import hashlib
 import importlib.util
 import json
 import platform
+import re
 import shlex
 import shutil
 import sys
 import tomllib
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from copy import copy
 from importlib import metadata
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from packaging.markers import Marker
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -26,6 +29,7 @@ DISTRIBUTION = "buckeye-rl"
 
 _ASKED_FOR = ("hub", "mcp", "remote", "train")
 _LIBRARIES = (DISTRIBUTION, "torch", "transformers", "peft", "vllm")
+_EXTRA = re.compile(r"""(?: and )?extra == ["']([^"']+)["']""")
 _CPU_TORCH = "https://download.pytorch.org/whl/cpu"
 
 
@@ -133,13 +137,16 @@ def _declared() -> tuple[list[str], dict[str, list[str]]]:
 
 
 def _of_extra(lines: Iterable[Requirement], extra: str | None) -> Iterator[str]:
+    """Yield the requirements of an extra, None for those without one. Conditions on the platform are kept:
+    they may be evaluated on another machine."""
     for line in lines:
-        always = line.marker is None or line.marker.evaluate({"extra": ""})
-        if extra is None and always:
-            yield str(line)
-        elif extra is not None and not always and line.marker and line.marker.evaluate({"extra": extra}):
-            line.marker = None
-            yield str(line)
+        marker = str(line.marker or "")
+        named = _EXTRA.search(marker)
+        if extra == (named and named[1]):
+            rest = _EXTRA.sub("", marker).removeprefix(" and ")
+            kept = copy(line)
+            kept.marker = Marker(rest) if rest else None
+            yield str(kept)
 
 
 CODE_FOLDER = str(Path(__file__).parents[1])

@@ -31,6 +31,7 @@ from buckeye.workers.worker_side.frames import HEADER, Frame, FrameError, body_l
 
 log = logging.getLogger(__name__)
 
+_PROGRAM = ("-m", "buckeye.cli.worker_host")
 _CHUNK = 1 << 16
 _MOST_ASKED = 1 << 20  # bytes of what is to be started
 _KEY_SECONDS = 10.0
@@ -50,11 +51,11 @@ def worker_hosts(environments: Sequence[TrainEnvConfig], *, sites: Mapping[int, 
     for node in sorted({node for env in environments for node in env.placement or () if node != 0}):
         site, number = sites[node], len(roles)
         (port,) = site.choose_ports(1)
-        words = ("workers", "--host", site.address, "--port", str(port))
+        words = ("--host", site.address, "--port", str(port))
         roles[node] = Role(
             kind="workers",
             index=number,
-            argv=(sys.executable, "-m", "buckeye", *words),
+            argv=(sys.executable, *_PROGRAM, *words),
             env={WORKERS_KEY: key},
             node=node,
             host=site.address,

@@ -7,8 +7,7 @@ import pytest
 from tests.analysis.diagnosis.made_runs import Made, make
 from tests.command import run_here
 
-from buckeye.analysis.diagnosis.diagnose import RULES
-from buckeye.cli.diagnose import tell_at_end
+from buckeye.analysis.diagnosis.diagnose import RULES, report_findings
 
 
 @pytest.fixture(scope="module")
@@ -58,9 +57,9 @@ def test_no_run(runs):
 
 def test_a_run_says_it_at_its_end(runs, caplog):
     with caplog.at_level(logging.WARNING):
-        tell_at_end(runs / "good")
+        report_findings(runs / "good")
         assert caplog.messages == []
-        tell_at_end(runs / "bad")
+        report_findings(runs / "bad")
     first, last = caplog.messages
     assert first.startswith("Found (sure): 232 of 320 samples are trained with another advantage")
     assert last == f"All of it, with evidence: buckeye rl diagnose {runs / 'bad'}"
@@ -95,8 +94,8 @@ def test_a_rule_that_fails_is_traced_with_debug(runs, one_rule_fails):
 
 def test_a_diagnosis_that_fails_ends_nothing(runs, caplog, one_rule_fails):
     with caplog.at_level(logging.INFO):
-        tell_at_end(runs / "good")
-        tell_at_end(runs / "none")
+        report_findings(runs / "good")
+        report_findings(runs / "none")
     failed, impossible = caplog.messages
     assert failed.startswith("Not looked at: rule broken_rule failed")
     assert impossible.startswith("What may be wrong with the run could not be looked at: ")

@@ -31,9 +31,9 @@ class Host:
 
     def __init__(self, folder, key="of the run"):
         self.port, self.log = free_port(), folder / "workers.stdout"
-        words = ("workers", "--host", HERE, "--port", str(self.port))
+        words = ("--host", HERE, "--port", str(self.port))
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "buckeye", *words],
+            [sys.executable, "-m", "buckeye.cli.worker_host", *words],
             env={**os.environ, WORKERS_KEY: key},
             stdout=self.log.open("ab"),
             stderr=subprocess.STDOUT,

@@ -47,6 +47,8 @@ def check_libraries(
     bad."""
     wrong, found = [], []
     for requirement in map(Requirement, requirements(extras)):
+        if requirement.marker is not None and not requirement.marker.evaluate():
+            continue
         try:
             version = version_of(requirement.name)
         except metadata.PackageNotFoundError:
