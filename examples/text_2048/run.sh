@@ -11,7 +11,7 @@ args="{\"taskset\": \"$out/tasks.json\", \"config_path\": \"$here/2048.yaml\"}"
 
 python "$here/prepare.py" "$out"
 buckeye model tiny "$out/base" --corpus "$out/corpus.txt" --vocab-size 512 --layers 3 --hidden 192 --max-length 512
-sft @ "$here/sft.toml" --model.name "$out/base" --data.path "$out/chats.jsonl" --output-dir "$out/sft"
+buckeye sft @ "$here/sft.toml" --model.name "$out/base" --data.path "$out/chats.jsonl" --output-dir "$out/sft"
 
 # every rollout gets a server of its own from the gateway; `--image text-2048:latest` would run the image instead
 buckeye gateway --command text-2048 --sessions 256 >"$out/gateway.log" 2>&1 &

@@ -1,6 +1,5 @@
 """A run on a real Ray cluster of two nodes."""
 
-
 import pytest
 
 from tests.cluster.conftest import STEPS

@@ -23,6 +23,7 @@ from buckeye.launch.changed_settings import RECORDED_CONFIG, changed_settings
 from buckeye.launch.progress import human_duration
 from buckeye.launch.resume import to_resume, without_flags
 from buckeye.run_files.directory import locked, request_stop, withdraw_stop
+from buckeye.run_files.events import write_event
 from buckeye.run_files.known_runs import read_elsewhere
 from buckeye.run_files.record import (
     GOING_ON,

@@ -1,4 +1,4 @@
-"""docs/architecture.md names what is there, and all rooms that are."""
+"""docs/architecture.md names files that exist, and every room in the order of its imports."""
 
 from __future__ import annotations
 
