@@ -5,7 +5,6 @@ import re
 import shlex
 
 from buckeye.cli.schema import configurations
-from buckeye.cli.slurm import LauncherFlags
 from buckeye.cli.tree import BY_WORDS, GROUPS, children, find
 from buckeye.cli.typed import typer_command
 from buckeye.config.help import flag_names
@@ -74,7 +73,7 @@ def problem(command):
         flag[2:] for flag in flag_names(configurations()[kind])
     }
     if kind == "rl":
-        flags |= {flag[2:] for one in (TrainFlags, LauncherFlags) for flag in flag_names(one)} | {"launcher"}
+        flags |= {flag[2:] for flag in flag_names(TrainFlags)}
     return _problem_of_settings(words, flags | _OWN_FLAGS.get(name, set()))
 
 

@@ -125,11 +125,11 @@ def test_a_node_without_the_gpus_is_named(gpus, said):
         ),
         (
             ("--inference.parallel.pp", "2", "--inference.backend", "vllm"),
-            "needs a Ray cluster.*--launcher ray --nodes 2",
+            "needs a Ray cluster.*--cluster.engine ray --cluster.nodes 2",
         ),
         (
             (*OVER_NODES, "--cluster.engine", "srun", "--cluster.trainer-nodes", "2"),
-            "needs a Ray cluster.*--launcher ray --nodes 3",
+            "needs a Ray cluster.*--cluster.engine ray --cluster.nodes 3",
         ),
         ((*OVER_NODES, "--cluster.trainer-nodes", "1,2"), "a multiple of 2 nodes without the trainer"),
         (

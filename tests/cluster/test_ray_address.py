@@ -45,7 +45,7 @@ def test_a_job_of_ray_finds_its_cluster(project, single_host, cluster, python):
     running, _ = cluster
     output = project.write("job", trainers=[1], cluster=CLUSTER.format(inference=[0]))
     head, log = running.hosts[0], project.folder / "job.log"
-    typed = f"cd {project.folder} && exec {python} -m buckeye rl @ job.toml --launcher ray"
+    typed = f"cd {project.folder} && exec {python} -m buckeye rl @ job.toml --cluster.engine ray"
     submit = ("-m", "ray.scripts.scripts", "job", "submit", "--address", f"http://{head.address}:{JOBS}")
     env = running.variables
     job = head.start(python, *submit, "--", "bash", "-c", typed, out=log, env=env, cwd=project.folder)
@@ -58,7 +58,17 @@ def test_a_host_that_is_no_part_of_the_cluster_leads_a_run(project, single_host,
     running, host = cluster
     output = project.write("client", trainers=[1], cluster=CLUSTER.format(inference=[0]))
     log, address = project.folder / "client.log", f"ray://{running.hosts[0].address}:{CLIENTS}"
-    words = ("-m", "buckeye", "rl", "@", "client.toml", "--launcher", "ray", "--address", address)
+    words = (
+        "-m",
+        "buckeye",
+        "rl",
+        "@",
+        "client.toml",
+        "--cluster.engine",
+        "ray",
+        "--cluster.ray-address",
+        address,
+    )
     wait_for(host.start(python, *words, out=log, env=running.variables, cwd=project.folder), log)
     assert result(output, STEPS) == single_host
     wait_until(lambda: not left(running), 60, "nothing of the run is left")

@@ -26,7 +26,16 @@ def cluster(hosts, project, tmp_path):
 
 
 def start(project, cluster, name, *words):
-    words = ("rl", "@", f"{name}.toml", "--launcher", "ray", "--address", cluster.address, *words)
+    words = (
+        "rl",
+        "@",
+        f"{name}.toml",
+        "--cluster.engine",
+        "ray",
+        "--cluster.ray-address",
+        cluster.address,
+        *words,
+    )
     out, env = project.folder / f"{name}.log", cluster.variables
     return cluster.hosts[0].start(*project.argv(*words), out=out, env=env, cwd=project.folder), out
 

@@ -139,7 +139,7 @@ def test_a_node_of_a_job_with_another_python_is_refused(project, another_python,
         with slurm(tmp_path / "slurm", first, second) as running:
             job = submit(project, running, "other")
             wait_until(lambda: ended(running, job), SECONDS, "the job ends")
-            log = Path(output, "slurm", "job.log").read_text()
+            log = (project.folder / f"buckeye-{job}.log").read_text()
             assert running.state(job) == "FAILED", log
             (line,) = errors(log)
             assert f"node 1 ({second.name}) has version" in line

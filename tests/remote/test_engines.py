@@ -218,7 +218,7 @@ def test_nodes_of_a_heterogeneous_job_are_named_with_their_component(job, monkey
 def test_outside_of_a_job_there_is_no_srun(tmp_path, monkeypatch):
     monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)
     with (
-        pytest.raises(UsageError, match="--launcher slurm --nodes 2"),
+        pytest.raises(UsageError, match="sbatch --nodes 2"),
         other_nodes(config(tmp_path, "--cluster.engine", "srun")),
     ):
         pass

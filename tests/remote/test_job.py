@@ -310,10 +310,10 @@ def test_what_is_asked_for_outside_of_the_run_is_refused(host, tmp_path):
         await jobs.prepare(link, bench.job, bench.settings)
         async with jobs.questions(link, bench.job) as asked:
             with pytest.raises(RemoteError, match="leads out"):
-                await asked.ask("read", path="../script.py", offset=0, length=1)
+                await asked.request("read", path="../script.py", offset=0, length=1)
             with pytest.raises(FileNotFoundError):
-                await asked.ask("read", path="none", offset=0, length=1)
-            look, _ = await asked.ask("look")
+                await asked.request("read", path="none", offset=0, length=1)
+            look, _ = await asked.request("look")
         await link.close()
         return look
 

@@ -17,7 +17,7 @@ from buckeye.transport.checkpoint import list_checkpoints, save_checkpoint, veri
 
 
 class Run:
-    """A run there and its mirror here; `ask` is the agent itself, which may be hindered."""
+    """A run there and its mirror here; `request` is the agent itself, which may be hindered."""
 
     def __init__(self, folder):
         self.there = folder / "there/run"
@@ -33,14 +33,14 @@ class Run:
         self.mirror = Mirror(self.here, ("run.toml",), self.told.append)
         self.spoil = None
 
-    async def ask(self, question, **words):
+    async def request(self, question, **words):
         self.asked.append((question, words.get("path"), words.get("offset")))
         said, content = self.agent.answer({"ask": question, **words})
         return said, self.spoil(words["path"], content) if self.spoil else content
 
     def update(self, *, final=False):
         look, _ = self.agent.answer({"ask": "look"})
-        asyncio.run(self.mirror.update(listing(look["files"]), self.ask, final=final))
+        asyncio.run(self.mirror.update(listing(look["files"]), self.request, final=final))
 
     def checkpoint(self, step, attempt=1):
         def fill(folder):

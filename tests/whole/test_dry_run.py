@@ -38,8 +38,6 @@ STARTS = [  # words after `rl`, without the file that says what is trained
     ("--resume", "--output-dir", "outputs/old"),
     PRIME,
     SSH,
-    ("--launcher", "slurm", "--nodes", "2"),
-    ("--launcher=slurm", "--resume", "--output-dir", "outputs/old"),
 ]
 CASES = {
     ("rl",): [
@@ -232,8 +230,6 @@ def test_where_there_is_none_it_is_refused_and_not_ignored(call, words):
 def test_without_it_the_record_is_not_empty(call):
     done = call(("rl", "clean", "outputs/old", "--yes"))
     assert (done.returncode, done.touched != []) == (0, True)
-    done = call(("rl", "@", "run.toml", "--launcher", "slurm"))
-    assert (done.returncode, [event for event, _ in done.events]) == (0, ["subprocess.Popen"]), done.stderr
 
 
 def test_a_dry_run_elsewhere_says_what_is_ordered_and_sent(call, landlord):

@@ -260,7 +260,6 @@ IN_SATELLITES = {
     "rl init --command false": "mcp",
     "rl --config g.yaml --dataset tasks.json --model MODEL": "mcp",
     "rl @ run.toml --gpus 1xA100 --provider ssh --host me@127.0.0.1:9": "machines",
-    "rl @ run.toml --launcher slurm": "machines",
     "rl pods list": "machines",
     "env check capitals.py": "audit",
     "env trust run.toml": "mcp",

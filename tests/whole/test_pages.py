@@ -53,7 +53,7 @@ def test_the_page_of_rl_fits_and_has_every_flag_once(shown):
 
 
 def test_the_page_of_rl_names_flags_and_settings_that_exist():
-    flags = {f"--{written(field)}" for field in TrainFlags.model_fields} | {"--launcher"}
+    flags = {f"--{written(field)}" for field in TrainFlags.model_fields}
     assert {name.split()[0] for rows in FLAGS.values() for name, _ in rows} == flags
     assert {name.split()[0] for name, _ in SETTINGS} <= set(flag_names(RLConfig))
 

@@ -9,7 +9,7 @@ from buckeye.cli.removed import REMOVED_COMMANDS
 SOURCES = (ROOT / "src", *ROOT.glob("packages/*/src"))
 # Not commands: what a shell script of ours runs is looked at by those who run it.
 MACHINES = ROOT / "src/buckeye/remote"
-SCRIPTS = {MACHINES / "scripts.py", MACHINES / "slurm" / "script.py"}
+SCRIPTS = {MACHINES / "scripts.py"}
 
 
 def test_every_command_in_a_text_is_one():

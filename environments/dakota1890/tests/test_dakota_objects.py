@@ -10,7 +10,7 @@ from dakota1890.splits import side_of
 RECORDED = {question.ask: question for question in OBJECTS.recorded()}
 
 
-def ask(lemma, form):
+def question_of(lemma, form):
     """The one question about the verb `lemma` for `form`."""
     (found,) = (
         q for text, q in RECORDED.items() if f'verb "{lemma}"' in text and text.endswith(f". Form: {form}.")
@@ -52,33 +52,33 @@ def ask(lemma, form):
     ],
 )
 def test_forms(lemma, form, accept, depth):
-    question = ask(lemma, form)
+    question = question_of(lemma, form)
     joined = " ".join(question.accept)
     assert sorted(joined.split()) == sorted(accept.split()), joined
     assert question.depth == depth
 
 
 def test_a_form_carries_the_facts_and_cells_of_its_parts():
-    question = ask("manoŋ", "I (subject), them (object), future")
+    question = question_of("manoŋ", "I (subject), them (object), future")
     assert set(question.facts) >= {"manoŋ/I/1sg", "manoŋ/I/1sg>3pl"}
     assert set(question.cells) >= {"1sg|I, inside", "1sg>3pl|I, inside", "kta|I, final a keeps"}
     assert set(question.rule_ids) >= {"VERB-02", "VERB-15", "VERB-16", "VERB-20"}
 
 
 def test_a_derived_word_of_the_lexicon_shares_its_fact_with_the_dictionary():
-    question = ask("kaġa", "thou, dative (to somebody)")
+    question = question_of("kaġa", "thou, dative (to somebody)")
     assert question.facts == ("kićaġa/ki/2sg",)
-    assert ask("kaġa", "he, dative (to somebody)").facts == ("kićaġa/gloss",)
+    assert question_of("kaġa", "he, dative (to somebody)").facts == ("kićaġa/gloss",)
     assert set(question.lemma_ids) == {"kaġa", "kićaġa"}
     assert "2sg|ki" in question.cells
 
 
 def test_pairs_that_are_spelled_alike_share_their_fact():
     """uŋkutepi is we shoot and he shoots us; nikutepi is they shoot thee and he shoots you all."""
-    assert ask("kute", "he (subject), us (object)").facts == ("kute/I/1pl",)
+    assert question_of("kute", "he (subject), us (object)").facts == ("kute/I/1pl",)
     thee, you_all = (
-        ask("kute", "they (subject), thee (object)"),
-        ask("kute", "he (subject), you all (object)"),
+        question_of("kute", "they (subject), thee (object)"),
+        question_of("kute", "he (subject), you all (object)"),
     )
     assert thee.accept == you_all.accept == ("nikutepi",)
     assert thee.facts == you_all.facts
@@ -88,8 +88,8 @@ def test_i_and_thee_and_the_reflexive_are_held_out_as_rules():
     for question in RECORDED.values():
         if "PHON-07" in question.rule_ids or "VERB-29" in question.rule_ids:
             assert side_of(question) == "rule"
-    assert side_of(ask("kute", "I (subject), thee (object)")) == "rule"
-    assert "kute/I/1sg" not in ask("kute", "I (subject), thee (object)").facts
+    assert side_of(question_of("kute", "I (subject), thee (object)")) == "rule"
+    assert "kute/I/1sg" not in question_of("kute", "I (subject), thee (object)").facts
 
 
 def test_no_rule_holds_the_answer_and_spelling_is_canonical():

@@ -9,7 +9,7 @@ from dakota1890.splits import side_of
 RECORDED = {question.ask: question for question in PARTICLES.recorded()}
 
 
-def ask(lemma, form):
+def question_of(lemma, form):
     """The one question about the verb `lemma` for `form`."""
     (found,) = (
         q
@@ -46,7 +46,7 @@ def ask(lemma, form):
     ],
 )
 def test_forms(lemma, form, accept):
-    assert set(ask(lemma, form).accept) == accept
+    assert set(question_of(lemma, form).accept) == accept
 
 
 def test_what_the_record_does_not_say_is_not_asked():
@@ -64,7 +64,7 @@ def test_what_the_record_does_not_say_is_not_asked():
 
 
 def test_purpose_needs_the_facts_of_the_motion_verb():
-    question = ask("waŋyaka", 'I, "ya" in order to do "waŋyaka", future')
+    question = question_of("waŋyaka", 'I, "ya" in order to do "waŋyaka", future')
     assert set(question.facts) >= {"ya/II/1sg", "ya/II/1sg/kta", "waŋyaka/contracted"}
     assert set(question.lemma_ids) == {"waŋyaka", "ya"}
     assert set(question.rule_ids) >= {"PHON-04", "SYN-05", "VERB-20"}
@@ -72,8 +72,8 @@ def test_purpose_needs_the_facts_of_the_motion_verb():
 
 
 def test_prohibition_and_habit_are_held_out_as_rules():
-    assert side_of(ask("manoŋ", "thou, prohibition (do not)")) == "rule"
-    assert side_of(ask("wamanoŋ", "he, habitual")) == "rule"
+    assert side_of(question_of("manoŋ", "thou, prohibition (do not)")) == "rule"
+    assert side_of(question_of("wamanoŋ", "he, habitual")) == "rule"
 
 
 def test_invented_verbs_stand_only_beside_trained_facts():
@@ -81,7 +81,7 @@ def test_invented_verbs_stand_only_beside_trained_facts():
     purposes = [question for question in made if "in order to" in question.ask]
     assert purposes
     assert all(question.invented for question in made)
-    assert all(side_of(ask(q.lemma_ids[1], _plain(q))) == "train" for q in purposes)
+    assert all(side_of(question_of(q.lemma_ids[1], _plain(q))) == "train" for q in purposes)
 
 
 def _plain(question):

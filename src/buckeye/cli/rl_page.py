@@ -35,7 +35,6 @@ FLAGS: dict[str, Rows] = {
         ("--max-hours HOURS", "Stop after this time, however far the run is."),
         ("--disk-gb GB", "Disk to rent; else what the run should need."),
         ("--keep", "Do not end a rented machine; it continues to cost."),
-        ("--launcher NAME", "slurm or ray, with @ FILE.toml."),
     ),
     "How": (
         ("--yes", "Ask nothing: decide, or report which flag is missing."),

@@ -24,10 +24,10 @@ def rl(argv: list[str]) -> int:
     if asks_for_help(argv):
         show_help(RLConfig, "rl", argv)
         return 0
-    if any(word == "--launcher" or word.startswith("--launcher=") for word in argv):
-        from buckeye.cli.slurm import launch
-
-        return launch(argv, lambda words: load(RLConfig, words, "rl"), start_or_show)
+    if any(word.partition("=")[0] == "--launcher" for word in argv):
+        raise UsageError(
+            "--launcher was removed. Ray: add --cluster.engine ray. Slurm: sbatch examples/slurm/job.sh"
+        )
     words = read_words(argv)
     if words.is_of_parts:
         from buckeye.cli.from_flags import run_of_parts

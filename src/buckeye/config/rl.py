@@ -250,7 +250,7 @@ class RLConfig(TrackedConfig):
         if cluster.engine == "srun" or cluster.nodes == 1:
             raise conflict(
                 f"a model on pp = {pp} nodes needs a Ray cluster, which is vLLM's way over several: begin "
-                f"the run with --launcher ray --nodes {max(pp, cluster.nodes)}, or lower pp",
+                f"the run with --cluster.engine ray --cluster.nodes {max(pp, cluster.nodes)}, or lower pp",
                 "inference.parallel.pp",
                 "cluster.engine",
             )

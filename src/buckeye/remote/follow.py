@@ -76,7 +76,7 @@ class Follower:
         silent, began, asked_to_stop = 0, time.monotonic(), 0.0
         told = 0.0
         while True:
-            look, _ = await asked.ask("look")
+            look, _ = await asked.request("look")
             await self._print(asked, look["log_size"])
             if look["code"] is not None:
                 return int(look["code"])
@@ -89,7 +89,7 @@ class Follower:
                 )
             now = time.monotonic()
             if self.stop.is_set() and look["running"] and not asked_to_stop:
-                await asked.ask("stop")
+                await asked.request("stop")
                 asked_to_stop = told = now
             if asked_to_stop and now - told > _TELL_SECONDS:
                 self.tell(f"Waiting for the run there to checkpoint and end ({now - asked_to_stop:.0f} s)")
@@ -100,7 +100,7 @@ class Follower:
         """Append what is new to the log here, and to the screen."""
         here = self.log.stat().st_size if self.log.exists() else 0
         while here < min(size, _MOST_LOG_BYTES):
-            _, content = await asked.ask("read", path=LOG, offset=here, length=min(PIECE, size - here))
+            _, content = await asked.request("read", path=LOG, offset=here, length=min(PIECE, size - here))
             if not content:
                 return
             with self.log.open("ab") as file:
@@ -129,15 +129,15 @@ class Follower:
 
     async def _pull(self, asked: Questions) -> None:
         while True:
-            look, _ = await asked.ask("look")
-            await self.mirror.update(listing(look["files"]), asked.ask)
+            look, _ = await asked.request("look")
+            await self.mirror.update(listing(look["files"]), asked.request)
             await asyncio.sleep(_PULL_SECONDS)
 
     async def _keep_looking(self, asked: Questions) -> None:
         """Show that somebody is here, and how far it is, while large files come."""
         told = time.monotonic()
         while True:
-            await asked.ask("look")
+            await asked.request("look")
             await asyncio.sleep(_PULL_SECONDS)
             if time.monotonic() - told > _TELL_SECONDS:
                 self.tell(f"Bringing home what is not here yet: {human_bytes(self._fetched)} so far")
@@ -145,9 +145,9 @@ class Follower:
 
     async def _pull_all(self, asked: Questions) -> None:
         async def counted(question: str, **words: Any) -> tuple[dict[str, Any], bytes]:
-            said, content = await asked.ask(question, **words)
+            said, content = await asked.request(question, **words)
             self._fetched += len(content)
             return said, content
 
-        look, _ = await asked.ask("look")
+        look, _ = await asked.request("look")
         await self.mirror.update(listing(look["files"]), counted, final=True)

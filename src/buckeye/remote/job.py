@@ -104,7 +104,7 @@ class Questions:
     def __init__(self, link: Link, process: Any) -> None:
         self._link, self._process = link, process
 
-    async def ask(self, question: str, **words: Any) -> tuple[dict[str, Any], bytes]:
+    async def request(self, question: str, **words: Any) -> tuple[dict[str, Any], bytes]:
         """What it says, and the bytes it sends.
 
         Raises LostConnectionError if no answer comes, FileNotFoundError for a file that is gone, RemoteError

@@ -278,7 +278,7 @@ class _RemoteRun:
         with suppress(BuckeyeError, OSError, TimeoutError):
             async with asyncio.timeout(_LAST_SECONDS):
                 async with jobs.questions(self._link, job) as asked:
-                    await asked.ask("stop")
+                    await asked.request("stop")
                 await jobs.forget_secrets(self._link, job)
 
 
@@ -338,7 +338,7 @@ def check_single_node(cluster: ClusterConfig, *, hosts: int) -> None:
     if max(hosts, cluster.nodes) > 1:
         raise UsageError(
             f"--provider trains on one machine, and this run has {max(hosts, cluster.nodes)}: name one "
-            "--host and set cluster.nodes = 1, or type `--launcher slurm` or `--launcher ray` on a cluster"
+            "--host and set cluster.nodes = 1, or set cluster.engine on a cluster"
         )
 
 

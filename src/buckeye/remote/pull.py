@@ -120,8 +120,8 @@ _MOST_BYTES = 2**44
 _RESERVE = 2**30  # bytes of the disk here that are left to others
 
 
-class Ask(Protocol):
-    """How the other machine is asked; see `Questions.ask`."""
+class Request(Protocol):
+    """How the other machine is asked; see `Questions.request`."""
 
     def __call__(self, question: str, **words: Any) -> Awaitable[tuple[dict[str, Any], bytes]]: ...
 
@@ -168,19 +168,19 @@ class Mirror:
     _whole: dict[str, tuple[int, int]] = field(default_factory=dict)
     _steps: dict[str, int] = field(default_factory=dict)
 
-    async def update(self, files: Sequence[There], ask: Ask, *, final: bool = False) -> None:
+    async def update(self, files: Sequence[There], request: Request, *, final: bool = False) -> None:
         """Make the run here what it is there: the newest checkpoint with all of its files, records and logs;
         `final` also older checkpoints, the newest weights, and what is large."""
         files = self._admitted(files)
         plain = [one for one in files if one.path.split("/")[0] not in _STEPS]
         for one in plain:
             try:
-                await self._fetch(one, ask, final=final)
+                await self._fetch(one, request, final=final)
             except FileNotFoundError:
                 continue  # deleted there meanwhile
         for folder in self._wanted_steps(files, final=final):
             try:
-                await self._fetch_step(folder, [f for f in files if f.path.startswith(f"{folder}/")], ask)
+                await self._fetch_step(folder, [f for f in files if f.path.startswith(f"{folder}/")], request)
             except FileNotFoundError:
                 continue
         self._prune(files)
@@ -202,26 +202,26 @@ class Mirror:
             )
         return home
 
-    async def _fetch(self, one: There, ask: Ask, *, final: bool) -> None:
+    async def _fetch(self, one: There, request: Request, *, final: bool) -> None:
         target = self.folder / one.path
         if one.path in self.own:
             return
         if one.link is not None:
             _link(target, one.link)
         elif one.path in CLEANED:
-            await self._fetch_record(target, one, ask)
+            await self._fetch_record(target, one, request)
         elif one.path.endswith(_GROWING):
-            await continue_file(target, one.path, one.size, ask)
+            await continue_file(target, one.path, one.size, request)
         elif self._whole.get(one.path) != (one.size, one.changed) and (final or one.size <= _SMALL):
-            await _fetch_whole(target, one, ask)
+            await _fetch_whole(target, one, request)
             self._whole[one.path] = (one.size, one.changed)
 
-    async def _fetch_record(self, target: Path, one: There, ask: Ask) -> None:
+    async def _fetch_record(self, target: Path, one: There, request: Request) -> None:
         if one.size > _SMALL or self._whole.get(one.path) == (one.size, one.changed):
             return
         content = bytearray()
         while len(content) < one.size:
-            _, piece = await ask("read", path=one.path, offset=len(content), length=min(PIECE, one.size))
+            _, piece = await request("read", path=one.path, offset=len(content), length=min(PIECE, one.size))
             if not piece:
                 break
             content += piece
@@ -244,18 +244,18 @@ class Mirror:
         weights = {"/".join(one.path.split("/")[:2]) for one in files if one.path.startswith("weights/step_")}
         return [*wanted, *sorted(weights, key=_step_of)[-1:]]
 
-    async def _fetch_step(self, name: str, files: Sequence[There], ask: Ask) -> None:
+    async def _fetch_step(self, name: str, files: Sequence[There], request: Request) -> None:
         """Fetch a folder under another name, look whether it is whole, and give it its name."""
         target = self.folder / name
         commit = next((one for one in files if one.path == f"{name}/{COMMITTED}"), None)
-        if commit is not None and await _is_here(target, commit, ask):
+        if commit is not None and await _is_here(target, commit, request):
             self._steps[name] = commit.changed
             return
         incoming = target.with_name(f".{target.name}-incoming.tmp-{os.getpid()}")
         shutil.rmtree(incoming, ignore_errors=True)
         try:
             for one in files:
-                await _fetch_whole(incoming / one.path.removeprefix(f"{name}/"), one, ask)
+                await _fetch_whole(incoming / one.path.removeprefix(f"{name}/"), one, request)
             if commit is not None:
                 try:
                     attempt = int(read_commit(incoming)["attempt"])
@@ -280,18 +280,18 @@ class Mirror:
                 del self._steps[name]
 
 
-async def continue_file(target: Path, path: str, size: int, ask: Ask) -> None:
+async def continue_file(target: Path, path: str, size: int, request: Request) -> None:
     """Append what a file has there and not here. One that became shorter there is fetched again."""
     here = target.stat().st_size if target.exists() else 0
     if here == size and target.exists():
         return
     if here > size:
-        await _fetch_whole(target, There(path, size, 0), ask)
+        await _fetch_whole(target, There(path, size, 0), request)
         return
     target.parent.mkdir(parents=True, exist_ok=True)
     with target.open("ab") as file:
         while here < size:
-            _, content = await ask("read", path=path, offset=here, length=min(PIECE, size - here))
+            _, content = await request("read", path=path, offset=here, length=min(PIECE, size - here))
             if not content:
                 return  # it became shorter meanwhile
             file.write(content)
@@ -299,23 +299,23 @@ async def continue_file(target: Path, path: str, size: int, ask: Ask) -> None:
             here += len(content)
 
 
-async def _fetch_whole(target: Path, one: There, ask: Ask) -> None:
+async def _fetch_whole(target: Path, one: There, request: Request) -> None:
     """Fetch a file under another name and give it its name; small ones in one piece."""
     if one.size <= PIECE:
-        _, content = await ask("read", path=one.path, offset=0, length=one.size)
+        _, content = await request("read", path=one.path, offset=0, length=one.size)
         write_file(target, content)
         return
     target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_name(f".{target.name}.tmp-{os.getpid()}")
     part.unlink(missing_ok=True)
-    await continue_file(part, one.path, one.size, ask)
+    await continue_file(part, one.path, one.size, request)
     part.replace(target)
 
 
-async def _is_here(target: Path, commit: There, ask: Ask) -> bool:
+async def _is_here(target: Path, commit: There, request: Request) -> bool:
     """Whether this very checkpoint arrived before."""
     try:
-        _, content = await ask("read", path=commit.path, offset=0, length=PIECE)
+        _, content = await request("read", path=commit.path, offset=0, length=PIECE)
         return (target / COMMITTED).read_bytes() == content
     except FileNotFoundError:
         return False

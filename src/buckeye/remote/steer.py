@@ -141,7 +141,7 @@ async def _stop_there(output_dir: Path, there: JobThere, *, now: bool, tell: Cal
         await link.connect(patience=_REACH_SECONDS)
         if now:
             async with questions(link, job) as asked:
-                await asked.ask("stop")
+                await asked.request("stop")
             return
         follower = Follower(
             link=link,

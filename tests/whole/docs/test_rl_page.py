@@ -36,7 +36,6 @@ def test_every_flag_of_the_command_is_there_and_no_other():
         "--resume",
         "--help",
         "--help-all",
-        "--launcher",
         "--seq-len",
     }
     of_init = {"--include"}

@@ -40,13 +40,13 @@ class Pod:
         self.links: dict[str, str] = {}
         self.mirror = Mirror(self.here, (), self.told.append, "pod@10.0.0.9:22")
 
-    async def ask(self, question, *, path, offset, length):
+    async def request(self, question, *, path, offset, length):
         return {}, self.files[path][offset : offset + length]
 
     def send(self, *, final=True):
         rows = [[path, len(content), 1, None] for path, content in self.files.items()]
         rows += [[path, 0, 0, target] for path, target in self.links.items()]
-        asyncio.run(self.mirror.update(listing(rows), self.ask, final=final))
+        asyncio.run(self.mirror.update(listing(rows), self.request, final=final))
 
     def arrived(self):
         return {path.relative_to(self.here).as_posix() for path in self.here.rglob("*") if not path.is_dir()}
@@ -233,7 +233,7 @@ def test_a_file_that_grows_while_it_is_read_is_cut_where_it_was_listed(pod):
     async def more(question, *, path, offset, length):
         return {}, b"b" * length
 
-    pod.ask = more
+    pod.request = more
     pod.send()
     assert (pod.here / "logs/x.log").stat().st_size == 100
 
@@ -269,7 +269,7 @@ def test_an_answer_that_nobody_asked_for_is_refused(answer):
             pass
 
     async def ask():
-        return await Questions(Link(), Agent(answer)).ask("read", path="x", offset=0, length=10)
+        return await Questions(Link(), Agent(answer)).request("read", path="x", offset=0, length=10)
 
     with pytest.raises(RemoteError, match="nobody asked for"):
         asyncio.run(ask())

@@ -224,11 +224,11 @@ class RayHost:
 
     def choose_ports(self, count: int) -> list[int]:
         """See `Host`."""
-        return list(self._ask("choose_ports", count))
+        return list(self._request("choose_ports", count))
 
     def sees(self, path: Path, content: str) -> bool:
         """See `Host`."""
-        return bool(self._ask("sees", str(path), content))
+        return bool(self._request("sees", str(path), content))
 
     def start(self, start: Start) -> RemoteProcess:
         """See `Host`."""
@@ -240,7 +240,7 @@ class RayHost:
         with self._lock:
             self._processes[number] = process
         try:
-            self._ask("start", number, list(start.argv[1:]), dict(start.env), os.getcwd())
+            self._request("start", number, list(start.argv[1:]), dict(start.env), os.getcwd())
         except RunError as error:
             self._signal(number, signal.SIGKILL, True)  # it may have been started all the same
             process.lose(f"lost its node: {error}")
@@ -323,7 +323,7 @@ class RayHost:
         if actor is not None:
             actor.signal.remote(number, which, session)
 
-    def _ask(self, method: str, *words: Any) -> Any:
+    def _request(self, method: str, *words: Any) -> Any:
         actor = self._actor
         if actor is None:
             raise RunError(f"node {self._number} ({self._address}) is not there")

@@ -43,7 +43,7 @@ def srun_nodes(config: RLConfig) -> Nodes:
     if listed is None or shutil.which("srun") is None:
         raise UsageError(
             "cluster.engine = srun works within a job of Slurm (sbatch, salloc). From a login node type "
-            f"`rl ... --launcher slurm --nodes {config.cluster.nodes}`."
+            f"sbatch --nodes {config.cluster.nodes} examples/slurm/job.sh @ run.toml"
         )
     places = _places(listed)
     names = list(places)

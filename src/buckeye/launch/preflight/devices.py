@@ -44,7 +44,7 @@ def _visible_gpus() -> tuple[int, ...]:
             log.warning("There is a GPU, but no nvidia-smi in PATH to ask about it: going on without a GPU")
         return ()
     try:
-        listing = _ask("--query-gpu=index")
+        listing = _query("--query-gpu=index")
     except (OSError, subprocess.SubprocessError) as error:
         log.warning("nvidia-smi is installed but failed (%s): going on without a GPU", error)
         return ()
@@ -128,9 +128,9 @@ def gpus() -> list[Gpu]:
         return []
     apps = ""
     try:
-        listing = _ask("--query-gpu=index,uuid,name,memory.total,memory.free")
+        listing = _query("--query-gpu=index,uuid,name,memory.total,memory.free")
         with suppress(OSError, subprocess.SubprocessError):
-            apps = _ask("--query-compute-apps=gpu_uuid,pid,process_name,used_memory")
+            apps = _query("--query-compute-apps=gpu_uuid,pid,process_name,used_memory")
     except (OSError, subprocess.SubprocessError):
         return []
     return read_gpus(listing, apps)
@@ -157,7 +157,7 @@ def _rows(table: str, columns: int) -> list[Sequence[str]]:
     return [row for row in rows if len(row) == columns]
 
 
-def _ask(query: str) -> str:
+def _query(query: str) -> str:
     """A table of nvidia-smi's. Raises OSError and `subprocess.SubprocessError`."""
     done = run_program(["nvidia-smi", query, "--format=csv,noheader,nounits"], seconds=_QUERY_SECONDS)
     done.check_returncode()

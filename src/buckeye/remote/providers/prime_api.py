@@ -84,16 +84,16 @@ class PrimeApi:
 
     def get(self, path: str, params: Params | None = None) -> dict[str, Any]:
         """The JSON object at `path`. Raises RemoteError."""
-        return self._ask("GET", path, params=params)
+        return self._request("GET", path, params=params)
 
     def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Order something, once. Raises UnansweredError if nobody knows whether it was done, RejectedError if
         it was not, other RemoteError if the account cannot."""
-        return self._ask("POST", path, body=body, repeat=False)
+        return self._request("POST", path, body=body, repeat=False)
 
     def delete(self, path: str) -> None:
         """Delete something; an empty answer is fine. Raises RemoteError."""
-        self._ask("DELETE", path, empty=True)
+        self._request("DELETE", path, empty=True)
 
     def numbered_pages(self, path: str, params: Params) -> Iterator[Any]:
         """Every item of a list that has pages 1, 2, ..."""
@@ -121,7 +121,7 @@ class PrimeApi:
                 return
         raise RemoteError(f"Prime Intellect: {path} has more than {_MOST_PAGES} pages; this cannot be right.")
 
-    def _ask(
+    def _request(
         self,
         method: str,
         path: str,

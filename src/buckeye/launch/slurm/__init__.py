@@ -1,1 +1,0 @@
-"""A run as a job of Slurm."""
