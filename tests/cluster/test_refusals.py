@@ -133,7 +133,7 @@ def test_a_port_that_is_closed_between_nodes_is_named(project, tmp_path):
 
 @needs_slurm
 def test_a_node_of_a_job_with_another_python_is_refused(project, another_python, tmp_path):
-    output = project.write("other", trainers=[1], cluster=CLUSTER.format(inference=[0]))
+    project.write("other", trainers=[1], cluster=CLUSTER.format(inference=[0]))
     with some_hosts() as (first, plain):
         second = replace(plain, python=another_python)
         with slurm(tmp_path / "slurm", first, second) as running:
