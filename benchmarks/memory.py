@@ -102,8 +102,18 @@ def _measured_trainer(model: Path, length: int, words: tuple[str, ...], folder: 
         write_batch(folder / "batches", batch, identity=_ME)
     end_batches(folder / "batches", STEPS, identity=_ME)
     flags = [word.replace("--trainer.", "--") for word in words]
-    argv = ["trainer", "--model.name", str(model), "--model.device", "cpu", "--seq-len", str(length)]
-    argv += ["--ckpt.interval", "1", "--max-async-level", "4", "--output-dir", str(folder), *flags]
+    argv = [
+        "worker",
+        "trainer",
+        "--model.name",
+        str(model),
+        "--model.device",
+        "cpu",
+        "--seq-len",
+        str(length),
+    ]
+    argv += ["--seq-len", str(length), "--ckpt.interval", "1", "--max-async-level", "4"]
+    argv += ["--output-dir", str(folder), *flags]
     with _Process(argv, folder) as process:
         return process.peak()
 

@@ -138,7 +138,7 @@ def warm_start(recipe: Recipe, folder: Path, seed: int) -> Path:
     words += ["--max-steps", recipe.warm, "--batch-size", 32, "--seq-len", 128, "--seed", seed]
     words += [*recipe.warm_optim.split(), "--output-dir", folder / "sft", "--log.level", "warning"]
     words += ["--ckpt.interval", recipe.warm]
-    run_sft(load_config(SFTConfig, [str(word) for word in words], environ={}))
+    run_sft(load_config(SFTConfig, [str(word) for word in words]))
     return model
 
 

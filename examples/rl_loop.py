@@ -17,7 +17,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from buckeye.envs.base import Environment, Reply, Task
-from buckeye.envs.registry import load_environment
+from buckeye.workers.opening import load_environment
 
 
 @dataclass

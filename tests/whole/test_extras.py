@@ -1,7 +1,7 @@
-"""Without an extra or a satellite a command works, or names the one it needs.
+"""Without an extra a command works, or names the one it needs.
 
 Each environment is a Python that has what Buckeye requires with some extras, linked from that of the tests,
-the code of the core and of some satellites, and nothing else. (`test_installation.py` installs them.)
+the code of Buckeye, and nothing else. (`test_installation.py` installs them.)
 """
 
 import json
@@ -14,17 +14,13 @@ import sys
 from importlib import metadata
 
 import pytest
-import typer
-from buckeye.cli.app import app
-from buckeye.cli.launch import COMMANDS, RL_COMMANDS
-from buckeye.remote.export.command import export_run_app
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from tests.local_server import LocalServer, QuietHandler
 from tests.places import ROOT
 
-from buckeye.base.distribution import DISTRIBUTION, SATELLITES, requirements
-from buckeye.cli.pods import pods_app
+from buckeye.base.distribution import DISTRIBUTION, requirements
+from buckeye.cli.tree import BY_WORDS
 
 CAPITALS = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.S)[1]
 RUN_TOML = """
@@ -54,13 +50,9 @@ USES = {
     "env trust run.toml": None,
     "rl pods list --json": None,
     "rl pods offers 1xA100": None,
-    "rl pods logs nothing": None,
     "rl pods attach nothing": None,
     "rl pods terminate nothing --yes": None,
     "rl pods gc": None,
-    "rl export sky run.toml": None,
-    "rl export k8s run.toml": None,
-    "rl export rayjob run.toml": None,
     "rl list": None,
     "rl rollouts RUN": None,
     "rl compare RUN RUN": None,
@@ -73,24 +65,21 @@ USES = {
     "rl logs RUN": None,
     "rl logs RUN --events": None,
     "rl stop RUN": None,
-    "rl scale RUN --inference 2": None,
-    "rl attach RUN": None,
     "rl resume RUN --max-steps 9": "train",
     "rl clean RUN --dry-run": None,
     "rl fork RUN --step 5 --output forked": None,
-    "trainer --model.name MODEL": "train",
-    "orchestrator --model.name MODEL --env.0.id capitals.py": "train",
-    "inference --model.name MODEL": "train",
+    "worker trainer --model.name MODEL": "train",
+    "worker orchestrator --model.name MODEL --env.0.id capitals.py": "train",
+    "serve --model.name MODEL": "train",
     "sft --model.name MODEL --data.path chats.jsonl": "train",
     "model tiny tiny --corpus capitals.py": "train",
     "env check capitals.py": None,
     "env new made": None,
     "env new served --kind mcp": None,
     "env list": None,
-    "env info nothing": None,
+    "env list nothing": None,
     "env install ./nothing": None,
     "env remove nothing": None,
-    "env shell nothing": None,
     "env build nothing": "mcp",
     "env push nothing": None,
     "ui RUN --port PORT": "mcp",
@@ -108,14 +97,12 @@ USES = {
     "hf tasks.json --name org/tasks --yes": "hub",
     "chat MODEL hello": "train",
     "demo": "train",
-    "workers --port PORT": "mcp",
-    "node --head 127.0.0.1:9 --key-file key --patience 1": None,
 }
 """Commands that do something, and the extra that each needs."""
 
 DRIVER = """
 import json, os, sys, tempfile
-import buckeye.cli.app, buckeye.config.rl
+import buckeye.cli.typed, buckeye.config.rl
 from buckeye.cli.main import main
 for words in json.load(sys.stdin):
     with tempfile.TemporaryFile() as said:
@@ -147,9 +134,9 @@ class Refusing(QuietHandler):
 class Place:
     """A folder with a Python that has Buckeye with some extras, and the objects that the commands name."""
 
-    def __init__(self, folder, extras, finished, satellites=tuple(SATELLITES)):
+    def __init__(self, folder, extras, finished):
         self.folder = folder
-        self.python = linked(folder / "python", extras, satellites)
+        self.python = linked(folder / "python", extras)
         (folder / "capitals.py").write_text(CAPITALS)
         (folder / "run.toml").write_text(RUN_TOML)
         (folder / "tasks.json").write_text(json.dumps([TASK]))
@@ -182,8 +169,8 @@ class Place:
         )
 
 
-def linked(folder, extras, satellites):
-    """A Python with what `requirements` lead to, and the source of Buckeye with some satellites."""
+def linked(folder, extras):
+    """A Python with what `requirements` lead to, and the source of Buckeye."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     site = next(folder.glob("lib/*/site-packages"))
     queue, seen = [Requirement(line) for line in requirements(extras)], set()
@@ -201,12 +188,10 @@ def linked(folder, extras, satellites):
             if not (site / top).exists():
                 (site / top).symlink_to(there.locate_file(top))
         queue += [one for one in map(Requirement, there.requires or ()) if applies(one, wanted.extras)]
-    for name in (DISTRIBUTION, *(SATELLITES[module] for module in satellites)):
-        known = f"{name.replace('-', '_')}-*.dist-info"
-        for path in metadata.distribution(name).locate_file("").glob(known):
-            (site / path.name).symlink_to(path)
-    folders = [ROOT / "src", *(ROOT / "packages" / module[8:] / "src" for module in satellites)]
-    (site / "buckeye.pth").write_text("".join(f"{folder}\n" for folder in folders))
+    known = f"{DISTRIBUTION.replace('-', '_')}-*.dist-info"
+    for path in metadata.distribution(DISTRIBUTION).locate_file("").glob(known):
+        (site / path.name).symlink_to(path)
+    (site / "buckeye.pth").write_text(f"{ROOT / 'src'}\n")
     return folder / "bin" / "python"
 
 
@@ -215,29 +200,13 @@ def applies(requirement, extras):
     return marker is None or any(marker.evaluate({"extra": extra}) for extra in ("", *extras))
 
 
-def paths(tree, *before):
-    """The words of all commands of a typer application."""
-    if not hasattr(tree, "commands"):
-        yield " ".join(before)
-        return
-    for name, command in tree.commands.items():
-        yield from paths(command, *before, name)
-
-
-def all_commands():
-    known = {*paths(typer.main.get_command(app)), *COMMANDS}
-    known |= {f"rl {name}" for name in RL_COMMANDS} - {"rl pods", "rl export"}
-    known |= set(paths(typer.main.get_command(pods_app), "rl", "pods"))
-    return known | set(paths(typer.main.get_command(export_run_app), "rl", "export"))
-
-
 def test_every_command_is_used():
-    unused = {name for name in all_commands() if not any(f"{use} ".startswith(f"{name} ") for use in USES)}
+    unused = {name for name in BY_WORDS if not any(f"{use} ".startswith(f"{name} ") for use in USES)}
     assert unused == set()
 
 
 def test_the_help_of_every_command_needs_no_extra(tmp_path, finished):
-    helps = [f"{name} --help" for name in sorted(all_commands())]
+    helps = [f"{name} --help" for name in BY_WORDS]
     for command, (code, said) in Place(tmp_path, (), finished).carry_out(helps).items():
         assert code == 0, (command, said)
 
@@ -256,53 +225,14 @@ def test_a_command_works_or_names_the_extra_it_needs(tmp_path, finished, extra):
         assert need is None or (code == 2 and f"[{need}]'" in said), (command, said)
 
 
-IN_SATELLITES = {
-    "rl init --command false": "mcp",
-    "rl --config g.yaml --dataset tasks.json --model MODEL": "mcp",
-    "rl @ run.toml --gpus 1xA100 --provider ssh --host me@127.0.0.1:9": "machines",
-    "rl pods list": "machines",
-    "env check capitals.py": "audit",
-    "env trust run.toml": "mcp",
-    "env install ./nothing": "adapters",
-    "env list": "adapters",
-    "env info nothing": "adapters",
-    "env shell nothing": "adapters",
-    "env remove nothing": "adapters",
-    "env build nothing": "mcp",
-    "env push nothing": "mcp",
-    "env play capitals.py": "audit",
-    "eval capitals.py --model MODEL": "audit",
-    "gateway --command cat": "mcp",
-    "ui": "ui",
-    "hf tasks.json --name tasks --no-push": "mcp",
-    "demo": "audit",
-}
+def test_an_environment_of_an_extra_names_it(tmp_path, finished):
+    place = Place(tmp_path, [], finished)
+    done = place.run("-c", "from buckeye import load_environment\nload_environment('buckeye-vf-gym')")
+    assert "needs mcp, of the extra `mcp`. Install it: " in done.stderr
 
 
-def test_the_core_alone_says_what_a_command_of_a_satellite_needs(tmp_path, finished):
-    place = Place(tmp_path, ["model"], finished, satellites=())
-    for command, (code, said) in place.carry_out(IN_SATELLITES).items():
-        need = IN_SATELLITES[command]
-        assert code == 2, (command, said)
-        assert f"needs buckeye-{need}, which is not installed. Install it: " in said, (command, said)
-        assert f"[{need}]'" in said, (command, said)
-    helps = [f"{name} --help" for name in sorted(all_commands()) if not name.startswith("rl ")]
-    for command, (code, said) in place.carry_out(helps).items():
-        assert code == 0, (command, said)
-
-
-@pytest.mark.parametrize(
-    ("env_id", "need"),
-    [("buckeye-vf-gym", "mcp"), ("reasoning-gym/chain_sum", "adapters"), ("agent", "adapters")],
-)
-def test_the_core_alone_says_what_an_environment_of_a_satellite_needs(tmp_path, finished, env_id, need):
-    place = Place(tmp_path, [], finished, satellites=())
-    done = place.run("-c", f"from buckeye import load_environment\nload_environment({env_id!r})")
-    assert f"needs buckeye-{need}, which is not installed." in done.stderr
-
-
-def test_the_core_alone_trains_on_an_environment_of_a_python_file(tmp_path, finished):
-    place = Place(tmp_path, ["model"], finished, satellites=())
+def test_the_extra_of_models_alone_trains_on_an_environment_of_a_python_file(tmp_path, finished):
+    place = Place(tmp_path, ["model"], finished)
     words = ("rl", "@", "run.toml", "--model.name", str(finished.model), "--max-steps", "2")
     small = ("--orchestrator.batch-size", "8", "--orchestrator.rollouts-per-example", "4", "--seq-len", "128")
     done = place.run("-m", "buckeye", *words, *small, "--output-dir", "out")

@@ -140,6 +140,7 @@ def test_no_color():
         ("rl sta", ["status"]),
         ("rl clean out --dry", ["--dry-run"]),
         ("rl pods ter", ["terminate"]),
+        ("rl pods terminate --y", ["--yes"]),
         ("rl @ ru", []),  # so that the shell completes files
         ("rl @ run.toml --max-st", ["--max-steps"]),
         ("buckeye worker trainer --optim.max", ["--optim.max-norm"]),

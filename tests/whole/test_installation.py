@@ -10,10 +10,9 @@ import pytest
 from tests.places import ROOT
 from tests.workers.installed.package_index import serving, wheel
 
-from buckeye.base.distribution import DISTRIBUTION, SATELLITES
+from buckeye.base.distribution import DISTRIBUTION
 
 OURS = (".", "environments/dakota1890", "environments/text_2048", "environments/buckeye-vf-gym")
-SATELLITE_FOLDERS = tuple(f"packages/{module.removeprefix('buckeye_')}" for module in SATELLITES)
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1_800)]
 
 
@@ -59,7 +58,6 @@ def index(tmp_path_factory):
         "--wheel-dir",
         str(wheels),
         *OURS,
-        *SATELLITE_FOLDERS,
     ]
     release = {**os.environ, "BUCKEYE_RELEASE": "1"}
     subprocess.run([sys.executable, *words], cwd=ROOT, check=True, env=release)
@@ -95,20 +93,18 @@ def test_what_the_pages_say_installs_what_trains(clean, page, start, place):
     assert "Qwen3" in (clean.folder / "tiny" / "config.json").read_text()
 
 
-@pytest.mark.parametrize(
-    "extra", ["", "[mcp]", "[hub]", "[remote]", "[wandb,zstd]", "[mcp,adapters,audit,machines]"]
-)
+@pytest.mark.parametrize("extra", ["", "[mcp]", "[hub]", "[remote]", "[wandb,zstd]"])
 def test_an_extra_from_an_index(clean, index, extra):
     clean.run(f"pip install --quiet --extra-index-url {index} '{DISTRIBUTION}{extra}'")
     clean.run("pip check")
-    for program in ("buckeye", "rl", "trainer", "orchestrator", "inference", "sft"):
+    for program in ("buckeye", "rl", "buckeye worker trainer", "buckeye serve", "buckeye sft"):
         assert "--help" in clean.run(f"{program} --help")
     clean.run("rl list && buckeye env new game --kind python")
-    clean.run(f"pip install --quiet --extra-index-url {index} ./game '{DISTRIBUTION}[audit]'")
+    clean.run(f"pip install --quiet --extra-index-url {index} ./game")
     clean.run("buckeye env check game")
 
 
-@pytest.mark.parametrize("extra", ["mcp", "adapters", "audit", "machines", "remote"])
+@pytest.mark.parametrize("extra", ["mcp", "remote"])
 def test_an_extra_from_the_checkout_needs_no_index_that_has_ours(clean, extra):
     clean.run(f"pip install --quiet '.[{extra}]'", cwd=ROOT)
     clean.run("pip check")
@@ -131,11 +127,11 @@ def test_an_environment_with_the_former_name_comes_right(clean, tmp_path, monkey
     )
     clean.run(f"pip install --quiet --no-index {former}")
     tool = setup_tool()
-    monkeypatch.setattr(tool, "PROJECTS", (".",))
+    monkeypatch.setattr(tool, "ENVIRONMENTS", ())
     monkeypatch.setattr(tool, "install_torch", lambda python: True)
     monkeypatch.setattr(sys, "argv", ["setup", str(clean.python.parent.parent)])
     assert tool.main() == 0
     installed = clean.run("pip list --format=freeze").splitlines()
     ours = {entry.partition("==")[0] for entry in installed if entry.startswith("buckeye")}
-    assert ours == {DISTRIBUTION, *SATELLITES.values()}
+    assert ours == {DISTRIBUTION}
     assert "usage: " in clean.run("rl --help")

@@ -72,10 +72,10 @@ CASES = {
         1,
         ("checkpoint", "fresh"),
     ),
-    "not a model directory": ({}, ("inference", "--model.name", "."), 2, ("config.json",)),
+    "not a model directory": ({}, ("serve", "--model.name", "."), 2, ("config.json",)),
     "public address without a key": (
         {},
-        ("inference", "--model.name", "{model}", "--server.host", "0.0.0.0"),
+        ("serve", "--model.name", "{model}", "--server.host", "0.0.0.0"),
         2,
         ("key",),
     ),

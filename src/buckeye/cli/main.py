@@ -98,7 +98,8 @@ def _refuse_unknown(words: str, rest: Sequence[str]) -> None:
         raise gone
     known = children(words)
     near = get_close_matches(rest[0], known, 1)
-    hint = f"Did you mean `buckeye {words} {near[0]}`?".replace("  ", " ") if near else ""
+    meant = " ".join(filter(None, ("buckeye", words, *near)))
+    hint = f"Did you mean `{meant}`?" if near else ""
     if words == "rl":
         from buckeye.cli.rl_page import file_hint
 

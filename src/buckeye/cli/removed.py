@@ -16,14 +16,22 @@ REMOVED_COMMANDS = {
     "rl curve": "buckeye ui RUN",
     "rl events": "buckeye rl logs RUN --events",
     "rl watch": "buckeye rl status RUN --watch",
+    "rl attach": "buckeye rl pods attach RUN",
+    "rl pods logs": "buckeye rl logs RUN",
+    "rl scale": "buckeye rl resume RUN --inference.parallel.dp N",
     "env report": "buckeye rl report RUN",
+    "env info": "buckeye env list NAME",
+    "env shell": "buckeye env list NAME` (it shows the interpreter) or `PYTHON -m MODULE",
+    "trainer": "buckeye worker trainer",
+    "orchestrator": "buckeye worker orchestrator",
+    "inference": "buckeye serve",
 }
 """The words of a removed command after `buckeye`, and the command that replaces it."""
 
 
 def removed_command_error(argv: Sequence[str]) -> UsageError | None:
     """Return the error for a removed command, or None if `argv` (without `buckeye`) starts with another."""
-    for length in (2, 1):
+    for length in (3, 2, 1):
         command = " ".join(argv[:length])
         if len(argv) >= length and command in REMOVED_COMMANDS:
             return UsageError(f"buckeye {command} was removed. Use `{REMOVED_COMMANDS[command]}`")

@@ -12,7 +12,7 @@ from typer.core import TyperCommand, TyperGroup
 from buckeye.cli.commands import function_of
 from buckeye.cli.errors import run_typer
 from buckeye.cli.help import show_page
-from buckeye.cli.tree import BY_WORDS, GROUPS, children
+from buckeye.cli.tree import BY_WORDS, GROUPS, children, find
 
 _VALUES = {"path": "PATH", "str": "TEXT", "list[str]": "TEXT", "int": "N", "float": "X"}
 _AS_TYPED = {"ignore_unknown_options": True, "allow_extra_args": True}
@@ -107,8 +107,11 @@ def _next_words(name: str, before: Sequence[str], incomplete: str) -> Iterable[s
     from buckeye.config.help import flag_names
     from buckeye.setup.recipe.flags import TrainFlags
 
-    if name == "rl" and before and (words := f"rl {before[0]}") in BY_WORDS:
-        return _of_function(words, before[1:], incomplete)
+    words, rest = find([*name.split(), *before])
+    if words not in BY_WORDS:
+        return children(words) if not rest else []
+    if words != name:
+        return _of_function(words, rest, incomplete)
     if before and (before[-1] == "@" or before[-1].startswith("--")) and not incomplete.startswith("-"):
         return []
     first = [*(children("rl") if name == "rl" else ()), "@"] if not before else []

@@ -64,7 +64,8 @@ def load_environment():
     return Chaos()
 '''
 
-ROLES = ("trainer", "orchestrator", "inference")
+ROLES = {"trainer": "trainer", "orchestrator": "orchestrator", "inference": "serve"}
+"""Role -> the word that its command has."""
 WORKER = "environment worker"
 _POLL_SECONDS = 0.1
 _KILLED = -signal.SIGKILL
@@ -218,7 +219,7 @@ class ChaosRun:
     def _find(self, role: str) -> list[psutil.Process]:
         if role == WORKER:
             return self.environment_workers()[:1]
-        return [process for process in self.children() if role in _words(process)]
+        return [process for process in self.children() if ROLES[role] in _words(process)]
 
     def _strike_supervisor(self, deed: signal.Signals) -> None:
         self._process.send_signal(deed)

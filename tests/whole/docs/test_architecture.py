@@ -28,13 +28,22 @@ def test_every_room_says_what_it_is_for():
 def test_the_order_of_the_rooms_is_the_one_that_is_checked():
     drawn = PAGE.partition("## The rooms")[2].partition("```")[2].partition("```")[0]
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    (contract,) = [one for one in project["tool"]["importlinter"]["contracts"] if one["type"] == "layers"]
-    layers = [re.findall(r"buckeye\.(\w+)", layer) for layer in contract["layers"]]
-    rooms = re.findall(r"(?m)^(\w+)", drawn)
-    height = {room: number for number, layer in enumerate(layers) for room in layer}
-    assert len(rooms) == len(set(rooms))
-    assert set(rooms) == height.keys()
-    assert rooms == sorted(rooms, key=height.get)
+    downwards = project["tool"]["importlinter"]["contracts"][0]
+    layers = [re.findall(r"buckeye\.(\w+)", layer) for layer in downwards["layers"]]
+    names = re.findall(r"(?m)^\w+", drawn)
+    assert names == _in_order_drawn([room for layer in layers for room in layer], drawn)
+    lines = [min(_line_of(room, drawn) for room in layer) for layer in layers]
+    assert lines == sorted(set(lines))
+
+
+def _in_order_drawn(rooms, drawn):
+    return sorted(rooms, key=lambda room: _line_of(room, drawn))
+
+
+def _line_of(room, drawn):
+    place = re.search(rf"(?m)^{room}\b", drawn)
+    assert place is not None, room
+    return drawn.count("\n", 0, place.end())
 
 
 def test_no_file_is_passed_twice_on_a_way():

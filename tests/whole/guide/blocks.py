@@ -5,6 +5,7 @@ sizes and steps; `verifiers`, whose loader Buckeye's stands in for. Programs tha
 curl, uv's downloads, nvidia-smi) are replaced by scripts that record how they were called.
 """
 
+import json
 import os
 import re
 import subprocess
@@ -101,7 +102,9 @@ class Workspace:
     def start_server(self):
         """A process of Buckeye's that goes on, and is ready."""
         port = free_port()
-        words = ("-m", "buckeye", "inference", "--model.name", self.model, "--server.port", str(port))
+        file = self.root / "inference.toml"  # the file of a run's server has this name
+        file.write_text(f"model.name = {json.dumps(self.model)}\nserver.port = {port}\n")
+        words = ("-m", "buckeye", "serve", "@", file.name)
         output = self.root / "server.stdout"
         server = subprocess.Popen(
             [sys.executable, *words], cwd=self.root, env=self.env, stdout=output.open("w")

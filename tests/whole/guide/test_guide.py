@@ -196,7 +196,7 @@ def test_resuming_from_a_step(ws):
 def test_the_recovery_checklist(ws):
     server = ws.start_server()
     try:
-        assert "buckeye inference" in ws.run(block("ps aux"))
+        assert "buckeye serve @ inference.toml" in ws.run(block("ps aux"))
     finally:
         server.terminate()
         assert server.wait() == 0
