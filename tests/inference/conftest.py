@@ -223,7 +223,7 @@ class Server:
         self.log = output_dir / "stdout.txt"
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
-                [sys.executable, *program, "inference", "@", str(config)],
+                [sys.executable, *program, "serve", "@", str(config)],
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=environment,

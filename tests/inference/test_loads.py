@@ -179,7 +179,7 @@ def test_a_load_of_a_minute_is_held_against_no_vllm(tmp_path):
 SLOW_LOAD = """
 import time
 from buckeye.cli.main import main
-from buckeye.inference import admin
+from buckeye.inference.server import admin
 from buckeye.inference.engine.engine import Engine
 
 def slow(function):

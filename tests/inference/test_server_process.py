@@ -235,7 +235,7 @@ def end_here(model, folder, config):
     server = {"api_key_var": KEY_VARIABLE, **config.get("server", {})}
     config = {**config, "server": server, "model": {"name": str(model.directory)}, "output_dir": str(folder)}
     (folder / "inference.json").write_text(json.dumps(config))
-    done = run_here("inference", "@", "inference.json", cwd=folder)
+    done = run_here("serve", "@", "inference.json", cwd=folder)
     return done.returncode, done.stdout + done.stderr
 
 

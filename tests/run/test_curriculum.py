@@ -86,7 +86,7 @@ def test_a_curriculum_that_no_environment_has_is_refused(runner):
     assert planned.returncode == 0
     assert reason in planned.stderr
     words = ("--model.name", runner.model, "--env.0.id", "letters.py", "--output-dir", "out", "--curriculum")
-    done = runner.here(runner.argv("orchestrator", *words))
+    done = runner.here(runner.argv("worker", "orchestrator", *words))
     assert done.returncode == 2
     assert reason in done.stderr
     assert "Traceback" not in done.stderr
