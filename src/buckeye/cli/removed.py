@@ -9,6 +9,8 @@ from buckeye.errors import UsageError
 REMOVED_COMMANDS = {
     "rl export": "examples/kubernetes/job.yaml` or `examples/skypilot/task.yaml",
     "play": "buckeye env play",
+    "env info": "buckeye env list NAME",
+    "env shell": "buckeye env list NAME` and run the interpreter in its row `python",
     "evals": "buckeye eval ENV --model MODEL",
     "rl bisect": "buckeye rl replay RUN --all",
     "rl bundle": "buckeye rl replay RUN --step N",

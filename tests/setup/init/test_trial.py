@@ -7,11 +7,11 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import yaml
 from tests.command import run_here
+from tests.places import ROOT
 from tests.setup.init.test_init import EVALUATE, SERVER, STARTS, calls, endings, tool
 
 from buckeye.mcp.config import load_gym_config
@@ -20,7 +20,7 @@ from buckeye.setup.init import trial
 from buckeye.setup.init.named_paths import copy_without_keys, named_paths
 from buckeye.setup.init.source import find_source
 
-NOTES = Path(__file__).parents[1] / "workdir" / "notes_server.py"
+NOTES = ROOT / "tests" / "mcp" / "workdir" / "notes_server.py"
 needs_walls = pytest.mark.skipif(bool(keeps_all_else()), reason="no namespaces here")
 GIT_CONFIG = """[core]
 \tbare = false

@@ -210,7 +210,7 @@ def test_a_rented_machine_is_planned_with_its_price_to_come(rl):
         (("--dataset", ""), "--dataset is empty"),
         (("--model",), "--model: needs a value"),
         (("--yes", "what"), "unexpected argument 'what'"),
-        (("statsu",), "Did you mean status?"),
+        (("statsu",), "Did you mean `buckeye rl status`?"),
         (("tasks.json",), "buckeye rl --dataset tasks.json"),
         (("run.toml",), "buckeye rl @ run.toml"),
         (("--dataset", "t.json", "@run.toml"), "--dataset is for a run that is put together here"),

@@ -149,6 +149,7 @@ def test_processes_are_limited_for_an_ordinary_user_too(monkeypatch):
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         script = Path(folder, "confine.py")
         script.write_bytes(CONFINE_SCRIPT.read_bytes())
+        monkeypatch.setenv("BUCKEYE_HOME", folder)  # its key files, which this user can reach
         theirs = Walls(namespaces=True, overlay=False, reason="")
         monkeypatch.setattr(os, "geteuid", lambda: NOBODY)
         spec = confinement(limits=Limits(processes=100), walls=theirs, cwd=Path("/"))

@@ -116,8 +116,10 @@ def _launch(server: StdioServer, files: str | None, limits: Limits, place: Path)
         outer=lambda inner, env: (confined_by(confine, inner), confined_environment(env)),
     )
     outer, env = program.command_line(program.argv)
-    # a process that imports ahead has the network
-    return Launch(argv=outer, env=env, cwd=workdir.path, program=program if limits.network else None)
+    # the process that sessions are forked from has the network, and `enter` of confine.py mounts no folder
+    # read-only
+    forks = limits.network and limits.writable is None
+    return Launch(argv=outer, env=env, cwd=workdir.path, program=program if forks else None)
 
 
 def server_command(folder: Path) -> list[str]:
