@@ -41,7 +41,7 @@ def test_it_starts_a_run_on_its_nodes_and_resumes_one_that_is_there(tmp_path):
 
 def test_before_its_time_is_over_the_run_is_stopped_and_the_job_queued_again(tmp_path):
     python = (
-        f'if [ "$4" = {tmp_path}/run ]; then touch {tmp_path}/stopped; exit; fi\n'
+        f'if [ "$4" = stop ]; then touch {tmp_path}/stopped; exit; fi\n'
         f"touch {tmp_path}/started; while [ ! -e {tmp_path}/stopped ]; do sleep 0.05; done; exit 130"
     )
     job = start(tmp_path, python)
