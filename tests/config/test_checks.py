@@ -4,13 +4,13 @@ import re
 import tomllib
 
 import pytest
+from tests.config.classes import all_classes
 
 from buckeye.config.inference import InferenceConfig
 from buckeye.config.load import load_with_warnings
 from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.config.rl import RLConfig
 from buckeye.config.sft import SFTConfig
-from buckeye.config.structure import all_classes
 from buckeye.config.trainer import TrainerConfig
 
 

@@ -6,13 +6,13 @@ from collections import Counter
 
 import pytest
 from pydantic import ValidationError
+from tests.config.classes import all_classes
 
 from buckeye.config.inference import InferenceConfig
 from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.config.rl import RLConfig
 from buckeye.config.sft import SFTConfig
 from buckeye.config.shared import BaseConfig
-from buckeye.config.structure import all_classes
 from buckeye.config.trainer import TrainerConfig
 
 ROOTS = (RLConfig, TrainerConfig, OrchestratorConfig, InferenceConfig, SFTConfig)

@@ -79,19 +79,6 @@ def shape_at(model: type[BaseConfig], path: KeyPath) -> Shape | None:
     return shape
 
 
-def all_classes(model: type[BaseConfig]) -> list[type[BaseConfig]]:
-    """The class and those of all sections in it, each once."""
-    found = {model: None}
-    pending = [model]
-    while pending:
-        for shape in fields_of(pending.pop()).values():
-            for table in shape.tables + (shape.element.tables if shape.element is not None else ()):
-                if table not in found:
-                    found[table] = None
-                    pending.append(table)
-    return list(found)
-
-
 def paths_of(model: type[BaseConfig], under: KeyPath = ()) -> Iterator[KeyPath]:
     """The paths of all settings, sections before what is in them; the first entry stands for a list's."""
     for name, shape in fields_of(model).items():

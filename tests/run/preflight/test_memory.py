@@ -9,7 +9,7 @@ import pytest
 from buckeye.config.load import load_with_warnings
 from buckeye.config.rl import RLConfig
 from buckeye.launch.preflight.devices import Gpu, MainMemory
-from buckeye.launch.preflight.fitting import check_memory, longest_that_fits, needed, with_length
+from buckeye.launch.preflight.fitting import check_memory, needed
 from buckeye.launch.preflight.memory import MAIN, Hardware, plan_memory, slot_bytes
 from buckeye.launch.preflight.model import read_shape, shape_of
 
@@ -253,14 +253,3 @@ def test_only_a_large_model_computes_in_bfloat16_on_a_processor_that_is_fast_wit
 def test_the_cache_of_vllm_on_a_cpu(words, size):
     found = parts(config(*words), shape_of(TOY), on_cpu(vllm=True), "inference 0")
     assert found["keys and values"] == size
-
-
-def test_the_longest_rollout_that_fits_is_found():
-    shape = shape_of(SMALL)
-    asked = config("--seq-len", "8192")
-    assert longest_that_fits(asked, shape, on_cpu(total=512 * GB)) == 8192
-    assert longest_that_fits(asked, shape, on_cpu(total=1 * GB)) == 0
-    free = needed(plan_memory(with_length(asked, 1024), shape, on_cpu(total=64 * GB)), MAIN)
-    found = longest_that_fits(asked, shape, on_cpu(total=64 * GB, free=free))
-    assert found == 1024
-    assert longest_that_fits(asked, shape, on_cpu(total=64 * GB, free=free - 1)) == 960

@@ -66,8 +66,8 @@ def _started(config: RLConfig) -> AbstractContextManager[Nodes]:
     if config.inference is not None and config.inference.parallel.pp > 1:
         raise UsageError(
             f"a model on inference.parallel.pp = {config.inference.parallel.pp} nodes needs a Ray "
-            "cluster, and within a job of Slurm srun starts the processes: run it in a container "
-            "(--container-image, --apptainer), which brings Ray, or choose a tp that fits a node"
+            "cluster, and within a job of Slurm srun starts the processes: start a Ray cluster in the job "
+            "and set cluster.engine = ray, or choose a tp that fits a node"
         )
     from buckeye.launch.engines.srun import srun_nodes
 

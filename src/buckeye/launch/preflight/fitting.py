@@ -19,7 +19,6 @@ from buckeye.launch.preflight.software import takes_vllm
 MEMORY = "memory"
 _WORTH = 0.03  # a change that frees less of what a place needs is not proposed
 _SHORTEST = 256
-_STEP = 64  # tokens
 _SMALLEST_CACHE_GB = 0.1
 
 
@@ -60,27 +59,6 @@ def check_memory(config: RLConfig, shape: ModelShape, hardware: Hardware) -> Che
     do = "; ".join(dict.fromkeys(_advice(config, shape, hardware, place) for place, *_ in short))
     never = any(need > total for _, need, total, _ in short)
     return (failed if never else warning)(MEMORY, seen, do, lines)
-
-
-def fits(config: RLConfig, shape: ModelShape, hardware: Hardware) -> bool:
-    """Whether every place has as much free as is needed there."""
-    needs = plan_memory(config, shape, hardware)
-    return all(needed(needs, place) <= _room(place, hardware)[1] for place in {need.place for need in needs})
-
-
-def longest_that_fits(config: RLConfig, shape: ModelShape, hardware: Hardware) -> int:
-    """The most tokens of a rollout, up to `seq_len` of the configuration, that there is memory for; 0 for
-    none."""
-    least, most = 0, config.orchestrator.seq_len // _STEP
-    if fits(config, shape, hardware):
-        return config.orchestrator.seq_len
-    while most - least > 1:
-        middle = (least + most) // 2
-        if fits(with_length(config, middle * _STEP), shape, hardware):
-            least = middle
-        else:
-            most = middle
-    return least * _STEP
 
 
 def with_length(config: RLConfig, tokens: int) -> RLConfig:
