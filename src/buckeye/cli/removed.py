@@ -22,8 +22,6 @@ REMOVED_COMMANDS = {
     "rl pods logs": "buckeye rl logs RUN",
     "rl scale": "buckeye rl resume RUN --inference.parallel.dp N",
     "env report": "buckeye rl report RUN",
-    "env info": "buckeye env list NAME",
-    "env shell": "buckeye env list NAME` (it shows the interpreter) or `PYTHON -m MODULE",
     "trainer": "buckeye worker trainer",
     "orchestrator": "buckeye worker orchestrator",
     "inference": "buckeye serve",
