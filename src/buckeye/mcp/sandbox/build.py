@@ -1,7 +1,7 @@
 """Build the image of a folder with a Dockerfile, and push what was built.
 
 docker, podman and buildah keep what they build, and push it themselves. What buildah builds also goes into
-Buckeye's own store (`buckeye_mcp/images`), and is run from there without a daemon.
+Buckeye's own store (`buckeye/mcp/images`), and is run from there without a daemon.
 """
 
 from __future__ import annotations
