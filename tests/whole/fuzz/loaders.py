@@ -324,9 +324,7 @@ def _config(model, name, *words):
         from buckeye.config.load import load_config
 
         module, _, kind = model.partition(":")
-        return load_config(
-            getattr(importlib.import_module(module), kind), [*words, "@", str(folder / name)], {}
-        )
+        return load_config(getattr(importlib.import_module(module), kind), [*words, "@", str(folder / name)])
 
     return load
 
