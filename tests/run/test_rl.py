@@ -265,8 +265,9 @@ def test_sft_that_is_stopped_says_how_to_go_on(runner):
     printed, _ = running.communicate()
     assert running.returncode == 130, printed
     program, *resume = shlex.split(printed.partition("Continue with:\n")[2].splitlines()[0])
+    assert program == "buckeye"
     done = len(runner.metrics("sft", "sft"))
-    went_on = runner.here(runner.argv(program, *resume, "--max-steps", done + 1))
+    went_on = runner.here(runner.argv(*resume, "--max-steps", done + 1))
     assert went_on.returncode == 0, went_on.stderr
     assert len(runner.metrics("sft", "sft")) == done + 1
 
