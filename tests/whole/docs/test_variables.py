@@ -19,7 +19,7 @@ def test_every_variable_of_the_code_is_on_the_page():
 
 
 @pytest.mark.parametrize(
-    "modules", {module for _, modules in ROWS for module in re.findall(r"`(.+?)`", modules)}
+    "modules", sorted({module for _, modules in ROWS for module in re.findall(r"`(.+?)`", modules)})
 )
 def test_every_module_exists(modules):
     assert (ROOT / "src/buckeye" / modules).exists()
