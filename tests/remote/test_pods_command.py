@@ -143,7 +143,7 @@ def test_an_order_whose_process_was_killed_before_the_answer_is_found_by_name(la
 def test_one_pod_is_ended_by_any_of_its_names(landlord, run):
     entry = leave_behind(landlord)
     for word in (entry.name, entry.pod_id, entry.pod_id[:8], entry.run_id):
-        assert run("logs", word)[1].startswith(f"starting {entry.name}")
+        assert f"{entry.name}.known_hosts" in run("attach", word)[1]
     assert run("terminate", entry.pod_id)[0] == 2  # nobody can be asked
     code, out, _ = run("terminate", entry.pod_id, "--yes", "--json")
     assert (code, landlord.alive) == (0, [])
@@ -176,7 +176,6 @@ def test_the_way_to_the_terminal_of_a_run(landlord, run, tmp_path):
             "attach",
         ),
     ]
-    assert run("logs", entry.name)[1] == f"starting {entry.name}\n\n"
 
 
 def test_what_could_be_rented(landlord, run):
