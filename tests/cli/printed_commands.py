@@ -58,11 +58,15 @@ def problem(command):
     name, words = find(line if program == "buckeye" else [program, *line])
     if name in GROUPS and name not in BY_WORDS:
         return (
-            None if not words or words[0].startswith("-") or words[0].isupper() else f"no command {words[0]}"
+            None
+            if not words or words[0].startswith("-") or words[0].isupper()
+            else f"no such command: {words[0]}"
         )
     if name not in BY_WORDS:
         return (
-            None if not words or words[0].startswith("-") or words[0].isupper() else f"no command {words[0]}"
+            None
+            if not words or words[0].startswith("-") or words[0].isupper()
+            else f"no such command: {words[0]}"
         )
     if not BY_WORDS[name].takes_settings:
         return _problem_of(typer_command(name), words)
