@@ -29,7 +29,6 @@ import statistics
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from buckeye.config.environments import EnvPauseConfig
@@ -247,7 +246,6 @@ def simulate(
     places = math.ceil(GROUPS * SIZE * (level + 1) * oversampling)
     engine = Engine(law, places // 2 if scarce else places, seed)
     settings = CollectorSettings(
-        output_dir=Path("nowhere"),
         batch_size=GROUPS * SIZE,
         group_size=SIZE,
         min_group_size=None,

@@ -66,7 +66,9 @@ def fake_vllm(tmp_path):
 
 def command(fake_vllm, *, cpu=True, **settings):
     settings["model"] = {"max_model_len": 512, **settings.get("model", {})}
-    return server_command(InferenceConfig(**settings), fake_vllm, Path("/models/m"), cpu=cpu)
+    return server_command(
+        InferenceConfig(**{"backend": "vllm"} | settings), fake_vllm, Path("/models/m"), cpu=cpu
+    )
 
 
 def value_of(words, flag):
@@ -174,7 +176,7 @@ def test_a_model_on_two_nodes_is_started_by_ray_in_the_python_of_vllm(fake_vllm)
     assert value_of(words, "--pipeline-parallel-size") == "2"
     assert value_of(words, "--distributed-executor-backend") == "ray"
     assert "--distributed-executor-backend" not in command(fake_vllm, cpu=False, parallel={"tp": 8})
-    config = InferenceConfig(parallel={"tp": 8, "pp": 2})
+    config = InferenceConfig(backend="vllm", parallel={"tp": 8, "pp": 2})
     environment = server_environment(config, RULES, python=PYTHON, cpu=False, threads=1)
     job = json.loads(environment["RAY_JOB_CONFIG_JSON_ENV_VAR"])["runtime_env"]
     assert job["py_executable"] == str(PYTHON)

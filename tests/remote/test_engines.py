@@ -274,7 +274,7 @@ def test_a_closed_port_is_said(tmp_path, caplog):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    caplog.set_level("INFO", "buckeye.remote")
+    caplog.set_level("INFO", "buckeye.launch")
     with (
         pytest.raises(RunError, match=rf"No Ray cluster has answered at 127.0.0.1:{port} within 0 s"),
         other_nodes(ray_config(tmp_path, f"127.0.0.1:{port}")),

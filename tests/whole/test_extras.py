@@ -227,7 +227,10 @@ def test_a_command_works_or_names_the_extra_it_needs(tmp_path, finished, extra):
 
 def test_an_environment_of_an_extra_names_it(tmp_path, finished):
     place = Place(tmp_path, [], finished)
-    done = place.run("-c", "from buckeye import load_environment\nload_environment('buckeye-vf-gym')")
+    args = "taskset='tasks.json', config_path='g.yaml'"
+    done = place.run(
+        "-c", f"from buckeye import load_environment\nload_environment('buckeye-vf-gym', {args})"
+    )
     assert "needs mcp, of the extra `mcp`. Install it: " in done.stderr
 
 

@@ -58,7 +58,12 @@ CASES = {
         2,
         ("dp",),
     ),
-    "truncated sampling": ({}, ("rl", *FILES, "--orchestrator.sampling.top-p", "0.9"), 2, ("top-p", "ratio")),
+    "truncated sampling": (
+        {},
+        ("rl", *FILES, "--orchestrator.sampling.top-p", "0.9"),
+        2,
+        ("top-p", "no such setting"),
+    ),
     "model that is nowhere": ({}, ("rl", *FILES), 2, ("nowhere/to-be-found",)),
     "environment that is not installed": (
         {},

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from buckeye.analysis.diagnosis.diagnose import report_findings
 from buckeye.base.distribution import need
 from buckeye.base.process import INTERRUPTED
 from buckeye.cli.dry_run import carry_out, describe, show_described
@@ -62,6 +61,7 @@ def start_or_show(config: RLConfig, settings: list[str]) -> int:
 def start(config: RLConfig, command: list[str]) -> int:
     """Check whether a run can work, and start it. `command` starts it again."""
     need("torch", "Training")
+    from buckeye.analysis.diagnosis.diagnose import report_findings  # needs numpy
     from buckeye.launch.rl import run_rl
 
     _check_before_start(config)

@@ -7,11 +7,11 @@ from types import SimpleNamespace
 import pytest
 from tests.workers.workers.conftest import Says
 
-from buckeye.envs import registry
 from buckeye.envs.outcomes import checked
 from buckeye.envs.settings import WorkerSettings
 from buckeye.errors import EnvironmentNotFoundError, UsageError
 from buckeye.orchestrator.environments import NamedEnvironment, check_isolation
+from buckeye.workers import opening
 from buckeye.workers.environment import WorkerEnvironment
 from buckeye.workers.opening import load_environment, open_environment
 
@@ -92,7 +92,7 @@ def test_what_a_call_beyond_the_limit_was_paid_belongs_to_the_last_turn(echo):
 
 def test_an_installed_environment_runs_in_its_own_interpreter(monkeypatch):
     installed = SimpleNamespace(python=Path("/bin/false"), module="their_module")
-    monkeypatch.setattr(registry, "find_installed", lambda env_id: installed)
+    monkeypatch.setattr(opening, "find_installed", lambda env_id: installed)
     with pytest.raises(UsageError, match="could not be loaded in /bin/false"):
         load_environment("somebody/their-environment")
 
@@ -104,8 +104,8 @@ def test_an_interpreter_that_is_named_is_taken(echo):
 
 @pytest.mark.parametrize("isolation", ["auto", "process"])
 def test_a_library_that_is_missing_is_named_with_the_command_that_installs_it(monkeypatch, isolation):
-    monkeypatch.setattr(registry, "find_installed", lambda env_id: None)
-    monkeypatch.setitem(registry._LIBRARIES, "textarena", "no_such_module")
+    monkeypatch.setattr(opening, "find_installed", lambda env_id: None)
+    monkeypatch.setitem(opening.LIBRARIES, "textarena", "no_such_module")
     with pytest.raises(EnvironmentNotFoundError, match=r"buckeye env install textarena$"):
         open_environment("textarena/Wordle-v0", {}, WorkerSettings(isolation=isolation))
 

@@ -30,7 +30,7 @@ LIBRARIES = "libraries"
 
 def extras_of(config: RLConfig | None) -> list[str]:
     """The extras whose libraries a run with this configuration imports."""
-    extras = ["train"]
+    extras = ["model"]
     if config is not None and config.trainer.optim.type == "adamw8bit":
         extras.append("optim8bit")
     if config is not None:
