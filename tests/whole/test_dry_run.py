@@ -69,8 +69,6 @@ def spellings(words, rest):
     for flag in (("--dry-run",), ("--dry_run",), ("--dry-run=true",), ("--dry-run", "true")):
         yield (*words, *rest, *flag), {}
     yield (*words, "--dry-run", *rest), {}
-    if words in (("rl",), ("rl", "resume")):
-        yield (*words, *rest), {"PRIME_DRY_RUN": "true"}
 
 
 class Recorder:
