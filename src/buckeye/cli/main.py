@@ -37,14 +37,14 @@ def _main(argv: list[str], program: str) -> None:
 def _page(argv: Sequence[str], program: str) -> Callable[[], None] | None:
     """Return what prints the help that was asked for; None where it needs more than the tree."""
     words, rest = find(argv)
-    if words == "rl" and rest[:1] in ([_HELP[0]], [_HELP[1]]) and len(rest) == 1:
+    asks = bool(rest) and rest[0] in _HELP
+    if words == "rl" and asks and len(rest) == 1:
         from buckeye.cli.rl_page import show_rl_page
 
         return show_rl_page
     if words == "" and rest == ["--help-all"]:
         return lambda: print("\n".join(lines()))
-    is_group = words not in BY_WORDS
-    if is_group and rest[:1] in ([_HELP[0]], [_HELP[1]]):
+    if words not in BY_WORDS and asks:
         return lambda: show_group(words, _typed(words, program))
     return None
 

@@ -114,7 +114,7 @@ def find(argv: Sequence[str]) -> tuple[str, list[str]]:
 def children(group: str) -> dict[str, str]:
     """Return the names below a group, and what each is for.
 
-    "" is the root. It leaves out hidden commands; the page of their own group has them.
+    "" is the root, which leaves out hidden commands; the page of a hidden group has them.
     """
     found: dict[str, str] = {}
     for command in COMMANDS:
