@@ -4,11 +4,12 @@ BIN := $(VENV)/bin
 PYTHON ?= python3
 # Of the tests, which often wait: two cores are busy with three, if none computes while it waits for another.
 WORKERS ?= 3
+PYTEST := OMP_WAIT_POLICY=passive $(BIN)/pytest -n $(WORKERS) --dist loadfile
 # Which tests: all of them, or `make test TESTS=tests/mcp`.
 TESTS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check format test test-all audit mutants
+.PHONY: help setup demo check format test test-all wording audit mutants
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -30,11 +31,15 @@ format: setup  ## Format the code and apply the safe fixes
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-test: setup  ## The tests that every change must pass
-	OMP_WAIT_POLICY=passive $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not slow and not gpu" $(TESTS)
+test: setup  ## The tests that every change must pass: units, and one short run of each kind of process
+	$(PYTEST) -m "not slow and not gpu and (smoke or not e2e)" $(TESTS)
 
-test-all: setup  ## Slow tests too, and those for a GPU where there is one
+test-all: setup  ## All tests, those for a GPU where there is one; the units also in three random orders
 	$(BIN)/pytest
+	for seed in 1 2 3; do $(PYTEST) -p randomly --randomly-seed=$$seed -m "not slow and not gpu and not e2e" || exit; done
+
+wording: setup  ## Write the snapshots of messages in tests/wording again
+	$(PYTEST) -m "not slow and not gpu" --snapshot-update $(TESTS)
 
 audit: setup  ## Known holes in what this depends on, as far as their list can be reached
 	@$(BIN)/python tools/audit.py

@@ -1,12 +1,18 @@
-"""For all tests: nothing of the person who runs them is touched, and neither a slow machine nor the way in
-which they were started decides."""
+"""Fixtures of all tests. A session has its own folders, so two sessions can run at once."""
 
 import logging
+import os
+import shutil
 import signal
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from tests.wording import refusal, wording
+
+__all__ = ["refusal", "wording"]
 
 settings.register_profile(
     "any machine",
@@ -15,26 +21,38 @@ settings.register_profile(
 )
 settings.load_profile("any machine")
 
-
-LONGEST = (
-    "test_supervision.py",
-    "test_guide.py",
-    "test_rl.py",
-    "test_extras.py",
-    "test_adapters.py",
-)
-"""Files of a minute, which begin first: one process plays a file, and none is to play alone at the end."""
+_SESSION_FOLDER = pytest.StashKey[Path]()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: item.path.name not in LONGEST)
+_SHARED_CACHES = {
+    "UV_CACHE_DIR": ".cache/uv",
+    "PIP_CACHE_DIR": ".cache/pip",
+    "npm_config_cache": ".npm",
+    "PLAYWRIGHT_BROWSERS_PATH": ".cache/ms-playwright",
+}
+"""Caches of package managers and browsers, which tests may share with each other and with the user."""
 
 
-@pytest.fixture(autouse=True, scope="session")
-def _own_state_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
-        yield
+def pytest_configure(config: pytest.Config) -> None:
+    """Give the session its own home, cache, configuration, state and temporary folders, for workers too."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        return
+    home, root = Path.home(), Path(tempfile.mkdtemp(prefix="buckeye-tests-"))
+    config.stash[_SESSION_FOLDER] = root
+    for name, usual in _SHARED_CACHES.items():
+        os.environ.setdefault(name, str(home / usual))
+    folders = {"HOME": "home", "TMPDIR": "tmp", "PYTEST_DEBUG_TEMPROOT": "pytest"}
+    folders |= {f"XDG_{kind}_HOME": kind.lower() for kind in ("CACHE", "CONFIG", "DATA", "STATE")}
+    for name, folder in folders.items():
+        (root / folder).mkdir()
+        os.environ[name] = str(root / folder)
+    root.chmod(0o755)  # tests that run as another user look into it
+    tempfile.tempdir = None
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if (root := config.stash.get(_SESSION_FOLDER, None)) is not None:
+        shutil.rmtree(root, ignore_errors=True)
 
 
 @pytest.fixture(autouse=True)

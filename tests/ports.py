@@ -3,7 +3,6 @@
 import fcntl
 import os
 import socket
-import tempfile
 from pathlib import Path
 
 _CHOICE = iter(range(12000, 20000))
@@ -18,7 +17,7 @@ def free_port() -> int:
     A port that the kernel chose is given to the next who asks as soon as it is let go: a server that starts
     slowly finds another there, and its test talks to that one.
     """
-    folder = Path(tempfile.gettempdir(), f"buckeye-tests-{os.getuid()}")
+    folder = Path("/tmp", f"buckeye-ports-{os.getuid()}")  # of all sessions, so that two never share a port
     folder.mkdir(exist_ok=True)
     for port in _CHOICE:
         lock = (folder / str(port)).open("w")

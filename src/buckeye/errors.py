@@ -32,6 +32,7 @@ class BuckeyeError(Exception):
     """Base of all errors meant to be read by a person. `exit_code` is what a command ends with; `final` says
     that starting the process again cannot mend it."""
 
+    code = "failed"
     exit_code = 1
     final = False
 
@@ -39,6 +40,7 @@ class BuckeyeError(Exception):
 class UsageError(BuckeyeError):
     """The caller's input is wrong; nothing was started."""
 
+    code = "usage"
     exit_code = 2
     final = True
 
@@ -46,33 +48,49 @@ class UsageError(BuckeyeError):
 class ConfigError(UsageError):
     """A configuration that cannot be used. The message lists every problem found, one per paragraph."""
 
+    code = "config"
+
 
 class EnvironmentNotFoundError(UsageError):
     """No installed environment answers to the id; the message holds the install command."""
+
+    code = "environment-not-found"
 
 
 class InferenceError(BuckeyeError):
     """An inference server refused a request, answered nonsense, or did not answer in time."""
 
+    code = "inference"
+
 
 class PortTakenError(InferenceError):
     """A server cannot listen on its port, because another process does."""
+
+    code = "port-taken"
 
 
 class PromptTooLongError(InferenceError):
     """The first prompt of a rollout is longer than the context."""
 
+    code = "prompt-too-long"
+
 
 class TransportError(BuckeyeError):
     """A batch or weights directory is missing, incomplete, corrupted, or from another run."""
+
+    code = "transport"
 
 
 class CheckpointError(BuckeyeError):
     """There is no usable checkpoint where one was asked for."""
 
+    code = "checkpoint"
+
 
 class StoreError(BuckeyeError):
     """An object store cannot be reached, or refuses. `denied` says that trying again is of no use."""
+
+    code = "store"
 
     def __init__(self, message: str, denied: bool = False) -> None:
         super().__init__(message, denied)
@@ -85,32 +103,43 @@ class StoreError(BuckeyeError):
 class DiskFullError(BuckeyeError):
     """A disk is full, and the wait for space has ended."""
 
+    code = "disk-full"
     final = True
 
 
 class RemoteError(BuckeyeError):
     """A machine elsewhere, the connection to it, or the service that rents it out has failed."""
 
+    code = "remote"
+
 
 class AccountError(RemoteError):
     """The account at a provider does not allow it: key, rights or money."""
 
+    code = "account"
     final = True
 
 
 class OfferRefusedError(RemoteError):
     """A machine that was offered cannot be had, or not as it was offered. Another one may."""
 
+    code = "offer-refused"
+
 
 class PodGoneError(RemoteError):
     """A pod does not exist any more, or will never be ready."""
+
+    code = "pod-gone"
 
 
 class RunError(BuckeyeError):
     """A process of a run failed, stalled, or could not be started."""
 
+    code = "run"
+
 
 class FinalRunError(RunError):
     """A run that has failed for a reason that another start does not change."""
 
+    code = "run-final"
     final = True
