@@ -49,6 +49,7 @@ class Room:
 ROOMS = {
     "losses": Room(("trainer/losses/*.py", "trainer/batch_loss.py"), ("tests/trainer",)),
     "packing": Room(("trainer/data/packing.py", "trainer/batch_receiver.py"), ("tests/trainer",)),
+    "grading": Room(("mcp/grading/*.py",), ("tests/mcp/grading",)),
     "samples": Room(("orchestrator/training_samples.py", "orchestrator/rollout.py"), ("tests/orchestrator",)),
     "advantages": Room(
         ("orchestrator/advantages.py", "orchestrator/batch_account.py"), ("tests/orchestrator",)
