@@ -135,7 +135,6 @@ def _rollout(flight: Flight, seconds: float) -> Rollout:
 class _Tasks:
     """As many as are asked for, each once."""
 
-    exhausted = False
     environment = argparse.Namespace(name="simulated", play=argparse.Namespace(group_size=None))
 
     def __getitem__(self, index: int) -> GroupTask:
@@ -146,9 +145,6 @@ class _Tasks:
 
     def has_tasks_beside(self, held: Any) -> bool:
         return True
-
-    def first_unsolved(self, index: int) -> int:
-        return index
 
     def settle(self, index: int, rewards: Any) -> None: ...
 

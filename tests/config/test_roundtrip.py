@@ -41,7 +41,6 @@ RUN = {
     "orchestrator.advantage": st.none() | st.just({"std_norm": "global", "leave_one_out": True}),
     "orchestrator.buffer": st.sampled_from([{"type": "online-difficulty"}, {}]),
     "orchestrator.eval": st.none() | st.just({"interval": 3, "env": [{"id": "e"}]}),
-    "orchestrator.val": st.none() | st.just({}),
     "orchestrator.env": st.lists(
         st.fixed_dictionaries(
             {"id": names, "args": st.dictionaries(names, st.none() | counts | names | st.booleans())}

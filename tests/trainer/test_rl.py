@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from buckeye.errors import CheckpointError, FinalRunError, TransportError
 from buckeye.trainer.rl import run_trainer
-from buckeye.transport.batches import Sample, end_batches, read_batch
+from buckeye.transport.batches import Sample, read_batch
 from buckeye.transport.checkpoint import list_checkpoints, read_orchestrator_state, resolve_checkpoint
 from buckeye.transport.weights import verify_weights
 from tests.ports import free_port
@@ -104,14 +104,6 @@ def test_resume_is_bit_exact(tmp_path, tiny_model, batches, optimizer, monkeypat
         for run in (straight, broken)
     ]
     assert_equal(*optimizers)
-
-
-def test_when_no_more_batches_come_the_run_is_finished(tmp_path, tiny_model, batches):
-    put(tmp_path, batches[:1])
-    end_batches(tmp_path / "batches", 1, identity=ME)
-    assert run_trainer(trainer_config(tiny_model, tmp_path, max_steps=4))
-    assert [r["step"] for r in records(tmp_path)] == [0]
-    assert [info.step for info in list_checkpoints(tmp_path / "checkpoints")] == [1]
 
 
 def test_resuming_without_a_checkpoint_is_one_message(tmp_path, tiny_model):

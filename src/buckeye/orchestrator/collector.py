@@ -159,9 +159,9 @@ class GroupCollector:
     async def collect(self, step: int, on_wait: Callable[[int], None]) -> Collected:
         """Gather the batch of `step`. `on_wait(version)` is called when nothing goes on before that version.
 
-        Groups that are dropped are replaced until the batch is full, or no task is left to play. Raises
-        FinalRunError when `max_empty_batches` batches' worth of groups in a row was dropped, or every
-        environment fails for too long; `collected` then has what was played.
+        Groups that are dropped are replaced until the batch is full. Raises FinalRunError when
+        `max_empty_batches` batches' worth of groups in a row was dropped, or every environment fails for too
+        long; `collected` then has what was played.
         """
         settings, collected = self._settings, Collected(groups=[])
         self.collected = collected
@@ -177,9 +177,6 @@ class GroupCollector:
                 raise FinalRunError(self._all_dropped_message(collected))
             self._pauses.check()
             held = self._start_groups(step, collected.size)
-            if not self._playing and not self._finished and self._sampler.exhausted:
-                collected.all_solved = True
-                return collected
             if self._playing:
                 if settings.cut_late_groups:
                     self._cut_late(step, settings.batch_size - collected.size)
@@ -265,10 +262,10 @@ class GroupCollector:
                 return index
         if not self._sampler.has_tasks_beside(held):
             return None
-        index = self._sampler.first_unsolved(self._next_group)
+        index = self._next_group
         while (name := self._sampler.environment_of(index).name) in held:
             self._passed_over[name] += 1
-            index = self._sampler.first_unsolved(index + 1)
+            index += 1
         return index
 
     def _size_of(self, index: int) -> int:

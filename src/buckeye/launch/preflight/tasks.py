@@ -51,7 +51,7 @@ def check_tasks(
     except BuckeyeError as error:
         yield failed("tokenizer", str(error), "")
         renderer = None
-    trained: list[str | None] = ["train", *([None] if orchestrator.val is not None else [])]
+    trained: list[str | None] = ["train"]
     try:
         named = list(_named(config, trained))
     except BuckeyeError as error:
