@@ -19,11 +19,11 @@ from buckeye.evaluation.play import model_server
 from buckeye.evaluation.playing.chance import RandomPolicy
 from buckeye.evaluation.playing.person import Person
 from buckeye.evaluation.playing.show import Record, ShownPolicy, play_shown
-from buckeye.inference.render import ChatRenderer
-from buckeye.launch.preflight.model import fetch_served
 from buckeye.orchestrator.environments import NamedEnvironment
 
 RANDOM = "random"
+AT_ONCE = 4
+"""Rollouts side by side, unless a person plays."""
 
 
 class Chats:
@@ -45,7 +45,7 @@ class Chats:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Table:
-    """Where rollouts are played, `at_once` side by side. `policy` is None for a person, RANDOM, or a model;
+    """Where rollouts are played. `policy` is None for a person, RANDOM, or a model;
     what a person sees goes to stderr where JSON is wanted."""
 
     policy: str | None
@@ -53,9 +53,7 @@ class Table:
     api_key_var: str
     sampling: ChatSampling
     seed: int
-    at_once: int
     timeout: float
-    tokens: str | None
     as_json: bool
     chats: Chats | None
 
@@ -64,9 +62,8 @@ class Table:
     ) -> list[Outcome]:
         """Play the tasks of these numbers, counted on from the last at the first again; a person plays one
         after the other."""
-        slots = asyncio.Semaphore(1 if self.policy is None else self.at_once)
+        slots = asyncio.Semaphore(1 if self.policy is None else AT_ONCE)
         shown = len(numbers) == 1 or self.policy is None
-        renderer = None if self.tokens is None else ChatRenderer(str(fetch_served(self.tokens)))
 
         async with self._speakers() as speaker:
 
@@ -74,7 +71,7 @@ class Table:
                 task, say = tasks[number % len(tasks)], self._say if shown else _silent
                 async with slots:
                     say(f"{env.name}, task {number % len(tasks) + 1} of {len(tasks)}: {task.id}")
-                    policy = ShownPolicy(speaker(number), say, renderer)
+                    policy = ShownPolicy(speaker(number), say)
                     name = self.policy or "person"
                     record = await play_shown(env, task, policy, name, timeout=self.timeout)
                 self._tell(record, shown=shown)
@@ -98,7 +95,7 @@ class Table:
                 self.base_url,
                 self.api_key_var,
                 timeout=self.timeout,
-                max_concurrent=self.at_once,
+                max_concurrent=AT_ONCE,
             ) as server:
                 yield lambda number: ChatPolicy(server, self.sampling.with_seed(self.seed + number))
 
