@@ -18,7 +18,7 @@ def environments(mix, count):
 
 @given(
     ratios=st.lists(st.floats(0.01, 100), min_size=1, max_size=4),
-    sizes=st.lists(st.none() | st.integers(1, 7), min_size=4, max_size=4),
+    sizes=st.lists(st.integers(1, 7), min_size=4, max_size=4),
     count=st.integers(1, 60),
 )
 def test_every_stretch_from_the_start_is_as_close_to_the_shares_as_whole_numbers_allow(ratios, sizes, count):

@@ -41,7 +41,7 @@ def test_a_run_by_turns_with_shaping_and_filters(runner):
     words = (
         *("--orchestrator.env.0.id", "two_turns.py", "--orchestrator.zero-spread", "drop"),
         *("--orchestrator.advantage.type", "turn", "--orchestrator.advantage.discount", "0.5"),
-        *("--orchestrator.no-positive-resampling", "1.0", "--orchestrator.seq-len", "128"),
+        *("--orchestrator.seq-len", "128"),
         *("--orchestrator.reward-shaping.length-penalty", "0.1", "--ckpt.interval", "2"),
         *("--orchestrator.reward-shaping.stop-reason-penalties.length", "0.25"),
         *("--orchestrator.reward-shaping.max-length", "12"),

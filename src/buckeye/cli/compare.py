@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -31,7 +30,9 @@ def compare_runs(
     from buckeye.analysis.comparison.compare import compare
 
     found = compare(a, b)
-    print(json.dumps(_plain(found)) if as_json else printable("\n".join(_text(found))))
+    print(
+        json.dumps(dataclasses.asdict(found), default=str) if as_json else printable("\n".join(_text(found)))
+    )
     if found.verdict.outcome == "not comparable":
         raise typer.Exit(1)
 
@@ -89,16 +90,6 @@ def _parts(found: Comparison) -> Iterator[str]:
             for part in found.parts
         ]
         yield "\n" + aligned([("reward by step", "A", "B", "B - A"), *rows])
-
-
-def _plain(value: Any) -> Any:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return _plain({field.name: getattr(value, field.name) for field in dataclasses.fields(value)})
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return str(value) if isinstance(value, Path) else value
 
 
 COMMANDS = {"rl compare": compare_runs}

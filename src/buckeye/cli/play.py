@@ -43,6 +43,9 @@ def play(
     count: Annotated[
         int, typer.Option("--count", "-n", min=1, help="Rollouts; the next tasks follow, and begin again.")
     ] = 1,
+    at_once: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Rollouts side by side, unless a person plays.")
+    ] = 4,
     base_url: BaseUrl = None,
     api_key_var: ApiKeyVar = "OPENAI_API_KEY",
     temperature: Annotated[float | None, typer.Option(min=0.0, help="Of a model; 0 is greedy.")] = None,
@@ -60,7 +63,7 @@ def play(
     """Play a task yourself, or watch chance or a model play it: the prompt, the calls, what comes back, the
     reward and why. Exit code 1 if no rollout gets a reward."""
     from buckeye.evaluation.chat_policy import ChatSampling
-    from buckeye.evaluation.playing.table import AT_ONCE, RANDOM, Chats, Table
+    from buckeye.evaluation.playing.table import RANDOM, Chats, Table
     from buckeye.launch.mcp_gateways import gateway_here
 
     if base_url is not None and policy in (None, RANDOM):
@@ -76,13 +79,14 @@ def play(
             temperature=temperature, max_tokens=max_tokens, seed=seed if base_url is None else None
         ),
         seed=seed,
+        at_once=at_once,
         timeout=math.inf if policy is None else timeout,
         as_json=as_json,
         chats=None if save is None else Chats(save, min_reward),
     )
     with (
         tempfile.TemporaryDirectory(prefix="buckeye-play-") as folder,
-        gateway_here([played], Path(folder, "gateway.log"), rollouts=AT_ONCE),
+        gateway_here([played], Path(folder, "gateway.log"), rollouts=at_once),
     ):
         with status_line(f"loading {env}"):
             named, tasks, first = _tasks(played, split, task, timeout)

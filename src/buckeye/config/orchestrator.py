@@ -67,15 +67,6 @@ class EvalConfig(BaseConfig):
     """Also evaluate before the first step."""
 
 
-class OrchestratorCheckpointConfig(CheckpointConfig):
-    """Checkpoints of the orchestrator; they are part of the trainer's."""
-
-    skip_progress: bool = False
-    """On resuming, start the data from its beginning."""
-    skip_buffer: bool = False
-    """On resuming, forget the groups that were started."""
-
-
 class RolloutsConfig(BaseConfig):
     """What `rollouts/` holds: the text of every rollout, with its reward."""
 
@@ -104,9 +95,6 @@ class OrchestratorConfig(BaseConfig):
     max_off_policy_steps: NonNegativeInt = 8
     """How many steps old a token may be when it is trained on: a batch waits for groups that the next one
     would be too late for. 0 in a synchronous run."""
-    late_groups: Literal["await", "cut"] = "await"
-    """What becomes of groups that a batch waits for when it could have younger ones instead: cut ends their
-    replies where they are, and they are trained on as truncated."""
     oversampling_factor: Annotated[float, Field(ge=1)] = 1.0
     """How many times the groups that batches have room for are played. Where that is more than
     max_off_policy_steps lets wait, those that finish first are taken: short ones, as collection/bias says."""
@@ -114,8 +102,6 @@ class OrchestratorConfig(BaseConfig):
     """Most rollouts at a time; None is no limit."""
     zero_spread: Literal["keep", "drop"] = "keep"
     """What becomes of groups whose rewards are all equal."""
-    curriculum: bool = False
-    """Deal the tasks of environments that offer cells of them by how often each cell was solved lately."""
     mask_truncated_completions: bool = False
     """Do not train on rollouts that were cut off."""
     zero_truncated_completions: bool = False
@@ -127,9 +113,6 @@ class OrchestratorConfig(BaseConfig):
     max_rollout_retries: NonNegativeInt = 1
     """How often a rollout is played again that failed before the policy was asked, or as its engine or worker
     was lost."""
-    retry_after_reply: bool = False
-    """Play again what failed later, too. What the policy does when that fails is then missing from training:
-    mostly long rollouts."""
     min_group_size: PositiveInt | None = None
     """A group with fewer rollouts that have a reward is dropped, one with more is trained without those that
     failed; None is half of rollouts_per_example, rounded up, and at least 2."""
@@ -157,7 +140,7 @@ class OrchestratorConfig(BaseConfig):
     """Which groups make a batch."""
     eval: EvalConfig | None = None
     """Evaluation during training."""
-    ckpt: OrchestratorCheckpointConfig | None = OrchestratorCheckpointConfig()
+    ckpt: CheckpointConfig | None = CheckpointConfig()
     """Checkpoints at an interval; None writes one at the end only."""
     log: LogConfig = LogConfig()
     """What is logged."""

@@ -53,7 +53,7 @@ from buckeye.orchestrator.player import RolloutPlayer, TaskPlayer
 from buckeye.orchestrator.policy import derive_seed
 from buckeye.orchestrator.rollout import Group
 from buckeye.orchestrator.sampling_bias import CollectionWatch
-from buckeye.orchestrator.task_sampler import task_sampler
+from buckeye.orchestrator.task_sampler import TaskSampler
 from buckeye.orchestrator.weights_watcher import WeightsWatcher, WrongServers
 from buckeye.transport.checkpoint import read_orchestrator_state, resolve_checkpoint
 
@@ -103,7 +103,7 @@ class Orchestrator:
         self.shaping = reward_shaping(config)
         check_advantage(config.advantage)
         self.environments = self._load(config.env)
-        self.sampler = task_sampler(config, self.environments, self.state)
+        self.sampler = TaskSampler(self.environments, seed=config.seed)
         self.evaluations = Evaluations(
             config,
             self._evaluated(),
@@ -156,10 +156,7 @@ class Orchestrator:
         if ckpt is None or ckpt.resume_step is None:
             return fresh
         info = resolve_checkpoint(self.config.output_dir / "checkpoints", ckpt.resume_step)
-        if ckpt.skip_progress:
-            return {**fresh, "step": info.step}
-        state = {**fresh, **read_orchestrator_state(info), "step": info.step}
-        return {**state, "pending": []} if ckpt.skip_buffer else state
+        return {**fresh, **read_orchestrator_state(info), "step": info.step}
 
     def _load(self, settings: Sequence[EnvConfig]) -> list[NamedEnvironment]:
         config = self.config
@@ -198,7 +195,6 @@ class Orchestrator:
             min_group_size=config.min_group_size,
             run_ahead=config.run_ahead,
             most_token_age=config.most_token_age,
-            cut_late_groups=config.late_groups == "cut",
             deterministic=self.deterministic is not None,
             oversampling_factor=config.oversampling_factor,
             max_empty_batches=config.max_empty_batches,
@@ -223,7 +219,6 @@ class Orchestrator:
             seed=seed,
             timeout=config.rollout_timeout,
             retries=config.max_rollout_retries,
-            retry_after_reply=config.retry_after_reply,
             max_concurrent=config.max_concurrent,
             shaping=shaping,
         )
@@ -325,7 +320,6 @@ class Orchestrator:
             "rollouts/unaccounted": unaccounted,
             "batches/written_again": self.sender.written_again,
             **{f"groups/dropped_{reason}": n for reason, n in collected.dropped.items()},
-            **self.sampler.metrics(),
             **collector.metrics(),
             **self.collection.record(collected),
             **collected.by_environment.metrics(collected.groups),

@@ -16,13 +16,13 @@ class Deal:
 
 
 class Mix:
-    """Deals groups to environments whose numbers of tasks are `sizes` (None: of a curriculum, without end).
+    """Deals groups to environments whose numbers of tasks are `sizes`.
 
     The environment with the largest deficit is next, so any stretch of groups is as close to the
     shares as whole numbers allow. Each environment starts its tasks again when they are used up.
     """
 
-    def __init__(self, shares: Sequence[float], sizes: Sequence[int | None]) -> None:
+    def __init__(self, shares: Sequence[float], sizes: Sequence[int]) -> None:
         total = sum(shares)
         self._shares = [share / total for share in shares]
         self._sizes = list(sizes)
@@ -35,8 +35,6 @@ class Mix:
             dealt = len(self._dealt) + 1
             deficits = [share * dealt - n for share, n in zip(self._shares, self._counts, strict=True)]
             chosen = deficits.index(max(deficits))
-            count, size = self._counts[chosen], self._sizes[chosen]
-            epoch, nth = (0, count) if size is None else divmod(count, size)
-            self._dealt.append(Deal(chosen, epoch, nth))
+            self._dealt.append(Deal(chosen, *divmod(self._counts[chosen], self._sizes[chosen])))
             self._counts[chosen] += 1
         return self._dealt[index]

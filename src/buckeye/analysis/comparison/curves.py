@@ -29,9 +29,10 @@ class Mean:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Point:
-    """A step of a run, and what each task earned in it."""
+    """A step of a run, the seconds of training up to its end, and what each task earned in it."""
 
     step: int
+    seconds: float
     rewards: Mapping[Hashable, Sequence[float]]
 
 
@@ -56,13 +57,14 @@ def points_of(run: Run) -> list[Point]:
         "reward IS NOT NULL GROUP BY step, env, task, prompt, grp"
     ):
         groups[step][task, prompt].append(reward)
-    found = list[Point]()
+    seconds, found = 0.0, list[Point]()
     for step in run.steps:
+        seconds += step.value("trainer/time/total") or step.value("trainer/seconds") or 0.0
         rewards: dict[Hashable, list[float]] = groups.get(step.number, {})
         if not rewards and step.reward is not None:  # its rollouts were deleted before they were indexed
             rewards = {("step", step.number): [step.reward]}
         if rewards:
-            found.append(Point(step=step.number, rewards=rewards))
+            found.append(Point(step=step.number, seconds=seconds, rewards=rewards))
     return found
 
 

@@ -22,8 +22,6 @@ from buckeye.evaluation.playing.show import Record, ShownPolicy, play_shown
 from buckeye.orchestrator.environments import NamedEnvironment
 
 RANDOM = "random"
-AT_ONCE = 4
-"""Rollouts side by side, unless a person plays."""
 
 
 class Chats:
@@ -45,7 +43,7 @@ class Chats:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Table:
-    """Where rollouts are played. `policy` is None for a person, RANDOM, or a model;
+    """Where rollouts are played, `at_once` side by side. `policy` is None for a person, RANDOM, or a model;
     what a person sees goes to stderr where JSON is wanted."""
 
     policy: str | None
@@ -53,6 +51,7 @@ class Table:
     api_key_var: str
     sampling: ChatSampling
     seed: int
+    at_once: int
     timeout: float
     as_json: bool
     chats: Chats | None
@@ -62,7 +61,7 @@ class Table:
     ) -> list[Outcome]:
         """Play the tasks of these numbers, counted on from the last at the first again; a person plays one
         after the other."""
-        slots = asyncio.Semaphore(1 if self.policy is None else AT_ONCE)
+        slots = asyncio.Semaphore(1 if self.policy is None else self.at_once)
         shown = len(numbers) == 1 or self.policy is None
 
         async with self._speakers() as speaker:
@@ -95,7 +94,7 @@ class Table:
                 self.base_url,
                 self.api_key_var,
                 timeout=self.timeout,
-                max_concurrent=AT_ONCE,
+                max_concurrent=self.at_once,
             ) as server:
                 yield lambda number: ChatPolicy(server, self.sampling.with_seed(self.seed + number))
 
