@@ -135,19 +135,6 @@ def test_muon_has_the_momentum_that_is_set(tmp_path, tiny_model, batches):
     assert not torch.equal(moved[0.95][name], moved[0.0][name])
 
 
-def test_parts_of_a_checkpoint_can_be_left_out(tmp_path, tiny_model, batches, monkeypatch):
-    put(tmp_path, batches[:2])
-    schedule = {"type": "linear", "warmup": 4, "decay": 0}
-    run_trainer(trainer_config(tiny_model, tmp_path, max_steps=2, scheduler=schedule))
-    monkeypatch.setenv("BUCKEYE_ATTEMPT", "2")
-    put(tmp_path, batches[2:3], identity=replace(ME, attempt=2))
-    ckpt = {"resume_step": 2, "skip_progress": True, "skip_scheduler": True}
-    run_trainer(trainer_config(tiny_model, tmp_path, max_steps=3, scheduler=schedule, ckpt=ckpt))
-    assert [(r["step"], r["lr"]) for r in records(tmp_path)] == [(0, 0.0025), (1, 0.005), (2, 0.0025)]
-    progress = resolve_checkpoint(tmp_path / "checkpoints", 3).path / "trainer" / "progress.json"
-    assert json.loads(progress.read_text())["samples"] == len(batches[2].samples)
-
-
 def test_checkpoints_are_pruned(tmp_path, tiny_model, batches):
     put(tmp_path, batches)
     run_trainer(trainer_config(tiny_model, tmp_path, max_steps=4, ckpt={"interval": 1, "keep": 2}))
