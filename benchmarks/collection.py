@@ -135,7 +135,6 @@ def _rollout(flight: Flight, seconds: float) -> Rollout:
 class _Tasks:
     """As many as are asked for, each once."""
 
-    exhausted = False
     environment = argparse.Namespace(name="simulated", play=argparse.Namespace(group_size=None))
 
     def __getitem__(self, index: int) -> GroupTask:
@@ -146,14 +145,6 @@ class _Tasks:
 
     def has_tasks_beside(self, held: Any) -> bool:
         return True
-
-    def first_unsolved(self, index: int) -> int:
-        return index
-
-    def settle(self, index: int, rewards: Any) -> None: ...
-
-    def state(self) -> dict[str, Any]:
-        return {}
 
 
 class Overtake(GroupCollector):
@@ -239,7 +230,6 @@ def simulate(
     scarce: bool = False,
     batches: int = 60,
     seed: int = 0,
-    cut_late_groups: bool = False,
     age: int = AGE,
 ) -> Result:
     """Collect `batches` batches while a trainer takes a mean batch's time for each."""
@@ -251,7 +241,6 @@ def simulate(
         min_group_size=None,
         run_ahead=level,
         most_token_age=10**6 if rule == "areal" else most_token_age(level, age),
-        cut_late_groups=cut_late_groups,
         oversampling_factor=oversampling,
         max_empty_batches=10,
         max_steps=None,

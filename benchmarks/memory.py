@@ -37,7 +37,7 @@ from buckeye.inference.client import InferenceClient
 from buckeye.launch.preflight.devices import MainMemory, main_memory
 from buckeye.launch.preflight.memory import Hardware, plan_memory, processor_has_bfloat16
 from buckeye.launch.preflight.model import shape_of
-from buckeye.transport.batches import Batch, Sample, end_batches, write_batch
+from buckeye.transport.batches import Batch, Sample, write_batch
 from buckeye.transport.weights import publish_weights, read_weights_manifest
 
 KINDS = ("engine", "full", "lora")
@@ -100,11 +100,12 @@ def _measured_trainer(model: Path, length: int, words: tuple[str, ...], folder: 
     for step in range(STEPS):
         batch = Batch(step=step, samples=_samples(length, vocabulary), orchestrator_state={})
         write_batch(folder / "batches", batch, identity=_ME)
-    end_batches(folder / "batches", STEPS, identity=_ME)
     flags = [word.replace("--trainer.", "--") for word in words]
     argv = [
         "worker",
         "trainer",
+        "--max-steps",
+        str(STEPS),
         "--model.name",
         str(model),
         "--model.device",

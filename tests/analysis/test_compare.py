@@ -24,7 +24,7 @@ def rollouts(path, rewards, prompt="task {}"):
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-def write(run, steps, *, settings=PLANS, tokens=100, seconds=1.0, prompt="task {}"):
+def write(run, steps, *, settings=PLANS, prompt="task {}"):
     """A run whose steps have played tasks with these rewards."""
     for step, rewards in enumerate(steps):
         rollouts(run / "rollouts" / f"step_{step}.jsonl", rewards, prompt)
@@ -35,7 +35,7 @@ def write(run, steps, *, settings=PLANS, tokens=100, seconds=1.0, prompt="task {
             "orchestrator": {
                 "reward/mean": sum(map(sum, rewards.values())) / sum(map(len, rewards.values()))
             },
-            "trainer": {"tokens": tokens, "time/total": seconds},
+            "trainer": {"tokens": 100},
         }.items()
     ]
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -89,7 +89,7 @@ def test_other_tasks_are_compared_by_welch(tmp_path, compared):
     write(tmp_path / "a", [step(0.0, 0.2, 0.4)])
     write(tmp_path / "b", [step(1.0, 0.8, 0.6)], prompt="another {}")
     found = compared()
-    (part,) = found["parts"]["step"]
+    (part,) = found["parts"]
     assert not part["paired"]
     # means 0.2 and 0.8, deviations 0.2: error sqrt(2 x 0.04 / 3), 4 degrees of freedom, t = 2.776
     assert part["difference"]["value"] == pytest.approx(0.6)
@@ -98,16 +98,12 @@ def test_other_tasks_are_compared_by_welch(tmp_path, compared):
     assert tasks == {"split": "train", "a": 3, "b": 3, "shared": 0, "changed": 3}
 
 
-def test_by_tokens_and_time_only_what_both_have_is_compared(tmp_path, compared):
-    write(tmp_path / "a", [LOW] * 8, tokens=100, seconds=1.0)
-    write(tmp_path / "b", [LOW, LOW, LOW, HIGH], tokens=400, seconds=1.0)
+def test_only_the_steps_that_both_have_are_compared(tmp_path, compared):
+    write(tmp_path / "a", [LOW] * 8)
+    write(tmp_path / "b", [LOW, LOW, LOW, HIGH])
     parts = compared()["parts"]
-    assert [one["until"] for one in parts["step"]] == [1, 2, 3, 4]
-    assert [one["until"] for one in parts["tokens"]] == [200, 400, 600, 800]
-    assert [one["until"] for one in parts["seconds"]] == [1, 2, 3, 4]
-    by_tokens = [one["difference"] and one["difference"]["value"] for one in parts["tokens"]]
-    assert by_tokens == [None, pytest.approx(0.0), None, pytest.approx(0.0)]  # b has its second step only
-    assert parts["seconds"][-1]["difference"]["value"] == pytest.approx(4.1 / 8)
+    assert [(one["first"], one["last"]) for one in parts] == [(0, 0), (1, 1), (2, 2), (3, 3)]
+    assert parts[-1]["difference"]["value"] == pytest.approx(4.1 / 8)
 
 
 def test_an_evaluation_of_the_same_version_decides(tmp_path, compared):
@@ -148,7 +144,7 @@ def test_a_copy_and_a_torn_run_are_compared(tmp_path, compared):
     (tmp_path / "b" / "rollouts" / "step_3.jsonl").write_text('{"task_id": "t0", "rew')
     found = compared()
     assert found["verdict"]["outcome"] == "not told apart"
-    assert found["curves"]["b"]["step"] == [0, 1, 2, 3]  # of the last one the figures are left
+    assert [one["last"] for one in found["parts"]] == [0, 1, 2, 3]  # of the last one the figures are left
 
 
 def test_what_cannot_be_compared_is_a_failure(tmp_path):

@@ -36,11 +36,6 @@ def test_a_batch_of_groups_that_differ_in_size_needs_no_multiple(load, refused):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("--env-mix.probabilities 1.0", "2 numbers above 0"),
-        ("--env-mix.probabilities 0.5,0", "2 numbers above 0"),
-        ("--env-mix.probabilities 0.5,0.5 --env.0.ratio 2", "ratio has no meaning"),
-        ("--env-mix.strategy concatenate --env.0.ratio 2", "ratio has no meaning"),
-        ("--env-mix.strategy concatenate --env-mix.seed 1", "seed has no meaning"),
         ("--env.0.ratio 0", "expected"),
         ("--env.0.sampling.temperature 0", "always samples the same reply"),
         ("--env.0.isolation none --env.0.max-turns 3", "is kept by worker processes"),
@@ -63,8 +58,7 @@ def test_what_does_not_go_together_is_refused(refused, words, said):
 
 
 def test_all_of_it_is_built():
-    words = f"""{TWO} --env-mix.probabilities 0.9,0.1 --env-mix.seed 3
-        --env-mix.stopping-strategy first_exhausted
+    words = f"""{TWO}
         --env.0.rollouts-per-example 4 --env.1.rollouts-per-example 8 --env.0.sampling.temperature 0.7
         --env.0.max-concurrent 4 --env.1.rate-limit 0.5 --env.0.rollout-timeout 30 --env.1.max-turns 4
         --env.1.max-memory-gb 2 --max-async-level 0 --deterministic false

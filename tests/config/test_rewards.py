@@ -80,8 +80,7 @@ def test_shaping_that_stays_above_zero_goes_with_max_rl(load):
     assert load(OrchestratorConfig, words).advantage == MaxRLAdvantageConfig()
 
 
-def test_difficulty_borders_and_solved_tasks(load):
-    words = "--buffer.type online-difficulty --buffer.max-reward 0.9 --no-positive-resampling 0.9"
+def test_difficulty_borders(load):
+    words = "--buffer.type online-difficulty --buffer.max-reward 0.9"
     config = load(OrchestratorConfig, words)
     assert config.buffer == OnlineDifficultyBufferConfig(max_reward=0.9)
-    assert config.no_positive_resampling == 0.9

@@ -41,7 +41,6 @@ RUN = {
     "orchestrator.advantage": st.none() | st.just({"std_norm": "global", "leave_one_out": True}),
     "orchestrator.buffer": st.sampled_from([{"type": "online-difficulty"}, {}]),
     "orchestrator.eval": st.none() | st.just({"interval": 3, "env": [{"id": "e"}]}),
-    "orchestrator.val": st.none() | st.just({}),
     "orchestrator.env": st.lists(
         st.fixed_dictionaries(
             {"id": names, "args": st.dictionaries(names, st.none() | counts | names | st.booleans())}
@@ -50,7 +49,6 @@ RUN = {
         max_size=3,
     ),
     "orchestrator.zero_spread": st.sampled_from(["keep", "drop"]),
-    "orchestrator.curriculum": st.booleans(),
     "orchestrator.client.base_url": st.lists(names, min_size=1),
     "inference.kv_cache_gb": st.none() | st.floats(0.1, 1e3),
     "inference.parallel.dp": st.integers(1, 8),

@@ -69,17 +69,6 @@ def test_a_young_age_makes_batches_wait_and_loses_nothing(law, age):
     assert not any(batch.dropped for batch in result.batches)
 
 
-def test_late_groups_are_cut_where_that_is_asked_for_and_trained_as_truncated():
-    waits = checked(simulate("buckeye", "heavy tail", level=2, age=2, batches=40))
-    cuts = checked(simulate("buckeye", "heavy tail", level=2, age=2, batches=40, cut_late_groups=True))
-    assert sum(batch.account()["cut"] for batch in waits.batches) == 0
-    assert sum(batch.account()["cut"] for batch in cuts.batches) > 0
-    assert not any(batch.dropped for batch in cuts.batches)
-    assert max(ages(cuts)) <= 2
-    assert cuts.seconds < waits.seconds
-    assert all(r.truncated for batch in cuts.batches for g in batch.groups for r in g.scored if r.cut)
-
-
 def test_oversampling_beyond_what_may_wait_takes_the_first_to_finish_and_ends_the_others():
     result = checked(simulate("buckeye", "log-normal", level=0, oversampling=1.5, batches=20))
     dropped = [group for batch in result.batches for _, group in batch.dropped_groups]

@@ -16,10 +16,8 @@ from buckeye.orchestrator.environments import NamedEnvironment
 from buckeye.orchestrator.evaluation import (
     EvalResult,
     evaluate,
-    evaluate_all,
-    evaluated_versions,
-    write_evaluation,
 )
+from buckeye.orchestrator.evaluations import evaluate_all, evaluated_versions, write_evaluation
 from buckeye.orchestrator.player import RolloutPlayer
 from buckeye.orchestrator.rollout import Rollout, Segment
 from tests.waiting import HANG
@@ -137,7 +135,16 @@ def test_an_evaluation_says_which_versions_played_it(tmp_path, caplog, version, 
     )
     named = NamedEnvironment(name="letters", environment=LetterEnvironment(size=2))
     evaluated = [(EvalEnvConfig(id="letters"), named)]
-    asyncio.run(evaluate_all(evaluated, player, num_examples=2, directory=tmp_path, measured={"step": 3}))
+    asyncio.run(
+        evaluate_all(
+            evaluated,
+            player,
+            num_examples=2,
+            rollouts_per_example=1,
+            directory=tmp_path,
+            measured={"step": 3},
+        )
+    )
     figures = json.loads((tmp_path / "letters.json").read_text())
     assert (figures["step"], figures["versions"]) == (3, [version])
     assert ("The evaluation of step 3 on letters was played by versions 4" in caplog.text) is told

@@ -2,12 +2,10 @@
 
 from collections import Counter
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from buckeye.config.environments import EnvMixConfig
-from buckeye.orchestrator.mixture import EVENLY, Deal, Mix
+from buckeye.orchestrator.mixture import Deal, Mix
 
 
 def dealt(mix, count):
@@ -20,24 +18,24 @@ def environments(mix, count):
 
 @given(
     ratios=st.lists(st.floats(0.01, 100), min_size=1, max_size=4),
-    sizes=st.lists(st.none() | st.integers(1, 7), min_size=4, max_size=4),
+    sizes=st.lists(st.integers(1, 7), min_size=4, max_size=4),
     count=st.integers(1, 60),
 )
 def test_every_stretch_from_the_start_is_as_close_to_the_shares_as_whole_numbers_allow(ratios, sizes, count):
-    counts = Counter(deal.environment for deal in dealt(Mix(ratios, sizes[: len(ratios)], EVENLY), count))
+    counts = Counter(deal.environment for deal in dealt(Mix(ratios, sizes[: len(ratios)]), count))
     for i, ratio in enumerate(ratios):
         assert counts[i] - ratio / sum(ratios) * count < 1.0 + 1e-6
 
 
 def test_extreme_ratios_leave_nobody_out():
-    mix = Mix([1e-3, 1.0], [3, 3], EVENLY)
+    mix = Mix([1e-3, 1.0], [3, 3])
     assert environments(mix, 2002).count("A") == 2
-    assert environments(Mix([1e300, 1e300], [1, 1], EVENLY), 4) in ("ABAB", "BABA")
+    assert environments(Mix([1e300, 1e300], [1, 1]), 4) in ("ABAB", "BABA")
 
 
 @given(sizes=st.lists(st.integers(1, 6), min_size=1, max_size=3), count=st.integers(1, 50))
 def test_every_task_of_an_epoch_is_dealt_once(sizes, count):
-    mix = Mix([1.0] * len(sizes), sizes, EVENLY)
+    mix = Mix([1.0] * len(sizes), sizes)
     seen = Counter((d.environment, d.epoch, d.nth) for d in dealt(mix, count))
     assert max(seen.values()) == 1
     for environment, size in enumerate(sizes):
@@ -45,29 +43,8 @@ def test_every_task_of_an_epoch_is_dealt_once(sizes, count):
         assert own == [Deal(environment, *divmod(n, size)) for n in range(len(own))]
 
 
-def test_first_exhausted_begins_all_anew():
-    mix = Mix([1, 1], [2, 5], EnvMixConfig(stopping_strategy="first_exhausted"))
-    assert [(d.environment, d.epoch, d.nth) for d in dealt(mix, 8)] == [
-        (0, 0, 0), (1, 0, 0), (0, 0, 1), (1, 1, 0), (0, 1, 0), (1, 1, 1), (0, 1, 1), (1, 2, 0)
-    ]  # fmt: skip
-
-
-def test_concatenate_plays_all_of_one_and_then_all_of_the_next():
-    assert environments(Mix([1, 1, 1], [3, 1, 2], EnvMixConfig(strategy="concatenate")), 9) == "AAABCCAAA"
-
-
-def test_a_seed_draws_by_the_shares():
-    def drawn(seed, shares):
-        return environments(Mix(shares, [5, 5], EnvMixConfig(seed=seed)), 400)
-
-    assert drawn(1, [3, 1]) == drawn(1, [3, 1]) != drawn(2, [3, 1])
-    assert 260 < drawn(1, [3, 1]).count("A") < 340  # 300 expected, deviation 8.7
-    assert "AAAA" in drawn(1, [1, 1])
-
-
-@pytest.mark.parametrize("mix", [EVENLY, EnvMixConfig(seed=4), EnvMixConfig(strategy="concatenate")])
-def test_a_deal_depends_on_its_number_only(mix):
+def test_a_deal_depends_on_its_number_only():
     def new():
-        return Mix([2, 1], [3, 4], mix)
+        return Mix([2, 1], [3, 4])
 
     assert new()[17] == dealt(new(), 18)[17]

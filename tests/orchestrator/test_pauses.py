@@ -179,7 +179,7 @@ def collector(
         for env, size in zip(environments, sizes, strict=True)
     ]
     pauses = EnvironmentPauses([env.name for env in named], SETTINGS, clock)
-    sampler = TaskSampler(named, seed=1, state=state)
+    sampler = TaskSampler(named, seed=1)
     return GroupCollector(sampler, player, settings, pauses, state=state or {})
 
 

@@ -42,12 +42,3 @@ def test_a_group_index_means_the_same_task_in_any_order_of_asking():
     want = [forwards[i].task.id for i in range(30)]
     assert [backwards[i].task.id for i in reversed(range(30))] == want[::-1]
     assert [sampler(1.0, 3.0, seed=1)[i].task.id for i in range(30)] != want
-
-
-def test_what_is_solved_for_good_is_passed_over_one_by_one():
-    environment = NamedEnvironment(name="letters", environment=LetterEnvironment(size=4))
-    s = TaskSampler([environment], seed=0, no_positive_resampling=0.5)
-    for index in (1, 2):
-        s.settle(index, [1.0, 0.0])
-    assert [s.first_unsolved(index) for index in (0, 1)] == [0, 3]
-    assert s.metrics() == {"tasks/solved_for_good": 2, "tasks/passed_over": 2}

@@ -41,7 +41,7 @@ def test_a_run_by_turns_with_shaping_and_filters(runner):
     words = (
         *("--orchestrator.env.0.id", "two_turns.py", "--orchestrator.zero-spread", "drop"),
         *("--orchestrator.advantage.type", "turn", "--orchestrator.advantage.discount", "0.5"),
-        *("--orchestrator.no-positive-resampling", "1.0", "--orchestrator.seq-len", "128"),
+        *("--orchestrator.seq-len", "128"),
         *("--orchestrator.reward-shaping.length-penalty", "0.1", "--ckpt.interval", "2"),
         *("--orchestrator.reward-shaping.stop-reason-penalties.length", "0.25"),
         *("--orchestrator.reward-shaping.max-length", "12"),
@@ -66,47 +66,6 @@ def test_a_run_by_turns_with_shaping_and_filters(runner):
     assert (out / "weights" / "step_4" / "model.safetensors").read_bytes() == final
     again = runner.metrics("out", "orchestrator")  # the last record of a step
     assert [again[s]["reward/mean"] for s in (2, 3)] == [metrics[s]["reward/mean"] for s in (2, 3)]
-
-
-SOLVED = '''
-"""Whatever is answered is right."""
-
-from buckeye.envs.base import Outcome, Task
-
-
-class Solved:
-    name = "solved"
-
-    def tasks(self, split):
-        prompts = [{"role": "user", "content": f"say {i}"} for i in range(9)]
-        return [Task(id=f"{split}-{i}", messages=(p,)) for i, p in enumerate(prompts)]
-
-    async def rollout(self, task, policy):
-        await policy.chat(task.messages)
-        return Outcome(reward=1.0)
-
-
-def load_environment():
-    return Solved()
-'''
-
-
-def test_a_run_whose_tasks_are_all_solved_is_finished(runner):
-    (runner.root / "solved.py").write_text(SOLVED)
-    words = ("--orchestrator.env.0.id", "solved.py", "--orchestrator.no-positive-resampling", "0.9")
-    words += ("--orchestrator.eval.interval", "100", "--orchestrator.eval.env.0.id", "solved.py")
-    done = runner.run(runner.rl("out", *words, steps=50, level=1))  # nine tasks, four a step
-    assert done.returncode == 0, done.stderr + done.stdout
-    out = runner.root / "out"
-    said = (out / "logs" / "run.log").read_text()
-    steps = int(re.search(r"All training tasks are solved for good .* ends after (\d+) steps", said)[1])
-    assert 2 <= steps <= 4  # what is in flight when a task is solved is trained on
-    assert list(runner.metrics("out", "trainer")) == list(range(steps))
-    assert (out / "checkpoints" / f"step_{steps}").is_dir()
-    assert max(runner.metrics("out", "eval")) == steps  # of the last weights
-    left_over = out / "rollouts" / f"step_{steps}.dropped.jsonl"
-    assert left_over.exists() == ("too few for a batch" in said)
-    assert not (out / "rollouts" / f"step_{steps}.jsonl").exists()  # nothing was trained on there
 
 
 def test_rewards_that_are_all_the_same_are_told(runner):

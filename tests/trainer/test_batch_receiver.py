@@ -15,7 +15,7 @@ from buckeye.errors import TransportError
 from buckeye.trainer import batch_receiver
 from buckeye.trainer.batch_receiver import BatchReceiver
 from buckeye.trainer.parallel.ranks import Ranks
-from buckeye.transport.batches import Batch, Sample, end_batches, pack_samples, write_batch
+from buckeye.transport.batches import Batch, Sample, pack_samples, write_batch
 from tests.waiting import HANG
 
 ME = RunIdentity(run_id="run", attempt=1)
@@ -78,26 +78,6 @@ def test_a_stop_ends_the_wait(tmp_path):
     waiting = _receiver(tmp_path)
     waiting.stop.requested = True
     assert waiting.next_batch(0) is None
-
-
-def test_the_end_of_all_batches_ends_the_wait(tmp_path):
-    _put(tmp_path)
-    end_batches(tmp_path, 1, identity=ME)
-    waiting = _receiver(tmp_path, timeout=HANG)
-    assert waiting.next_batch(0) is not None
-    assert not waiting.ended(0)
-    assert waiting.next_batch(1) is None
-    assert waiting.ended(1)
-    assert _receiver(tmp_path, ranks=OtherRanks(4)).next_batch(1) is None
-
-
-def test_the_end_of_another_attempt_is_none(tmp_path):
-    end_batches(tmp_path, 0, identity=RunIdentity(run_id="run", attempt=0))
-    with pytest.raises(TransportError, match="No batch 0 arrived"):
-        _receiver(tmp_path).next_batch(0)
-    (tmp_path / "end.json").write_text("{")
-    with pytest.raises(TransportError, match=r"end\.json cannot be read"):
-        _receiver(tmp_path).next_batch(0)
 
 
 def test_a_damaged_batch_is_set_aside_and_read_when_it_is_there_again(tmp_path):

@@ -12,7 +12,7 @@ from torch import nn
 
 from buckeye.base.distribution import install_command
 from buckeye.errors import CheckpointError, UsageError
-from buckeye.trainer.optim.optimizer import ParameterGroup, build_optimizer, learning_rate
+from buckeye.trainer.optim.optimizer import build_optimizer, learning_rate
 
 
 def _rates(**settings):
@@ -78,12 +78,8 @@ KINDS = ["adamw", "muon", "sgd", pytest.param("adamw8bit", marks=needs_bitsandby
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_state_survives_a_file_bit_for_bit(kind):
-    groups = [ParameterGroup(names=["layer.*"], lr_multiplier=0.5)]
-
     def build(parameters):
-        return build_optimizer(
-            parameters, kind=kind, weight_decay=0.1, embeddings={"embed.weight"}, groups=groups
-        )
+        return build_optimizer(parameters, kind=kind, weight_decay=0.1, embeddings={"embed.weight"})
 
     straight = _parameters(large=(64, 80))
     optimizer = build(straight)
@@ -144,40 +140,6 @@ def test_state_of_another_optimizer_is_refused(written, now):
         CheckpointError, match=rf"written with {written}, and trainer.optim.type is now {now}"
     ):
         other.load_state(stored)
-
-
-def _moved(parameters, **settings):
-    """How far one step moves each parameter, all of whose gradients are 1; SGD without momentum."""
-    before = {name: p.detach().clone() for name, p in parameters.items()}
-    optimizer = build_optimizer(parameters, kind="sgd", momentum=0.0, **settings)
-    for parameter in parameters.values():
-        parameter.grad = torch.ones_like(parameter)
-    optimizer.step(0.1)
-    return {name: before[name] - p.detach() for name, p in parameters.items()}, before
-
-
-def test_groups_have_their_own_rate_and_decay():
-    groups = [
-        ParameterGroup(names=["embed.*"], lr_multiplier=0.0),
-        ParameterGroup(names=["layer.weight", "embed.weight"], lr_multiplier=2.0),  # the first that matches
-        ParameterGroup(names=["*bias"], weight_decay=0.3),
-    ]
-    moved, before = _moved(_parameters(), weight_decay=0.5, groups=groups)
-    expected = {
-        "embed.weight": torch.zeros(6, 4),
-        "layer.weight": 0.2 * (1 + 0.5 * before["layer.weight"]),
-        "layer.bias": 0.1 * (1 + 0.3 * before["layer.bias"]),
-        "norm.weight": torch.full((4,), 0.1),
-    }
-    for name, distance in expected.items():
-        torch.testing.assert_close(moved[name], distance, msg=name)
-
-
-def test_a_pattern_without_a_match_names_close_parameters():
-    with pytest.raises(UsageError, match=r"no trained parameter .* 'layers\.weight'.*layer\.weight"):
-        build_optimizer(
-            _parameters(), kind="adamw", weight_decay=0, groups=[ParameterGroup(names=["layers.weight"])]
-        )
 
 
 def test_muon_has_momentum_of_its_own():

@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from buckeye.errors import CheckpointError, FinalRunError, TransportError
 from buckeye.trainer.rl import run_trainer
-from buckeye.transport.batches import Sample, end_batches, read_batch
+from buckeye.transport.batches import Sample, read_batch
 from buckeye.transport.checkpoint import list_checkpoints, read_orchestrator_state, resolve_checkpoint
 from buckeye.transport.weights import verify_weights
 from tests.ports import free_port
@@ -106,14 +106,6 @@ def test_resume_is_bit_exact(tmp_path, tiny_model, batches, optimizer, monkeypat
     assert_equal(*optimizers)
 
 
-def test_when_no_more_batches_come_the_run_is_finished(tmp_path, tiny_model, batches):
-    put(tmp_path, batches[:1])
-    end_batches(tmp_path / "batches", 1, identity=ME)
-    assert run_trainer(trainer_config(tiny_model, tmp_path, max_steps=4))
-    assert [r["step"] for r in records(tmp_path)] == [0]
-    assert [info.step for info in list_checkpoints(tmp_path / "checkpoints")] == [1]
-
-
 def test_resuming_without_a_checkpoint_is_one_message(tmp_path, tiny_model):
     with pytest.raises(CheckpointError, match="no committed checkpoint"):
         run_trainer(trainer_config(tiny_model, tmp_path, max_steps=4, ckpt={"resume_step": -1}))
@@ -141,19 +133,6 @@ def test_muon_has_the_momentum_that_is_set(tmp_path, tiny_model, batches):
         moved[momentum] = weights(tmp_path / str(momentum), 2)
     name = "model.layers.0.mlp.up_proj.weight"
     assert not torch.equal(moved[0.95][name], moved[0.0][name])
-
-
-def test_parts_of_a_checkpoint_can_be_left_out(tmp_path, tiny_model, batches, monkeypatch):
-    put(tmp_path, batches[:2])
-    schedule = {"type": "linear", "warmup": 4, "decay": 0}
-    run_trainer(trainer_config(tiny_model, tmp_path, max_steps=2, scheduler=schedule))
-    monkeypatch.setenv("BUCKEYE_ATTEMPT", "2")
-    put(tmp_path, batches[2:3], identity=replace(ME, attempt=2))
-    ckpt = {"resume_step": 2, "skip_progress": True, "skip_scheduler": True}
-    run_trainer(trainer_config(tiny_model, tmp_path, max_steps=3, scheduler=schedule, ckpt=ckpt))
-    assert [(r["step"], r["lr"]) for r in records(tmp_path)] == [(0, 0.0025), (1, 0.005), (2, 0.0025)]
-    progress = resolve_checkpoint(tmp_path / "checkpoints", 3).path / "trainer" / "progress.json"
-    assert json.loads(progress.read_text())["samples"] == len(batches[2].samples)
 
 
 def test_checkpoints_are_pruned(tmp_path, tiny_model, batches):

@@ -75,13 +75,10 @@ def test_each_axis_is_a_split_and_eval_is_all_of_them(environment):
         assert {task.data["split"] for task in environment.tasks(axis)} == {axis}
 
 
-def test_it_offers_probes_a_lexicon_and_a_curriculum(environment):
+def test_it_offers_probes_and_a_lexicon(environment):
     assert len(environment.probes()) > 200
     assert "kaška" in environment.lexicon()
     assert len(environment.content_hash) == 64
-    cell = environment.curriculum()["conjugate/1"]
-    assert cell[3] == cell[3]
-    assert {task.data["family"] for task in cell[:20]} == {"conjugate"}
 
 
 def test_families_can_be_chosen(environment):
@@ -134,7 +131,6 @@ def test_what_is_only_evaluated_loads_without_a_train_split(chosen):
     assert environment.splits[0] == "eval"
     assert "train" not in environment.splits
     assert len(environment.tasks("eval")) > 5
-    assert dict(environment.curriculum()) == {}
     with pytest.raises(KeyError, match="no split 'train'; it has eval"):
         environment.tasks("train")
     with pytest.raises(UsageError, match=r"nothing to imitate: (exceptions|numerals) at depth"):

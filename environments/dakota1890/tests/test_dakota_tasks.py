@@ -39,7 +39,6 @@ from dakota1890.tasks import (
     drawn_question,
     eval_tasks,
     held_out_sample,
-    train_cells,
     train_depths,
 )
 
@@ -284,14 +283,6 @@ def test_depths_can_be_chosen():
     assert {task.data["depth"] for task in eval_tasks(NAMES, (2, 3), True)} == {2, 3}
     with pytest.raises(ArgumentError, match=r"no train questions of depth 4 in conjugate\. .*conjugate: 1\."):
         TrainTasks(TaskOptions(families=("conjugate",), depths=(4,)), 10)
-
-
-def test_curriculum_cells_hold_one_family_at_one_depth():
-    cells = train_cells(TaskOptions(invented_fraction=0.5), 50)
-    assert {"conjugate/1", "particles/2", "numerals/1"} <= set(cells)
-    for name, tasks in cells.items():
-        family, depth = name.split("/")
-        assert {(t.data["family"], t.data["depth"]) for t in tasks} == {(family, int(depth))}
 
 
 def test_invented_words_are_marked_new_and_never_in_the_evaluation():

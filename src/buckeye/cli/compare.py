@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,7 +14,6 @@ from buckeye.base.json_lines import printable
 
 if TYPE_CHECKING:
     from buckeye.analysis.comparison.compare import Comparison
-    from buckeye.analysis.comparison.curves import Point
     from buckeye.analysis.comparison.differences import Difference
 
 _NAMED = "A run's directory, name or id."
@@ -28,11 +26,13 @@ def compare_runs(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Say whether run B is better than run A and by how much, and what is different about them: settings,
-    versions, tasks, machines, and the reward by step, tokens and time. Exit code 1 if that cannot be said."""
+    versions, tasks, machines, and the reward by step. Exit code 1 if that cannot be said."""
     from buckeye.analysis.comparison.compare import compare
 
     found = compare(a, b)
-    print(json.dumps(_as_object(found)) if as_json else printable("\n".join(_text(found))))
+    print(
+        json.dumps(dataclasses.asdict(found), default=str) if as_json else printable("\n".join(_text(found)))
+    )
     if found.verdict.outcome == "not comparable":
         raise typer.Exit(1)
 
@@ -84,40 +84,12 @@ def _evaluations(found: Comparison) -> Iterator[str]:
 def _parts(found: Comparison) -> Iterator[str]:
     from buckeye.analysis.comparison.compare import extent, shown
 
-    for axis, parts in found.parts.items():
-        if parts:
-            rows = [
-                (f"  {extent(part)}", shown(part.a), shown(part.b), shown(part.difference, sign=True))
-                for part in parts
-            ]
-            yield "\n" + aligned([(f"reward by {axis}", "A", "B", "B - A"), *rows])
-
-
-def _reward(point: Point) -> float:
-    groups = [reward for rewards in point.rewards.values() for reward in rewards]
-    return sum(groups) / len(groups)
-
-
-def _as_object(found: Comparison) -> dict[str, Any]:
-    """Everything, with the curves as lists instead of the rewards of tasks."""
-    named = {field.name: getattr(found, field.name) for field in dataclasses.fields(found)}
-    curves = {name: _curve(named.pop(f"points_{name}")) for name in ("a", "b")}
-    return {**_plain(named), "curves": curves}
-
-
-def _curve(points: Sequence[Point]) -> dict[str, list[float]]:
-    columns = {name: [getattr(point, name) for point in points] for name in ("step", "tokens", "seconds")}
-    return columns | {"reward": [_reward(point) for point in points]}
-
-
-def _plain(value: Any) -> Any:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return _plain({field.name: getattr(value, field.name) for field in dataclasses.fields(value)})
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return str(value) if isinstance(value, Path) else value
+    if found.parts:
+        rows = [
+            (f"  {extent(part)}", shown(part.a), shown(part.b), shown(part.difference, sign=True))
+            for part in found.parts
+        ]
+        yield "\n" + aligned([("reward by step", "A", "B", "B - A"), *rows])
 
 
 COMMANDS = {"rl compare": compare_runs}

@@ -98,7 +98,7 @@ def _text(report: EvalReport) -> str:
     """The figures as aligned text."""
     figures, settings = report.figures, report.settings
     lines = [f"{settings['env']} ({settings['split']}) with {settings['model']}", ""]
-    rows = [(f.name, f"{f.value:.4f}", f"[{f.low:.4f}, {f.high:.4f}]") for f in figures.figures]
+    rows = [(name, f"{f.value:.4f}", f"[{f.low:.4f}, {f.high:.4f}]") for name, f in figures.figures.items()]
     rows += [(name, f"{value:.4g}", "") for name, value in figures.means.items()]
     width = max(len(name) for name, _, _ in rows)
     lines += [f"{name:<{width}}  {value:>10}  {interval}".rstrip() for name, value, interval in rows]

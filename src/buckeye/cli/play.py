@@ -52,9 +52,6 @@ def play(
     max_tokens: Annotated[int | None, typer.Option(min=1, help="A model's longest reply.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of chance, or of a local model's sampling.")] = 0,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds; a person has all the time.")] = 600.0,
-    tokens: Annotated[
-        str | None, typer.Option(metavar="MODEL", help="Show prompts as this model reads them; count tokens.")
-    ] = None,
     save: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Append what is played, as chats for sft.")
     ] = None,
@@ -84,7 +81,6 @@ def play(
         seed=seed,
         at_once=at_once,
         timeout=math.inf if policy is None else timeout,
-        tokens=tokens,
         as_json=as_json,
         chats=None if save is None else Chats(save, min_reward),
     )

@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from buckeye.config.buffer import Share
 from buckeye.config.shared import (
     BaseConfig,
     conflict,
@@ -113,31 +112,6 @@ class EvalEnvConfig(EnvConfig):
     """How many tasks; None is the value of `eval`."""
     rollouts_per_example: PositiveInt | None = None
     """How many rollouts of each; None is the value of `eval`."""
-
-
-class EnvMixConfig(BaseConfig):
-    """How tasks of several environments are mixed."""
-
-    strategy: Literal["interleave", "concatenate"] = "interleave"
-    """Alternate between them, or play all tasks of one after the other."""
-    probabilities: list[Share] | None = None
-    """The share of each, in their order; instead of their ratios."""
-    stopping_strategy: Literal["first_exhausted", "all_exhausted"] = "all_exhausted"
-    """When the tasks of one are used up: start all of them again, or only its own."""
-    seed: int | None = None
-    """Draw the environment of each group by share with this seed; None alternates evenly."""
-
-    @model_validator(mode="after")
-    def _one_after_the_other_has_no_shares(self) -> EnvMixConfig:
-        for name in ("probabilities", "seed"):
-            if self.strategy == "concatenate" and getattr(self, name) is not None:
-                raise conflict(
-                    f'strategy = "concatenate" plays every task once per round, so {name} has no meaning: '
-                    "leave it out",
-                    name,
-                    "strategy",
-                )
-        return self
 
 
 class EnvPauseConfig(BaseConfig):

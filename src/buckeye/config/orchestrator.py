@@ -9,11 +9,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from buckeye.config.buffer import BufferConfig, Share, SimpleBufferConfig
+from buckeye.config.buffer import BufferConfig, SimpleBufferConfig
 from buckeye.config.environments import (
     AllOrCount,
     EnvConfig,
-    EnvMixConfig,
     EnvPauseConfig,
     EnvSamplingConfig,
     EvalEnvConfig,
@@ -68,26 +67,6 @@ class EvalConfig(BaseConfig):
     """Also evaluate before the first step."""
 
 
-class ValConfig(BaseConfig):
-    """A small evaluation whose mean reward is shown with the step."""
-
-    num_examples: AllOrCount = 16
-    """How many tasks of each environment; -1 is all."""
-    rollouts_per_example: PositiveInt = 1
-    """How many rollouts of each task."""
-    interval: PositiveInt = 10
-    """Steps between two."""
-
-
-class OrchestratorCheckpointConfig(CheckpointConfig):
-    """Checkpoints of the orchestrator; they are part of the trainer's."""
-
-    skip_progress: bool = False
-    """On resuming, start the data from its beginning."""
-    skip_buffer: bool = False
-    """On resuming, forget the groups that were started."""
-
-
 class RolloutsConfig(BaseConfig):
     """What `rollouts/` holds: the text of every rollout, with its reward."""
 
@@ -116,9 +95,6 @@ class OrchestratorConfig(BaseConfig):
     max_off_policy_steps: NonNegativeInt = 8
     """How many steps old a token may be when it is trained on: a batch waits for groups that the next one
     would be too late for. 0 in a synchronous run."""
-    late_groups: Literal["await", "cut"] = "await"
-    """What becomes of groups that a batch waits for when it could have younger ones instead: cut ends their
-    replies where they are, and they are trained on as truncated."""
     oversampling_factor: Annotated[float, Field(ge=1)] = 1.0
     """How many times the groups that batches have room for are played. Where that is more than
     max_off_policy_steps lets wait, those that finish first are taken: short ones, as collection/bias says."""
@@ -126,11 +102,6 @@ class OrchestratorConfig(BaseConfig):
     """Most rollouts at a time; None is no limit."""
     zero_spread: Literal["keep", "drop"] = "keep"
     """What becomes of groups whose rewards are all equal."""
-    no_positive_resampling: Share | None = None
-    """Do not play a task again once its group had at least this mean reward; None does. Tasks of a curriculum
-    are dealt by their solve rates instead."""
-    curriculum: bool = False
-    """Deal the tasks of environments that offer cells of them by how often each cell was solved lately."""
     mask_truncated_completions: bool = False
     """Do not train on rollouts that were cut off."""
     zero_truncated_completions: bool = False
@@ -142,9 +113,6 @@ class OrchestratorConfig(BaseConfig):
     max_rollout_retries: NonNegativeInt = 1
     """How often a rollout is played again that failed before the policy was asked, or as its engine or worker
     was lost."""
-    retry_after_reply: bool = False
-    """Play again what failed later, too. What the policy does when that fails is then missing from training:
-    mostly long rollouts."""
     min_group_size: PositiveInt | None = None
     """A group with fewer rollouts that have a reward is dropped, one with more is trained without those that
     failed; None is half of rollouts_per_example, rounded up, and at least 2."""
@@ -162,8 +130,6 @@ class OrchestratorConfig(BaseConfig):
     """How rollouts are sampled."""
     env: Annotated[list[TrainEnvConfig], Field(min_length=1)] = [TrainEnvConfig()]
     """The environments."""
-    env_mix: EnvMixConfig = EnvMixConfig()
-    """How they are mixed."""
     env_pause: EnvPauseConfig = EnvPauseConfig()
     """When an environment that fails is left alone for a while; the others go on."""
     reward_shaping: RewardShapingConfig | None = None
@@ -174,9 +140,7 @@ class OrchestratorConfig(BaseConfig):
     """Which groups make a batch."""
     eval: EvalConfig | None = None
     """Evaluation during training."""
-    val: ValConfig | None = None
-    """A small evaluation whose mean reward is shown with the step."""
-    ckpt: OrchestratorCheckpointConfig | None = OrchestratorCheckpointConfig()
+    ckpt: CheckpointConfig | None = CheckpointConfig()
     """Checkpoints at an interval; None writes one at the end only."""
     log: LogConfig = LogConfig()
     """What is logged."""
@@ -280,24 +244,6 @@ class OrchestratorConfig(BaseConfig):
                 "no group could be used",
                 "min_group_size",
                 "rollouts_per_example",
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _a_share_for_each_environment(self) -> OrchestratorConfig:
-        mix, ratios = self.env_mix, [env.ratio for env in self.env]
-        shares = mix.probabilities
-        if shares is not None and (len(shares) != len(self.env) or not all(shares)):
-            raise conflict(
-                f"env_mix.probabilities has to be {len(self.env)} numbers above 0, one for each [[env]]",
-                "env_mix.probabilities",
-            )
-        if len(set(ratios)) > 1 and (shares is not None or mix.strategy == "concatenate"):
-            raise conflict(
-                "an environment's ratio has no meaning beside env_mix.probabilities or "
-                'env_mix.strategy = "concatenate": leave one of the two out',
-                "env",
-                "env_mix",
             )
         return self
 

@@ -122,17 +122,6 @@ class ModelConfig(BaseConfig):
         return self
 
 
-class ParameterGroupConfig(BaseConfig):
-    """Settings for some of the parameters; the first group that matches a parameter counts."""
-
-    names: list[str]
-    """Which: patterns of parameter names, "*" for any text; one that matches nothing is an error."""
-    lr_multiplier: NonNegativeFloat = 1.0
-    """Their learning rate as a multiple of lr."""
-    weight_decay: NonNegativeFloat | None = None
-    """Their decay, vectors included; None decays their matrices like all others."""
-
-
 class BaseOptimizerConfig(BaseConfig):
     """What every optimizer has."""
 
@@ -142,8 +131,6 @@ class BaseOptimizerConfig(BaseConfig):
     """Decay of matrices."""
     max_norm: PositiveFloat | None = 1.0
     """Gradients longer than this are cut to it; None does not."""
-    groups: list[ParameterGroupConfig] = []
-    """Parameters with a learning rate or decay of their own."""
 
 
 class AdamWConfig(BaseOptimizerConfig):
@@ -280,10 +267,6 @@ class WeightsConfig(BaseConfig):
 class TrainerCheckpointConfig(CheckpointConfig):
     """Checkpoints of the trainer."""
 
-    skip_progress: bool = False
-    """On resuming, count steps and tokens from 0."""
-    skip_scheduler: bool = False
-    """On resuming, start the learning-rate schedule from its beginning."""
     skip_dataloader: bool = False
     """On resuming, start the data from its beginning."""
 

@@ -8,19 +8,22 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from buckeye.config.environments import TrainEnvConfig
+from buckeye.config.inference import InferenceConfig, ServedModelConfig
 from buckeye.config.rl import RLConfig
+from buckeye.envs.base import TRAIN
 from buckeye.errors import BuckeyeError
-from buckeye.evaluation.chat_policy import ChatSampling
+from buckeye.evaluation.chat_policy import ChatPlayer, ChatSampling
 from buckeye.evaluation.check import CheckOptions, check_environment
 from buckeye.evaluation.checks.result import shortened
-from buckeye.evaluation.groups import DEFAULT_CONCURRENT, run_groups
+from buckeye.evaluation.play import model_server
 from buckeye.launch.preflight.check import Check, failed, ok, skipped, warning
 from buckeye.launch.preflight.doctor import Examination, PreflightCheck
 from buckeye.launch.preflight.fitting import MEMORY
 from buckeye.launch.preflight.tasks import title_of
 from buckeye.monitor.learning import EASIER_TASKS, HARDER_TASKS, MORE_TOKENS, reason_without_spread
 from buckeye.monitor.signals import verdict
-from buckeye.orchestrator.evaluation import EvalResult
+from buckeye.orchestrator.environments import load_environments
+from buckeye.orchestrator.evaluation import EvalResult, evaluate
 
 SPREAD = "group spread"
 _SAMPLE = 20  # tasks of each family and split: `buckeye env check` runs more
@@ -28,6 +31,7 @@ _LIMIT = 0.03
 _LITTLE = 0.2
 _MUCH_CUT = 0.2
 _GROUP = 8
+_CONCURRENT = 128
 
 
 def check_environments(this: Examination) -> Iterator[Check]:
@@ -82,21 +86,34 @@ CHECKS = (PreflightCheck(check_environments), PreflightCheck(check_spread))
 
 
 async def _run_groups(config: RLConfig, groups: int) -> list[EvalResult]:
-    orchestrator = config.orchestrator
+    """Run the first `groups` train tasks of every environment on an engine with the model, as training would.
+
+    Raises UsageError if there is no such model, and RunError if its engine does not start.
+    """
+    orchestrator, timeout = config.orchestrator, config.orchestrator.rollout_timeout
     longest = min(orchestrator.sampling.max_tokens or orchestrator.seq_len, orchestrator.seq_len)
-    return await run_groups(
-        orchestrator.env,
-        [size if size > 1 else _GROUP for size in orchestrator.group_sizes],
-        groups=groups,
-        model=config.trainer.model.name,
-        sampling=ChatSampling(
-            temperature=orchestrator.sampling.temperature, max_tokens=longest, seed=orchestrator.seed
-        ),
-        seq_len=orchestrator.seq_len,
-        seed=orchestrator.seed,
-        max_concurrent=orchestrator.max_concurrent or DEFAULT_CONCURRENT,
-        timeout=orchestrator.rollout_timeout,
+    sampling = ChatSampling(
+        temperature=orchestrator.sampling.temperature, max_tokens=longest, seed=orchestrator.seed
     )
+    engine = InferenceConfig(model=ServedModelConfig(max_model_len=orchestrator.seq_len))
+    concurrent = orchestrator.max_concurrent or _CONCURRENT
+    loaded = load_environments(orchestrator.env, rollout_timeout=timeout)
+    async with model_server(
+        config.trainer.model.name, None, "", timeout=timeout, max_concurrent=concurrent, engine=engine
+    ) as server:
+        player = ChatPlayer(
+            server, sampling, seed=orchestrator.seed, timeout=timeout, retries=1, max_concurrent=concurrent
+        )
+        return [
+            await evaluate(
+                env,
+                player,
+                split=TRAIN,
+                num_examples=groups,
+                rollouts_per_example=size if size > 1 else _GROUP,
+            )
+            for env, size in zip(loaded, orchestrator.group_sizes, strict=True)
+        ]
 
 
 @dataclass(frozen=True, slots=True)

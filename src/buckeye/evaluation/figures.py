@@ -3,27 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from buckeye.evaluation.rows import Row
 from buckeye.monitor.intervals import Estimate, cluster_of, mean_passed, mean_reward
 from buckeye.orchestrator.evaluation import ScoredTask, means_over_tasks
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Figure:
-    """A mean over tasks with its 95 % interval."""
-
-    name: str
-    value: float
-    low: float
-    high: float
-
-    def to_json(self) -> dict[str, float]:
-        """Value and interval."""
-        return {"value": self.value, "low": self.low, "high": self.high}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,7 +21,7 @@ class Figures:
     tasks: int
     scored: int
     errored: int
-    figures: Sequence[Figure]
+    figures: Mapping[str, Estimate]
     means: dict[str, float]
     stop_reasons: dict[str, int]
     errors: dict[str, int]
@@ -46,7 +32,10 @@ class Figures:
             "tasks": self.tasks,
             "scored": self.scored,
             "errored": self.errored,
-            **{figure.name: figure.to_json() for figure in self.figures},
+            **{
+                name: {"value": found.value, "low": found.low, "high": found.high}
+                for name, found in self.figures.items()
+            },
             "means": self.means,
             "stop_reasons": self.stop_reasons,
             "errors": self.errors,
@@ -72,9 +61,9 @@ def figures_of(rows: Sequence[Row], *, each: int, pass_reward: float) -> Figures
     )
 
 
-def _figures(tasks: Sequence[Sequence[Row]], each: int, pass_reward: float) -> list[Figure]:
+def _figures(tasks: Sequence[Sequence[Row]], each: int, pass_reward: float) -> dict[str, Estimate]:
     if not tasks:
-        return []
+        return {}
     scored = [
         ScoredTask(
             cluster_of(rows[0].task_id, rows[0].data),
@@ -83,19 +72,15 @@ def _figures(tasks: Sequence[Sequence[Row]], each: int, pass_reward: float) -> l
         for rows in tasks
     ]
     passed = {f"pass@{k}": mean_passed(scored, k, pass_reward=pass_reward) for k in _ks(each)}
-    return [
-        _figure("reward", mean_reward(scored)),
-        *(_figure(name, estimate) for name, estimate in passed.items() if estimate is not None),
-    ]
+    return {
+        "reward": mean_reward(scored),
+        **{name: estimate for name, estimate in passed.items() if estimate is not None},
+    }
 
 
 def _ks(each: int) -> list[int]:
     """1, 2, 4, ... and the number of rollouts a task itself."""
     return sorted({2**power for power in range(each.bit_length()) if 2**power <= each} | {each})
-
-
-def _figure(name: str, estimate: Estimate) -> Figure:
-    return Figure(name=name, value=estimate.value, low=estimate.low, high=estimate.high)
 
 
 def _numbers(row: Row) -> dict[str, float]:

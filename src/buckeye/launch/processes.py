@@ -14,8 +14,8 @@ from buckeye.base.keys import child_environment
 from buckeye.base.process import RunIdentity
 from buckeye.base.storage import write_file
 from buckeye.config.load import to_json
-from buckeye.config.orchestrator import OrchestratorCheckpointConfig
 from buckeye.config.rl import RLConfig
+from buckeye.config.shared import CheckpointConfig
 from buckeye.config.trainer import TrainerCheckpointConfig
 from buckeye.launch.heartbeats import HeartbeatReader
 from buckeye.launch.hosts import Handle, Host, LocalHost, Start
@@ -210,15 +210,13 @@ def _role_config(config: RLConfig, role: Role, plan: RolePlan, model_path: Path,
     return to_json(section.model_copy(update=changes))
 
 
-def _checkpoints(
-    given: TrainerCheckpointConfig | OrchestratorCheckpointConfig | None, role: Role, origin: Origin
-) -> TrainerCheckpointConfig | OrchestratorCheckpointConfig | None:
+def _checkpoints(given: CheckpointConfig | None, role: Role, origin: Origin) -> CheckpointConfig | None:
     """The settings of a process's checkpoints. Without any, a run commits when it is asked to end, and can go
     on from that."""
     if given is None:
         if origin.step is None:
             return None
-        kind = TrainerCheckpointConfig if role.kind == "trainer" else OrchestratorCheckpointConfig
+        kind = TrainerCheckpointConfig if role.kind == "trainer" else CheckpointConfig
         return kind(interval=None, resume_step=origin.step)
     skips = [name for name in type(given).model_fields if name.startswith("skip_")] if origin.own else []
     return given.model_copy(update={"resume_step": origin.step, **dict.fromkeys(skips, False)})

@@ -26,7 +26,7 @@ _EQUAL = 1e-9
 _COLLAPSES = ("collapsed", "endless", "moved_too_far")
 
 HARDER_TASKS = "take harder tasks"
-EASIER_TASKS = "take easier tasks or a curriculum, or fine-tune first (sft)"
+EASIER_TASKS = "take easier tasks, or fine-tune first (sft)"
 MORE_TOKENS = "raise orchestrator.sampling.max_tokens"
 
 NUMBERS = (

@@ -21,14 +21,12 @@ MOST_LOST = 0.05
 class Collected:
     """The groups of one batch, and those that were dropped while gathering them, each with the reason.
     `played_rewards` are those of the dropped groups too, so that a filter does not flatter or hide the
-    policy, but for the stale ones, whose tasks are played again: each draw of a task counts once. With
-    `all_solved` it is not full: every task is solved for good, and no later batch will be."""
+    policy, but for the stale ones, whose tasks are played again: each draw of a task counts once."""
 
     groups: list[Group]
     dropped_groups: list[tuple[str, Group]] = field(default_factory=list)
     played_rewards: list[float] = field(default_factory=list)
     waited_seconds: float = 0.0
-    all_solved: bool = False
     by_environment: EnvironmentTally = field(default_factory=EnvironmentTally)
 
     def add(self, group: Group, reason: str | None) -> None:

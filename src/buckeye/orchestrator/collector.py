@@ -46,7 +46,6 @@ class CollectorSettings:
     `run_ahead`: groups are started for batches up to that many after the present policy version; 0 is
     synchronous.
     `most_token_age`: batch N holds no token of a version before N - `most_token_age`. Not below `run_ahead`.
-    `cut_late_groups`: do not wait for groups that the next batch would be too late for; end their sampling.
     `max_steps`: no group is started for a batch that will not be trained.
     `weights_timeout`: seconds to wait for a new policy version when nothing else is going on. They do not
     pass while there is a version that is `measuring()`: an evaluation, for which the engines keep it.
@@ -64,7 +63,6 @@ class CollectorSettings:
     weights_timeout: float
     filter_group: GroupFilter
     measuring: Callable[[], int | None] = lambda: None
-    cut_late_groups: bool = False
     deterministic: bool = False
 
 
@@ -118,11 +116,10 @@ class GroupCollector:
         """What was gathered last, or is being gathered."""
 
     def state(self) -> dict[str, Any]:
-        """What a resumed run needs: the next group, the groups that were started but not used, and what the
-        sampler learned."""
+        """Return what a resumed run needs: the next group, and the groups that were started but not used."""
         flights = [flight.index for flight in self._playing.values()]
         pending = [*self._again, *flights, *(ended.group.index for ended in self._finished)]
-        return {"next_group": self._next_group, "pending": sorted(pending), **self._sampler.state()}
+        return {"next_group": self._next_group, "pending": sorted(pending)}
 
     def set_version(self, version: int) -> None:
         """The engines now sample with policy `version`."""
@@ -159,9 +156,9 @@ class GroupCollector:
     async def collect(self, step: int, on_wait: Callable[[int], None]) -> Collected:
         """Gather the batch of `step`. `on_wait(version)` is called when nothing goes on before that version.
 
-        Groups that are dropped are replaced until the batch is full, or no task is left to play. Raises
-        FinalRunError when `max_empty_batches` batches' worth of groups in a row was dropped, or every
-        environment fails for too long; `collected` then has what was played.
+        Groups that are dropped are replaced until the batch is full. Raises FinalRunError when
+        `max_empty_batches` batches' worth of groups in a row was dropped, or every environment fails for too
+        long; `collected` then has what was played.
         """
         settings, collected = self._settings, Collected(groups=[])
         self.collected = collected
@@ -177,12 +174,7 @@ class GroupCollector:
                 raise FinalRunError(self._all_dropped_message(collected))
             self._pauses.check()
             held = self._start_groups(step, collected.size)
-            if not self._playing and not self._finished and self._sampler.exhausted:
-                collected.all_solved = True
-                return collected
             if self._playing:
-                if settings.cut_late_groups:
-                    self._cut_late(step, settings.batch_size - collected.size)
                 heartbeat.report(f"rollouts of batch {step}{self._why_these()}", on="inference")
                 await self._wait_for_news(None)
             elif held:
@@ -205,17 +197,6 @@ class GroupCollector:
         for flight in self._playing.values():
             if flight.version + self._settings.most_token_age <= step:
                 flight.cut()
-
-    def _cut_late(self, step: int, open_places: int) -> None:
-        """End the sampling of the oldest groups that batch `step` waits for, if the trainer waits for it and
-        there are younger ones that would fill it."""
-        if self.version < step or self._buffered_rollouts < open_places:
-            return
-        for flight in sorted(self._playing.values(), key=lambda f: (f.version, f.index)):
-            if open_places <= 0:
-                return
-            flight.cut()
-            open_places -= flight.size
 
     async def _wait_for_weights(self, version: int, on_wait: Callable[[int], None]) -> None:
         measured = self._settings.measuring()
@@ -265,10 +246,10 @@ class GroupCollector:
                 return index
         if not self._sampler.has_tasks_beside(held):
             return None
-        index = self._sampler.first_unsolved(self._next_group)
+        index = self._next_group
         while (name := self._sampler.environment_of(index).name) in held:
             self._passed_over[name] += 1
-            index = self._sampler.first_unsolved(index + 1)
+            index += 1
         return index
 
     def _size_of(self, index: int) -> int:
@@ -337,8 +318,6 @@ class GroupCollector:
             collected.add(group, reason)
             if reason == "stale":
                 self._again.append(group.index)
-            else:  # of a group that has errored, the rollouts that are left say nothing about the task
-                self._sampler.settle(group.index, [] if reason == "errored" else group.rewards)
             dropped_in_a_row = 0 if reason is None else dropped_in_a_row + size
         return dropped_in_a_row
 

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from buckeye.base import heartbeat
+from buckeye.base.disk import write_when_room_async
 from buckeye.base.process import RunIdentity
-from buckeye.base.storage import step_directory
+from buckeye.base.storage import step_directory, utf8, write_file
 from buckeye.config.environments import EvalEnvConfig
 from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.inference.client import SamplingParams
-from buckeye.monitor.metrics import MetricsLog
+from buckeye.monitor.intervals import mean_passed
+from buckeye.monitor.metrics import MetricsLog, read_run
 from buckeye.orchestrator.environments import NamedEnvironment
-from buckeye.orchestrator.evaluation import evaluate_all, evaluated_versions, sampling_record
+from buckeye.orchestrator.evaluation import EvalResult, evaluate
 from buckeye.orchestrator.player import TaskPlayer
 from buckeye.orchestrator.weights_watcher import WeightsWatcher
 from buckeye.transport.weights import has_weights
@@ -157,3 +162,106 @@ def sampling_params(config: OrchestratorConfig) -> SamplingParams:
 def _first(*values: Any) -> Any:
     """The first value that is set."""
     return next((v for v in values if v is not None), None)
+
+
+def evaluated_versions(metrics: Path, start_step: int) -> set[int]:
+    """The versions that an earlier attempt of a run resumed at `start_step` has evaluated. Later ones belong
+    to a line of training that was abandoned, so they are not among them."""
+    return {version for version in read_run(metrics).of("eval") if version <= start_step}
+
+
+async def evaluate_all(
+    environments: Sequence[tuple[EvalEnvConfig, NamedEnvironment]],
+    player: TaskPlayer,
+    *,
+    num_examples: int,
+    rollouts_per_example: int,
+    directory: Path,
+    measured: Mapping[str, Any],
+) -> list[EvalResult]:
+    """Evaluate on one environment after the other, with `num_examples` and `rollouts_per_example` where its
+    own settings do not say.
+
+    Each leaves `<env>.json` with its figures and `<env>.jsonl` with its rollouts in `directory`. `measured`
+    goes into the figures; it says what is evaluated, at which `step`, and how it samples.
+    """
+    results = []
+    for settings, env in environments:
+        examples, each = settings.num_examples, settings.rollouts_per_example
+        result = await evaluate(
+            env,
+            player,
+            split=settings.split,
+            num_examples=num_examples if examples is None else examples,
+            rollouts_per_example=rollouts_per_example if each is None else each,
+        )
+        results.append(result)
+        log.log(result.level, result.summary())
+        step = measured["step"]
+        if {*result.versions} - {step}:
+            names = ", ".join(map(str, result.versions))
+            log.warning("The evaluation of step %d on %s was played by versions %s", step, env.name, names)
+        played_on = {"id": settings.id, "args": dict(settings.args), "split": result.split}
+        await write_evaluation(directory, result, {**measured, **played_on})
+    return results
+
+
+def sampling_record(params: SamplingParams, seq_len: int) -> dict[str, Any]:
+    """How the policy sampled."""
+    names = ("temperature", "top_p", "top_k", "min_tokens", "max_tokens")
+    return {"sampling": {name: getattr(params, name) for name in names}, "seq_len": seq_len}
+
+
+async def write_evaluation(directory: Path, result: EvalResult, measured: Mapping[str, Any]) -> None:
+    """Write both files of one environment."""
+    for path, text in (await asyncio.to_thread(_files, directory, result, measured)).items():
+        write = partial(write_file, path, text)
+        await write_when_room_async(path, write, what=f"the evaluation {path.name}", needed=len(text))
+
+
+def _files(directory: Path, result: EvalResult, measured: Mapping[str, Any]) -> dict[Path, bytes]:
+    """The content of both files, the rollouts last: they say that the evaluation is complete.
+
+    What a task's data or a message holds that JSON cannot is written as text.
+    """
+    figures = {**measured, **_figures(result)}
+    lines = [
+        json.dumps(
+            {
+                "task_id": rollout.task.id,
+                "rollout": index % result.rollouts_per_example,
+                "data": dict(rollout.task.data),
+                **rollout.record(),
+            },
+            ensure_ascii=False,
+            default=str,
+        )
+        for index, rollout in enumerate(result.played)
+    ]
+    return {
+        directory / f"{result.env_name}.json": utf8(json.dumps(figures, indent=1, ensure_ascii=False)),
+        directory / f"{result.env_name}.jsonl": utf8("".join(f"{line}\n" for line in lines)),
+    }
+
+
+def _figures(result: EvalResult) -> dict[str, Any]:
+    """The interval is one over clusters of tasks that share a lemma; see `buckeye.monitor.intervals`."""
+    figures: dict[str, Any] = {
+        "env": result.env_name,
+        "mean_reward": None,
+        "exact": None,
+        "ci95": None,
+        "n": len(result.rewards),
+        "errored": result.errored,
+        "rollouts_per_example": result.rollouts_per_example,
+        "seconds": result.seconds,
+        "versions": result.versions,
+        **result.metrics(),
+    }
+    if (exact := mean_passed(result.tasks, 1)) is not None:
+        figures |= {
+            "mean_reward": result.mean_reward,
+            "exact": exact.value,
+            "ci95": (exact.low, exact.high),
+        }
+    return figures

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -45,7 +45,6 @@ from buckeye.orchestrator.environments import (
     prompt_lengths,
     tasks_of,
 )
-from buckeye.orchestrator.evaluation import EvalResult, evaluate
 from buckeye.orchestrator.evaluations import Evaluations, sampling_params
 from buckeye.orchestrator.filters import group_filter
 from buckeye.orchestrator.loop_watch import LoopTimes, LoopWatch, Throughput, tell_of_a_held_up_loop
@@ -54,9 +53,8 @@ from buckeye.orchestrator.player import RolloutPlayer, TaskPlayer
 from buckeye.orchestrator.policy import derive_seed
 from buckeye.orchestrator.rollout import Group
 from buckeye.orchestrator.sampling_bias import CollectionWatch
-from buckeye.orchestrator.task_sampler import task_sampler
+from buckeye.orchestrator.task_sampler import TaskSampler
 from buckeye.orchestrator.weights_watcher import WeightsWatcher, WrongServers
-from buckeye.transport.batches import end_batches
 from buckeye.transport.checkpoint import read_orchestrator_state, resolve_checkpoint
 
 log = logging.getLogger(__name__)
@@ -66,8 +64,8 @@ _STARTUP_TIMEOUT = 1800.0
 
 
 def run_orchestrator(config: OrchestratorConfig) -> bool:
-    """Run until `max_steps` batches are written, until every task is solved for good, or until SIGTERM /
-    SIGINT. True unless it was stopped."""
+    """Run until `max_steps` batches are written, or until SIGTERM or SIGINT. Return True unless it
+    was stopped."""
     die_with_parent()
     forbid_looking()
     heartbeat.start()
@@ -105,7 +103,7 @@ class Orchestrator:
         self.shaping = reward_shaping(config)
         check_advantage(config.advantage)
         self.environments = self._load(config.env)
-        self.sampler = task_sampler(config, self.environments, self.state)
+        self.sampler = TaskSampler(self.environments, seed=config.seed)
         self.evaluations = Evaluations(
             config,
             self._evaluated(),
@@ -158,10 +156,7 @@ class Orchestrator:
         if ckpt is None or ckpt.resume_step is None:
             return fresh
         info = resolve_checkpoint(self.config.output_dir / "checkpoints", ckpt.resume_step)
-        if ckpt.skip_progress:
-            return {**fresh, "step": info.step}
-        state = {**fresh, **read_orchestrator_state(info), "step": info.step}
-        return {**state, "pending": []} if ckpt.skip_buffer else state
+        return {**fresh, **read_orchestrator_state(info), "step": info.step}
 
     def _load(self, settings: Sequence[EnvConfig]) -> list[NamedEnvironment]:
         config = self.config
@@ -179,11 +174,9 @@ class Orchestrator:
 
     def _check_splits(self) -> None:
         """Find out now, not at the first evaluation, if tasks are missing, or cannot be played at all."""
-        measured = self.environments if self.config.val is not None else []
-        evaluated = [(settings.split, env) for settings, env in self.evaluations.environments]
-        for asked, env in [*((None, env) for env in measured), *evaluated]:
-            tasks_of(env, evaluated_split(env, asked))
-            if note := fallback_note(env, asked):
+        for settings, env in self.evaluations.environments:
+            tasks_of(env, evaluated_split(env, settings.split))
+            if note := fallback_note(env, settings.split):
                 log.warning("%s", note)
         for env in self.environments:
             lengths = prompt_lengths(tasks_of(env, "train"), self.renderer)
@@ -202,7 +195,6 @@ class Orchestrator:
             min_group_size=config.min_group_size,
             run_ahead=config.run_ahead,
             most_token_age=config.most_token_age,
-            cut_late_groups=config.late_groups == "cut",
             deterministic=self.deterministic is not None,
             oversampling_factor=config.oversampling_factor,
             max_empty_batches=config.max_empty_batches,
@@ -227,7 +219,6 @@ class Orchestrator:
             seed=seed,
             timeout=config.rollout_timeout,
             retries=config.max_rollout_retries,
-            retry_after_reply=config.retry_after_reply,
             max_concurrent=config.max_concurrent,
             shaping=shaping,
         )
@@ -247,14 +238,10 @@ class Orchestrator:
             with self.times.stopwatch.of("evaluate"):
                 if self.deterministic is not None:  # which has one kind of rollouts at a time
                     await self.evaluations.caught_up(step, watcher)
-                validated = await self._validate_if_due(step, watcher)
             started = time.monotonic()
             self._begin_batches("step", step)
             with self.times.stopwatch.of("collect"):
                 collected = await self._collect(step, collector)
-            if collected.all_solved:
-                self._end_early(step, collected)
-                break
             heartbeat.report(f"writes batch {step}")
             measured = batch_metrics(step, collected.groups, config)  # what cannot be, fails before hand-over
             with self.times.stopwatch.of("write_batch"):
@@ -264,33 +251,19 @@ class Orchestrator:
                 "time/loop_held_up": self.loop_watch.take_seconds(),
                 **self.times.record(collected, watcher),
             }
-            await self._report(step, collected, collector, measured | times, validated)
+            await self._report(step, collected, collector, measured | times)
             step += 1
         await self.evaluations.caught_up(step, watcher)
 
     async def _collect(self, step: int, collector: GroupCollector) -> Collected:
         """The batch of a step. If there will be none, what was played is written all the same."""
         try:
-            collected = await collector.collect(step, _log_once_per_step())
+            return await collector.collect(step, _log_once_per_step())
         except RunError:
-            await self._write_untrained(step, collector.collected)
+            collected = collector.collected
+            left_over = [("left_over", group) for group in collected.groups]
+            await self._write_rollouts(step, [], [], [*collected.dropped_groups, *left_over])
             raise
-        if collected.all_solved:
-            await self._write_untrained(step, collected)
-        return collected
-
-    async def _write_untrained(self, step: int, collected: Collected) -> None:
-        left_over = [("left_over", group) for group in collected.groups]
-        await self._write_rollouts(step, [], [], [*collected.dropped_groups, *left_over])
-
-    def _end_early(self, step: int, collected: Collected) -> None:
-        """Say that there are no more batches, to the trainer and to the user."""
-        self.evaluations.last = step
-        end_batches(self.config.output_dir / "batches", step, identity=self.identity)
-        why = "All training tasks are solved for good (orchestrator.no_positive_resampling)"
-        log.log(SUCCESS, "%s: the run ends after %d steps", why, step)
-        if collected.groups:
-            log.warning("%d groups are too few for a batch and not trained on", len(collected.groups))
 
     def _begin_batches(self, purpose: str, number: int) -> None:
         if self.deterministic is not None:
@@ -331,12 +304,7 @@ class Orchestrator:
             prune_rollouts(folder, step, keep=self.config.rollouts.keep)
 
     async def _report(
-        self,
-        step: int,
-        collected: Collected,
-        collector: GroupCollector,
-        metrics: dict[str, float],
-        validated: Mapping[str, float],
+        self, step: int, collected: Collected, collector: GroupCollector, metrics: dict[str, float]
     ) -> None:
         tokens = sum(r.total_tokens for g in collected.groups for r in g.scored)
         unaccounted = collector.unaccounted
@@ -352,24 +320,20 @@ class Orchestrator:
             "rollouts/unaccounted": unaccounted,
             "batches/written_again": self.sender.written_again,
             **{f"groups/dropped_{reason}": n for reason, n in collected.dropped.items()},
-            **self.sampler.metrics(),
             **collector.metrics(),
             **self.collection.record(collected),
             **collected.by_environment.metrics(collected.groups),
             **self.client.metrics(),
         }
-        metrics |= validated
-        val = f" | Val. Reward: {validated['val_reward/mean']:.4f}" if validated else ""
         await self.metrics.write_async("orchestrator", step, metrics)
         level, came_to_nothing = collected.level()
         log.log(
             level,
-            "Step %d | Time: %.2fs | Reward: %.4f%s | Throughput: %.1f tokens/s"
+            "Step %d | Time: %.2fs | Reward: %.4f | Throughput: %.1f tokens/s"
             " | Seq. Length: %.1f tokens/sample%s",
             step,
             metrics["time/step"],
             metrics["reward/mean"],
-            val,
             metrics["perf/throughput"],
             metrics["seq_len/mean"],
             came_to_nothing,
@@ -395,32 +359,6 @@ class Orchestrator:
                 step,
                 unaccounted,
             )
-
-    async def _validate_if_due(self, step: int, watcher: WeightsWatcher) -> dict[str, float]:
-        """The mean reward over the tasks of all environments, and the version that played them: the newest
-        there is, which may be older than the step. Empty if none is due, or nothing was scored."""
-        settings = self.config.val
-        if settings is None or step % settings.interval:
-            return {}
-        log.info("Running validation for step %d", step)
-        oldest = max(self.start_step, step - self.config.run_ahead)
-        async with watcher.fixed(oldest, self.config.weights_timeout) as version:
-            heartbeat.report(f"rollouts of the validation of step {version}", on="inference")
-            player = self._measuring_player("val", version, sampling_params(self.config))
-            results: list[EvalResult] = [
-                await evaluate(
-                    env,
-                    player,
-                    split=None,
-                    num_examples=settings.num_examples,
-                    rollouts_per_example=settings.rollouts_per_example,
-                )
-                for env in self.environments
-            ]
-        rewards = [statistics.fmean(task.rewards) for result in results for task in result.tasks]
-        return (
-            {"val_reward/mean": statistics.fmean(rewards), "val_reward/version": version} if rewards else {}
-        )
 
 
 def _log_once_per_step() -> Callable[[int], None]:

@@ -69,8 +69,7 @@ class TaskPlayer:
     """Plays tasks, with a policy of its own for every rollout: `make_policy` gives what makes those of one
     rollout and its retries. A rollout begins, and its time of `timeout` seconds, when `wait_for_place` has
     returned. It is played again after an error, at most `retries` times, if the policy cannot have caused
-    that; with `retry_after_reply` after any (what fails is then replaced by what the policy does when it does
-    not fail)."""
+    that."""
 
     def __init__(
         self,
@@ -79,7 +78,6 @@ class TaskPlayer:
         seed: int,
         timeout: float,
         retries: int,
-        retry_after_reply: bool = False,
         max_concurrent: int | None = None,
         shaping: RewardShaping | None = None,
         wait_for_place: Callable[[], Awaitable[None]] | None = None,
@@ -88,7 +86,6 @@ class TaskPlayer:
         self._seed = seed
         self._timeout = timeout
         self._retries = retries
-        self._retry_after_reply = retry_after_reply
         self._shaping = shaping
         self._told: set[tuple[str, str]] = set()
         self._wait_for_place = wait_for_place
@@ -146,8 +143,7 @@ class TaskPlayer:
         anything, because no engine answered, or with the process that it shared with others."""
         if rollout.outcome.error is None:
             return False
-        blameless = rollout.outcome.boundary in _NOT_OF_THE_POLICY or not rollout.sampling_seconds
-        return blameless or self._retry_after_reply
+        return rollout.outcome.boundary in _NOT_OF_THE_POLICY or not rollout.sampling_seconds
 
     def _tell(self, rollout: Rollout) -> None:
         """Show the first error that comes from a place in an environment's code with all places before it."""
@@ -227,7 +223,6 @@ class RolloutPlayer(TaskPlayer):
         seed: int,
         timeout: float,
         retries: int,
-        retry_after_reply: bool = False,
         max_concurrent: int | None = None,
         shaping: RewardShaping | None = None,
     ) -> None:
@@ -236,7 +231,6 @@ class RolloutPlayer(TaskPlayer):
             seed=seed,
             timeout=timeout,
             retries=retries,
-            retry_after_reply=retry_after_reply,
             max_concurrent=max_concurrent,
             shaping=shaping,
             wait_for_place=sampler.wait_for_place if isinstance(sampler, InferenceClient) else None,

@@ -1,12 +1,11 @@
-"""Brings new weights to the engines as soon as the trainer has published them."""
+"""Bring new weights to the engines as soon as the trainer has published them."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 from buckeye.base import heartbeat
@@ -19,12 +18,12 @@ from buckeye.transport.weights import newest_weights, read_weights_manifest, ver
 
 log = logging.getLogger(__name__)
 
-# Inference servers that run and are not right: is it they, or the weights that they were given?
+_POLL_SECONDS = 0.02
 
 
 class WrongServers:
-    """Asks the launcher to restart such a server. If the newest weights on the disk are damaged, no server
-    would ever take them, and every start would be in vain."""
+    """Asks the launcher to restart a server that runs and is not right. If the newest weights on the disk are
+    damaged, no server would ever take them, and every start would be in vain."""
 
     def __init__(self, output_dir: Path, identity: RunIdentity) -> None:
         self._output_dir = output_dir
@@ -49,16 +48,11 @@ class WrongServers:
             verify_weights(newest[1])
 
 
-# Brings new weights to the engines as soon as the trainer has published them.
-
-_POLL_SECONDS = 0.02
-
-
 class WeightsWatcher:
     """Watches `weights/` and updates every engine to the newest version, in flight.
 
     `newest_possible()` is the number of batches handed over so far. The engines pass over no version that is
-    `due()` to be measured, and keep it as long as it is; `held` keeps them at whatever they have.
+    `due()` to be measured, and keep it as long as it is.
     """
 
     def __init__(
@@ -83,7 +77,6 @@ class WeightsWatcher:
         """What the engines have; before they have anything, one less than what they get first."""
         self.update_seconds = 0.0
         """How long all updates took."""
-        self.held = asyncio.Lock()
 
     async def run(self) -> None:
         """Until cancelled. Raises TransportError or InferenceError if an update fails, or the engines are
@@ -92,8 +85,7 @@ class WeightsWatcher:
             self._client.check()
             found = self._next()
             if found is not None and found[0] > self.version:
-                async with self.held:
-                    await self._update(*found)
+                await self._update(*found)
             await asyncio.sleep(_POLL_SECONDS)
 
     def _next(self) -> tuple[int, Path] | None:
@@ -120,14 +112,6 @@ class WeightsWatcher:
                     "(orchestrator.weights_timeout): is the trainer running?"
                 )
             await asyncio.sleep(_POLL_SECONDS)
-
-    @asynccontextmanager
-    async def fixed(self, at_least: int, timeout: float) -> AsyncIterator[int]:
-        """Wait as `reach` does, then keep the engines at that version for the length of the block, which gets
-        its number."""
-        await self.reach(at_least, timeout)
-        async with self.held:
-            yield self.version
 
     async def _update(self, version: int, path: Path) -> None:
         if version > self._newest_possible():

@@ -16,7 +16,6 @@ from buckeye.trainer.quarantine import set_aside
 from buckeye.transport.batches import (
     Batch,
     batch_directory,
-    batches_end,
     foreign_batches,
     pack_samples,
     read_batch,
@@ -39,7 +38,6 @@ class _Verdict(IntEnum):
     READY = 1
     STOP = 2
     FAILED = 3
-    ENDED = 4
 
 
 @dataclass(slots=True)
@@ -65,8 +63,7 @@ class BatchReceiver:
     timeout_seconds: float
 
     def next_batch(self, step: int) -> Batch | None:
-        """The batch of `step`, or None if any rank has been asked to stop, or if there is none any more:
-        `ended` tells which.
+        """Return the batch of `step`, or None if any rank has been asked to stop.
 
         Raises `TransportError` if none arrives within `timeout_seconds`, or if it stays damaged.
         """
@@ -79,7 +76,7 @@ class BatchReceiver:
             verdict = _Verdict(self.ranks.max(verdict))
             if verdict == _Verdict.FAILED:
                 raise error or TransportError(f"Another rank could not get batch {step}; see its log.")
-            if verdict in (_Verdict.STOP, _Verdict.ENDED):
+            if verdict == _Verdict.STOP:
                 return None
             if verdict == _Verdict.READY:
                 return self._given(batch, step)
@@ -92,11 +89,6 @@ class BatchReceiver:
                     reported - started,
                     self.timeout_seconds,
                 )
-
-    def ended(self, step: int) -> bool:
-        """Whether the orchestrator has said that there is no batch of `step`."""
-        end = batches_end(self.root, identity=self.identity)
-        return end is not None and end <= step
 
     def tell_foreign(self) -> None:
         """Say once that batches of other runs or attempts lie here; they are not read."""
@@ -119,8 +111,6 @@ class BatchReceiver:
                 return _Verdict.WAIT, None, None
             try:
                 batch = self._read(wait)
-                if batch is None and self.ended(wait.step):
-                    return _Verdict.ENDED, None, None
             except TransportError as error:
                 return _Verdict.FAILED, None, error
             if batch is not None:

@@ -50,8 +50,8 @@ _MOST_UNUSABLE_BATCHES = 10
 
 
 def run_trainer(config: TrainerConfig) -> bool:
-    """Train until `max_steps`, until the orchestrator has no more batches, or until SIGTERM or SIGINT;
-    commits a checkpoint before it returns. True if it is done, False if it was stopped.
+    """Train until `max_steps`, or until SIGTERM or SIGINT; commit a checkpoint before returning. Return
+    True if it is done, False if it was stopped.
 
     Under `torchrun`'s variables it is one rank of several. Raises `TransportError` if batches stop arriving
     or stay damaged, `FinalRunError` if ten in a row hold nothing to learn from, `CheckpointError` if there is
@@ -105,21 +105,18 @@ class RLTrainer:
         return self.learner.progress.step
 
     def run(self) -> bool:
-        """Publish the weights to start from, then turn batches into weights. True if all steps are done, or
-        all that there are batches for."""
+        """Publish the weights to start from, then turn batches into weights. Return True if all steps
+        are done."""
         self.receiver.tell_foreign()
         if self.ranks.first:  # an earlier attempt may have got farther: these steps come again
             remove_trained(self._trained, self.step)
         self._publish()
         heartbeat.ready()
-        ended = False
         while not self._complete():
             with self.stopwatch.of("wait"):
                 batch = self.receiver.next_batch(self.step)
             if batch is None:
-                ended = self.receiver.ended(self.step)
-                why = "No more batches come: ending" if ended else "Stopping on request"
-                logger.info("%s at step %d", why, self.step)
+                logger.info("Stopping on request at step %d", self.step)
                 break
             self.train(batch)
             if self.output.due():
@@ -127,11 +124,10 @@ class RLTrainer:
         self._checkpoint()
         self.output.wait()
         self.metrics.close()
-        done = ended or self._complete()
-        if done:
+        if self._complete():
             left_out = self.learner.progress.skipped
             logger.log(training_level(self.step, left_out=left_out), "RL trainer finished!")
-        return done
+        return self._complete()
 
     def _complete(self) -> bool:
         return self.config.max_steps is not None and self.step >= self.config.max_steps

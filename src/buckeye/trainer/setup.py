@@ -28,7 +28,7 @@ from buckeye.trainer.learner import Learner, Schedule
 from buckeye.trainer.micro_batch_size import micro_batch_size
 from buckeye.trainer.model.adapter_files import ADAPTER_DIRECTORY, load_adapter
 from buckeye.trainer.model.policy import Policy, load_policy, pick_device
-from buckeye.trainer.optim.optimizer import NamedOptimizer, ParameterGroup, build_optimizer
+from buckeye.trainer.optim.optimizer import NamedOptimizer, build_optimizer
 from buckeye.trainer.output.export import read_tokenizer_files
 from buckeye.trainer.output.state import load_state
 from buckeye.trainer.parallel.fsdp import offloads, shard_policy
@@ -105,13 +105,7 @@ def build_learner(
         reduce_dtype=getattr(torch, config.model.reduce_dtype),
     )
     if resume is not None and config.ckpt is not None:
-        load_state(
-            learner,
-            trainer_state(resume),
-            skip_progress=config.ckpt.skip_progress,
-            skip_schedule=config.ckpt.skip_scheduler,
-            skip_data=config.ckpt.skip_dataloader,
-        )
+        load_state(learner, trainer_state(resume), skip_data=config.ckpt.skip_dataloader)
     return learner
 
 
@@ -174,7 +168,6 @@ def _optimizer(policy: Policy, optim: OptimizerConfig) -> NamedOptimizer:
         policy.trainable,
         kind=optim.type,
         weight_decay=optim.weight_decay,
-        groups=[ParameterGroup(**group.model_dump()) for group in optim.groups],
         **settings,
     )
 

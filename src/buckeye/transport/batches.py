@@ -1,5 +1,4 @@
 """Batches from the orchestrator to the trainer: `<root>/step_<N>/{batch.safetensors, manifest.json}`, and
-`<root>/end.json` if there are none of some step on.
 
 Training on batch N (counted from 0) turns weights version N into version N+1. A batch that was trained on
 stays for a while, beside what the trainer made of it, 21 bytes a token: `<kept>/step_<N>/{batch.safetensors,
@@ -26,7 +25,6 @@ from buckeye.errors import TransportError
 
 MANIFEST = "manifest.json"
 DATA = "batch.safetensors"
-END = "end.json"
 TRAINED = "trained.safetensors"
 RECORD = "record.json"
 
@@ -135,28 +133,6 @@ def read_batch(root: Path, step: int, *, identity: RunIdentity) -> Batch | None:
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise TransportError(f"The batch in {directory} cannot be read ({error!r}).") from error
     return Batch(step=step, samples=samples, orchestrator_state=state)
-
-
-def end_batches(root: Path, step: int, *, identity: RunIdentity) -> None:
-    """Tell the trainer that there is no batch of `step`, nor any later one, and that this is no failure."""
-    content = {"run_id": identity.run_id, "attempt": identity.attempt, "step": step}
-    storage.write_file(root / END, json.dumps(content) + "\n")
-
-
-def batches_end(root: Path, *, identity: RunIdentity) -> int | None:
-    """The step from which on this attempt of the run has no batches; None as long as there may be more.
-
-    Raises `TransportError` if what says so is damaged.
-    """
-    try:
-        content = storage.read_json(root / END)
-        if (content["run_id"], content["attempt"]) != (identity.run_id, identity.attempt):
-            return None
-        return int(content["step"])
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise TransportError(f"{root / END} cannot be read ({error!r}).") from error
 
 
 def remove_batch(root: Path, step: int) -> None:

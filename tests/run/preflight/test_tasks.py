@@ -33,7 +33,6 @@ KNOWN = {
         ("--orchestrator.eval.env.0.id", "halves.py", "--orchestrator.eval.env.0.split", "test"),
         "environment halves has no split 'test'; it has: train",
     ),
-    "no curriculum": (("--orchestrator.curriculum",), "no environment has a curriculum"),
     "a file of a loss": ((*LOSS, "gone.py:f"), "there is no file gone.py"),
     "the loss in it": ((*LOSS, "notes.py:f"), "notes.py has no function 'f'"),
 }

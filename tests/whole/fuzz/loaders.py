@@ -584,7 +584,7 @@ def _put_batch(folder):
     import numpy as np
 
     from buckeye.base.process import RunIdentity
-    from buckeye.transport.batches import Batch, Sample, end_batches, write_batch
+    from buckeye.transport.batches import Batch, Sample, write_batch
 
     if not (folder / "batches").exists():
         ids = np.arange(3, dtype=np.int32)
@@ -600,18 +600,16 @@ def _put_batch(folder):
         write_batch(
             folder / "batches", Batch(step=2, samples=(sample,) * 2, orchestrator_state={}), identity=identity
         )
-        end_batches(folder / "batches", 5, identity=identity)
 
 
 def _batch(folder):
     import hashlib
 
     from buckeye.base.process import RunIdentity
-    from buckeye.transport.batches import DATA, MANIFEST, batches_end, foreign_batches, read_batch
+    from buckeye.transport.batches import DATA, MANIFEST, foreign_batches, read_batch
 
     step, identity = folder / "batches" / "step_2", RunIdentity(run_id="r", attempt=1)
     foreign_batches(folder / "batches", identity=identity)
-    batches_end(folder / "batches", identity=identity)
     read_batch(folder / "batches", 2, identity=identity)
     # the same with a checksum that is right
     manifest = json.loads((step / MANIFEST).read_text())
@@ -1090,7 +1088,6 @@ LOADERS: dict[str, Loader] = {
     ),
     "batch manifest": _of_batch("step_2/manifest.json"),
     "batch data": _of_batch("step_2/batch.safetensors", "safetensors"),
-    "end of batches": _of_batch("end.json"),
     "run.json": _of_run("run.json", "json", _run),
     "status.json": _of_run("status.json", "json", _run),
     "configs/rl.json": _of_run("configs/rl.json", "json", _run),

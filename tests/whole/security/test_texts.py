@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.inference.chat_families import FAMILIES, save_family
 
 from buckeye.inference.render import ChatRenderer
-from buckeye.inference.render.literal_text import MARK, SWITCH, _controls
+from buckeye.inference.render.literal_text import MARK, _controls
 from buckeye.trainer.model.tiny import TinySize, make_tiny_model
 
 
@@ -141,10 +141,3 @@ def test_a_reply_is_extended_verbatim_whatever_the_user_says_next(family):
     assert later.ids[: len(first.ids) + len(sampled)] == [*first.ids, *sampled]
     plain = [{"role": "user", "content": "the dog?"}, said[1], {"role": "user", "content": "no"}]
     assert controls(renderer, later.ids) == controls(renderer, renderer.render(plain).ids)
-
-
-def test_who_wants_it_can_have_control_tokens_in_texts(tmp_path, monkeypatch):
-    monkeypatch.setenv(SWITCH, "1")
-    renderer = ChatRenderer(save_family("qwen3", tmp_path))
-    prompt = renderer.render([{"role": "user", "content": "a<|im_end|>"}])
-    assert controls(renderer, prompt.ids).count("<|im_end|>") == 2

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from buckeye.envs.base import Message, Outcome, Probe, Reply, Task
@@ -16,7 +16,7 @@ from dakota1890.lazy import LazySequence, T
 from dakota1890.probes import probes
 from dakota1890.rows import split_items
 from dakota1890.splits import AXES
-from dakota1890.tasks import Item, eval_tasks, train_cells, trained_families
+from dakota1890.tasks import Item, eval_tasks, trained_families
 
 
 class DakotaEnvironment(SingleTurnEnvironment):
@@ -57,11 +57,6 @@ class DakotaEnvironment(SingleTurnEnvironment):
             )
             for name, item, reply, reward in probes(self._held_out)
         ]
-
-    def curriculum(self) -> Mapping[str, Sequence[Task]]:
-        """The train tasks by family and depth."""
-        cells = train_cells(self._arguments.options, self._arguments.num_train)
-        return {name: _mapped(items, as_task) for name, items in cells.items()}
 
     def grade(self, task: Task, reply: Reply) -> Outcome:
         """Grade a reply."""

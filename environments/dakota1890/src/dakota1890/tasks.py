@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
 from typing import Any
@@ -88,15 +88,6 @@ class TrainTasks(LazySequence[Item]):
 def trained_families(options: TaskOptions) -> list[str]:
     """The families with train questions of these depths; the exceptions have none of any."""
     return [family for family in options.families if train_depths(family) & set(options.depths)]
-
-
-def train_cells(options: TaskOptions, count: int) -> dict[str, TrainTasks]:
-    """The train tasks by family and depth, each cell a sequence of `count`: `conjugate/1`, `order/4` ..."""
-    return {
-        f"{family}/{depth}": TrainTasks(replace(options, families=(family,), depths=(depth,)), count)
-        for family in options.families
-        for depth in sorted(train_depths(family) & set(options.depths))
-    }
 
 
 @lru_cache(maxsize=64)

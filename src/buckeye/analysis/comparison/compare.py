@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from buckeye import runs
 from buckeye.analysis.comparison.curves import (
-    AXES,
-    Axis,
     Evaluated,
     Mean,
     Part,
@@ -29,8 +27,6 @@ from buckeye.analysis.comparison.differences import (
 )
 
 Outcome = Literal["better", "worse", "not told apart", "not comparable"]
-
-_UNITS = {"step": "steps", "tokens": "tokens", "seconds": "seconds of training"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,9 +51,7 @@ class Comparison:
     machines: Sequence[Difference]
     tasks: Sequence[Tasks]
     evaluations: Sequence[Evaluated]
-    parts: Mapping[Axis, Sequence[Part]]
-    points_a: Sequence[Point]
-    points_b: Sequence[Point]
+    parts: Sequence[Part]
     unreadable: Sequence[str]
 
 
@@ -65,7 +59,7 @@ def compare(a: str | Path, b: str | Path) -> Comparison:
     """Compare two runs, whatever state they are in. Raises UsageError where one is no run."""
     first, second = runs.open(a), runs.open(b)
     points_a, points_b = points_of(first), points_of(second)
-    parts: dict[Axis, list[Part]] = {axis: compared(points_a, points_b, axis) for axis in AXES}
+    parts = compared(points_a, points_b)
     evaluations = compared_evaluations(first, second)
     return Comparison(
         a=first.path,
@@ -77,8 +71,6 @@ def compare(a: str | Path, b: str | Path) -> Comparison:
         tasks=compared_tasks(first, second),
         evaluations=evaluations,
         parts=parts,
-        points_a=points_a,
-        points_b=points_b,
         unreadable=[*first.unreadable, *second.unreadable],
     )
 
@@ -88,9 +80,7 @@ def _missing(a: Sequence[Point], b: Sequence[Point]) -> str:
     return f"{' and '.join(without)} recorded no reward" if without else "they have no step in common"
 
 
-def _verdict(
-    evaluations: Sequence[Evaluated], parts: Mapping[Axis, Sequence[Part]], *, missing: str
-) -> Verdict:
+def _verdict(evaluations: Sequence[Evaluated], parts: Sequence[Part], *, missing: str) -> Verdict:
     """By the newest evaluation of trained weights that both have; without one by the last quarter of the
     steps that both have."""
     trained = [one for one in evaluations if one.version > 0]
@@ -98,14 +88,14 @@ def _verdict(
         last = trained[-1]
         by = f"the evaluation of version {last.version}, {last.difference.n} tasks"
         return _judged(last.a, last.b, last.difference, by)
-    if not parts["step"]:
+    if not parts:
         return Verdict(
             outcome="not comparable",
             difference=None,
             by="",
             sentence=f"B and A cannot be compared: {missing}.",
         )
-    part = parts["step"][-1]
+    part = parts[-1]
     how = "task by task" if part.paired else "not paired by task"
     return _judged(part.a, part.b, part.difference, f"{extent(part)}, {how}")
 
@@ -134,11 +124,8 @@ def _judged(a: Mean | None, b: Mean | None, difference: Mean | None, by: str) ->
 
 
 def extent(part: Part) -> str:
-    """`steps 9 to 11`, as the log counts them; `2,000 to 3,000 tokens`."""
-    if part.axis == "step":
-        first, last = int(part.after), int(part.until) - 1
-        return f"steps {first} to {last}" if first != last else f"step {first}"
-    return f"{part.after:,.0f} to {part.until:,.0f} {_UNITS[part.axis]}"
+    """Return `steps 9 to 11`, as the log counts them."""
+    return f"steps {part.first} to {part.last}" if part.first != part.last else f"step {part.first}"
 
 
 def shown(mean: Mean | None, *, sign: bool = False) -> str:

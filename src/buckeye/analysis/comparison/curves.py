@@ -1,4 +1,4 @@
-"""How the reward of a run went by step, tokens and time, and by how much that of another differs."""
+"""The reward of a run by step, and its difference from that of another run."""
 
 from __future__ import annotations
 
@@ -8,13 +8,9 @@ import statistics
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from buckeye.monitor.intervals import paired_difference, student_quantile
 from buckeye.runs import Run
-
-Axis = Literal["step", "tokens", "seconds"]
-AXES: tuple[Axis, ...] = ("step", "tokens", "seconds")
 
 _PARTS = 4
 _PAIRED_FROM = 6  # tasks; and of the rewards nearly all must be of tasks that both have
@@ -33,26 +29,20 @@ class Mean:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Point:
-    """A step of a run: the tokens and seconds of training up to its end, and what each task earned."""
+    """A step of a run, the seconds of training up to its end, and what each task earned in it."""
 
     step: int
-    tokens: float
     seconds: float
     rewards: Mapping[Hashable, Sequence[float]]
-
-    def at(self, axis: Axis) -> float:
-        """Where it is on an axis; of steps its number, counted from 1."""
-        return self.step + 1 if axis == "step" else self.tokens if axis == "tokens" else self.seconds
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
-    """A part of what two runs share of an axis, above `after` up to `until`: the mean reward of each, and
-    `difference`, that of B less that of A. None where a run has nothing there."""
+    """A part of the steps that two runs share, `first` to `last`: the mean reward of each, and `difference`,
+    that of B less that of A. None where a run has nothing there."""
 
-    axis: str
-    after: float
-    until: float
+    first: int
+    last: int
     a: Mean | None
     b: Mean | None
     difference: Mean | None
@@ -67,42 +57,37 @@ def points_of(run: Run) -> list[Point]:
         "reward IS NOT NULL GROUP BY step, env, task, prompt, grp"
     ):
         groups[step][task, prompt].append(reward)
-    tokens, seconds, found = 0.0, 0.0, list[Point]()
+    seconds, found = 0.0, list[Point]()
     for step in run.steps:
-        tokens += step.value("trainer/tokens") or 0.0
         seconds += step.value("trainer/time/total") or step.value("trainer/seconds") or 0.0
         rewards: dict[Hashable, list[float]] = groups.get(step.number, {})
         if not rewards and step.reward is not None:  # its rollouts were deleted before they were indexed
             rewards = {("step", step.number): [step.reward]}
         if rewards:
-            found.append(Point(step=step.number, tokens=tokens, seconds=seconds, rewards=rewards))
+            found.append(Point(step=step.number, seconds=seconds, rewards=rewards))
     return found
 
 
-def compared(a: Sequence[Point], b: Sequence[Point], axis: Axis) -> list[Part]:
-    """What both share of an axis, in quarters. Empty where they share nothing."""
+def compared(a: Sequence[Point], b: Sequence[Point]) -> list[Part]:
+    """Return the steps that both have, in quarters. Empty where they share none."""
     if not a or not b:
         return []
-    first = max(a[0].step, b[0].step) if axis == "step" else 0
-    last = min(a[-1].at(axis), b[-1].at(axis))
-    if last <= first:
+    first, end = max(a[0].step, b[0].step), min(a[-1].step, b[-1].step) + 1
+    if end <= first:
         return []
-    ends = [first + (last - first) * part / _PARTS for part in range(_PARTS + 1)]
-    if axis == "step":
-        ends = sorted({float(math.floor(end)) for end in ends})
+    ends = sorted({first + (end - first) * part // _PARTS for part in range(_PARTS + 1)})
     return [
-        _part(axis, after, until, *([p for p in run if after < p.at(axis) <= until] for run in (a, b)))
+        _part(after, until - 1, *([p for p in run if after <= p.step < until] for run in (a, b)))
         for after, until in itertools.pairwise(ends)
     ]
 
 
-def _part(axis: Axis, after: float, until: float, a: Sequence[Point], b: Sequence[Point]) -> Part:
+def _part(first: int, last: int, a: Sequence[Point], b: Sequence[Point]) -> Part:
     these, others = _by_task(a), _by_task(b)
     difference, paired = difference_of(these, others) if these and others else (None, False)
     return Part(
-        axis=axis,
-        after=after,
-        until=until,
+        first=first,
+        last=last,
         a=mean_of(these.values()),
         b=mean_of(others.values()),
         difference=difference,

@@ -1,19 +1,18 @@
-"""A person as the policy: types calls, or words, and is helped to write them."""
+"""A person as the policy: types calls, or words."""
 
 from __future__ import annotations
 
 import ast
-import contextlib
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from buckeye.base.json_lines import printable
 from buckeye.envs.base import Message, Reply, Tool
-from buckeye.evaluation.playing.chance import literal, reply_with
+from buckeye.evaluation.playing.chance import reply_with
 
-HELP = "Type a call, as name(argument=value), or words. Tab completes, ? lists the tools, Ctrl-D ends."
+HELP = "Type a call, as name(argument=value), or words. ? lists the tools, Ctrl-D ends."
 _CALL = re.compile(r"([\w./-]+)\((.*)\)", re.DOTALL)
 _CONSTANTS = {"true": True, "false": False, "null": None}
 
@@ -38,7 +37,7 @@ class Person:
             self._say(HELP)
         self._helped = True
         while True:
-            line = _typed(functions)
+            line = _typed()
             if line == "?":
                 self._say("\n".join(_listed(function) for function in functions.values()) or "no tools")
                 continue
@@ -90,48 +89,12 @@ def _listed(function: Mapping[str, Any]) -> str:
     return printable(f"  {function['name']}({', '.join(names)}): {function.get('description') or ''}")
 
 
-def _typed(functions: Mapping[str, Mapping[str, Any]]) -> str:
-    """A line; one that ends in a backslash goes on in the next."""
+def _typed() -> str:
+    """Read a line; one that ends in a backslash continues in the next."""
     lines: list[str] = []
-    with _completing(functions):
-        while not lines or lines[-1].endswith("\\"):
-            try:
-                lines.append(input("> " if sys.stdin.isatty() else ""))
-            except (EOFError, UnicodeDecodeError):
-                raise KeyboardInterrupt from None
+    while not lines or lines[-1].endswith("\\"):
+        try:
+            lines.append(input("> " if sys.stdin.isatty() else ""))
+        except (EOFError, UnicodeDecodeError):
+            raise KeyboardInterrupt from None
     return "\n".join(line.removesuffix("\\") for line in lines).strip()
-
-
-@contextlib.contextmanager
-def _completing(functions: Mapping[str, Mapping[str, Any]]) -> Iterator[None]:
-    """Tab completes names of tools, then of their arguments, then enumerated values."""
-    try:
-        import readline
-    except ImportError:
-        yield
-        return
-
-    def complete(text: str, state: int) -> str | None:
-        found = completions(readline.get_line_buffer()[: readline.get_begidx()], text, functions)
-        return found[state] if state < len(found) else None
-
-    readline.set_completer_delims(" (,=")
-    readline.set_completer(complete)
-    readline.parse_and_bind("tab: complete")
-    try:
-        yield
-    finally:
-        readline.set_completer(None)
-
-
-def completions(before: str, text: str, functions: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """What `text` may become behind what was typed `before` it."""
-    name, opened, inside = before.partition("(")
-    if not opened:
-        return [f"{known}(" for known in functions if known.startswith(text)]
-    members = (functions.get(name.strip(), {}).get("parameters") or {}).get("properties") or {}
-    argument = re.search(r"(\w+)=$", inside)
-    if argument is None:
-        return [f"{known}=" for known in members if known.startswith(text)]
-    values = (members.get(argument[1]) or {}).get("enum") or ()
-    return [shown for value in values if (shown := literal(value)).startswith(text)]

@@ -22,20 +22,16 @@ from buckeye.envs.base import (
     TextCaller,
     Tool,
 )
-from buckeye.inference.render import ChatRenderer
 from buckeye.orchestrator.environments import NamedEnvironment
 from buckeye.orchestrator.group_environments import finished_outcomes
 from buckeye.orchestrator.player import play_outcome
 
 
 class ShownPolicy:
-    """Says what `speaker` says, and shows the conversation. With a `renderer` the first prompt is shown as
-    its model reads it, and the tokens of each are counted."""
+    """Says what `speaker` says, and shows the conversation."""
 
-    def __init__(
-        self, speaker: Policy, say: Callable[[str], None], renderer: ChatRenderer | None = None
-    ) -> None:
-        self._speaker, self._say, self._renderer = speaker, say, renderer
+    def __init__(self, speaker: Policy, say: Callable[[str], None]) -> None:
+        self._speaker, self._say = speaker, say
         self.messages: list[Message] = []
         self.tools: Sequence[Tool] = ()
         self.turns = 0
@@ -57,7 +53,7 @@ class ShownPolicy:
         options: CallOptions = NO_OPTIONS,
     ) -> Reply:
         """As the speaker; one that knows no options is asked without."""
-        self._show_prompt(messages, tools)
+        self._show_prompt(messages)
         if isinstance(self._speaker, OptionsPolicy):
             reply = await self._speaker.ask(messages, tools=tools, options=options)
         else:
@@ -68,16 +64,11 @@ class ShownPolicy:
             self.messages, self.tools = [*messages, reply.message], tools
         return reply
 
-    def _show_prompt(self, messages: Sequence[Message], tools: Sequence[Tool]) -> None:
+    def _show_prompt(self, messages: Sequence[Message]) -> None:
         known = len(self.messages)
         goes_on = list(messages[:known]) == self.messages
-        if self._renderer is not None and not known:
-            self._say(printable(self._renderer.prompt_text(messages, tools)))
-        else:
-            for message in messages[known if goes_on else 0 :]:
-                self._say(shown_message(message))
-        if self._renderer is not None:
-            self._say(f"({len(self._renderer.render(messages, tools).ids)} tokens)")
+        for message in messages[known if goes_on else 0 :]:
+            self._say(shown_message(message))
 
 
 def shown_message(message: Message) -> str:

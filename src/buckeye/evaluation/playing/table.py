@@ -19,8 +19,6 @@ from buckeye.evaluation.play import model_server
 from buckeye.evaluation.playing.chance import RandomPolicy
 from buckeye.evaluation.playing.person import Person
 from buckeye.evaluation.playing.show import Record, ShownPolicy, play_shown
-from buckeye.inference.render import ChatRenderer
-from buckeye.launch.preflight.model import fetch_served
 from buckeye.orchestrator.environments import NamedEnvironment
 
 RANDOM = "random"
@@ -55,7 +53,6 @@ class Table:
     seed: int
     at_once: int
     timeout: float
-    tokens: str | None
     as_json: bool
     chats: Chats | None
 
@@ -66,7 +63,6 @@ class Table:
         after the other."""
         slots = asyncio.Semaphore(1 if self.policy is None else self.at_once)
         shown = len(numbers) == 1 or self.policy is None
-        renderer = None if self.tokens is None else ChatRenderer(str(fetch_served(self.tokens)))
 
         async with self._speakers() as speaker:
 
@@ -74,7 +70,7 @@ class Table:
                 task, say = tasks[number % len(tasks)], self._say if shown else _silent
                 async with slots:
                     say(f"{env.name}, task {number % len(tasks) + 1} of {len(tasks)}: {task.id}")
-                    policy = ShownPolicy(speaker(number), say, renderer)
+                    policy = ShownPolicy(speaker(number), say)
                     name = self.policy or "person"
                     record = await play_shown(env, task, policy, name, timeout=self.timeout)
                 self._tell(record, shown=shown)

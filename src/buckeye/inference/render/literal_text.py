@@ -8,7 +8,6 @@ piece has the whole name, and the pieces together are the words.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -17,8 +16,6 @@ from buckeye.envs.base import Message
 
 MARK = "\ufdd0"
 """A code point that stands for no character, and never will."""
-SWITCH = "BUCKEYE_CONTROL_TOKENS_IN_TEXT"
-"""The environment variable that lets control tokens in messages be control tokens, set to 1."""
 
 _OF_REPLIES = frozenset({"<think>", "</think>", "<tool_call>", "</tool_call>"})
 """What assistants write themselves in their replies, and data sets in theirs."""
@@ -36,8 +33,6 @@ class Literal:
         known = [token for token in tokenizer.added_tokens_decoder.values() if len(token.content) > 1]
         written = str(tokenizer.chat_template)
         names = {one.content for one in known if one.special or _controls(one.content, written)}
-        if os.environ.get(SWITCH) == "1":
-            names = set()
         self._anywhere, self._in_replies = _pattern(names), _pattern(names - _OF_REPLIES)
 
     def marked(self, message: Message) -> dict[str, Any]:

@@ -24,7 +24,6 @@ from buckeye.inference.engine.weights import Checkpoint, ModelWeights
 from buckeye.inference.server.protocol import (
     AbortRequest,
     FinishUpdateRequest,
-    InitTransferRequest,
     LoadAdapterRequest,
     RpcRequest,
     UnloadAdapterRequest,
@@ -244,18 +243,6 @@ async def _install(service: Service, checkpoint: Checkpoint) -> None:
     weights = service.engine.decoder.weights
     prepared = await asyncio.to_thread(weights.prepare, checkpoint)
     await asyncio.wrap_future(service.engine.install_weights(prepared, service.engine.version))
-
-
-async def init_weight_transfer(service: Service, request: Request) -> Response:
-    """Nothing to set up: weights come as files."""
-    parse(await request.body(), InitTransferRequest)
-    return json_response({"message": "Weight transfer initialized"})
-
-
-async def reset_prefix_cache(service: Service, request: Request) -> Response:
-    """Compute the next prompts afresh, even if the same are running."""
-    await asyncio.wrap_future(service.engine.reset_prefix_cache())
-    return json_response({"success": True})
 
 
 async def abort_requests(service: Service, request: Request) -> Response:

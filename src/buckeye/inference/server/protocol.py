@@ -63,12 +63,6 @@ class WeightVersionRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=T
     new_version: str | int
 
 
-class InitTransferRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """POST /init_weight_transfer_engine. Weights that come as files need nothing agreed on before."""
-
-    init_info: dict[str, Any] = {}
-
-
 class RpcRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """POST /collective_rpc."""
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import ast
-import difflib
 import json
 import logging
 import os
 import signal
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -118,10 +116,6 @@ _SERVER = "buckeye_vllm_server"
 _CPU_CACHE_GB = 1
 _CPU_BATCHED_TOKENS = 4096
 _LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
-_ARGUMENT_FILES = {
-    Path("engine", "arg_utils.py"): {"EngineArgs", "AsyncEngineArgs"},
-    Path("entrypoints", "launchers", "cli_args.py"): {"BaseFrontendArgs", "FrontendArgs"},
-}
 _OURS = {
     "model": "inference.model.name",
     "served_model_name": "inference.model.name",
@@ -175,10 +169,10 @@ _REFUSED = {
 def server_command(config: InferenceConfig, vllm: Vllm, directory: Path, *, cpu: bool) -> list[str]:
     """The argument vector of vLLM's server for the model in `directory`. Holds no secret.
 
-    Raises UsageError for a key of `[inference.vllm]` that this vLLM lacks or that Buckeye sets itself, and
-    for adapters of a larger rank than vLLM's kernels have.
+    Raises UsageError for a key of `[inference.vllm]` that Buckeye sets itself, and for adapters of a larger
+    rank than vLLM's kernels have.
     """
-    check_extra(config.vllm, known_arguments(vllm))
+    check_extra(config.vllm)
     model = config.model
     cache_gb = config.kv_cache_gb or (_CPU_CACHE_GB if cpu else None)  # else vLLM takes most of the RAM
     arguments: dict[str, Any] = {
@@ -264,9 +258,8 @@ def server_environment(
     return environment
 
 
-def check_extra(extra: Mapping[str, Any], known: Iterable[str]) -> None:
+def check_extra(extra: Mapping[str, Any]) -> None:
     """Raise UsageError for a key of `[inference.vllm]` that cannot be passed on, and say what to write."""
-    names = set(known)
     for key in extra:
         if key in _FIXED:
             raise UsageError(f"inference.vllm.{key} is set by Buckeye: training relies on it. Remove it.")
@@ -274,22 +267,6 @@ def check_extra(extra: Mapping[str, Any], known: Iterable[str]) -> None:
             raise UsageError(f"inference.vllm.{key} cannot be passed on: {_REFUSED[key]}.")
         if key in _OURS:
             raise UsageError(f"inference.vllm.{key} is {_OURS[key]} here. Set that instead.")
-        if key not in names:
-            close = difflib.get_close_matches(key, names, 1)
-            meant = f" Did you mean inference.vllm.{close[0]}?" if close else ""
-            raise UsageError(f"inference.vllm.{key}: this vLLM has no argument of that name.{meant}")
-
-
-def known_arguments(vllm: Vllm) -> set[str]:
-    """The names of the arguments that this vLLM takes, read from its source (importing it takes seconds)."""
-    names: set[str] = set()
-    for file, classes in _ARGUMENT_FILES.items():
-        tree = ast.parse((vllm.package / file).read_text("utf-8"))
-        for node in tree.body:
-            if isinstance(node, ast.ClassDef) and node.name in classes:
-                fields = [item.target for item in node.body if isinstance(item, ast.AnnAssign)]
-                names |= {target.id for target in fields if isinstance(target, ast.Name)}
-    return names
 
 
 def _words(name: str, value: object) -> list[str]:

@@ -16,12 +16,11 @@ from typing import Any
 from buckeye.base.process import die_with_parent
 from buckeye.config.environments import EnvConfig
 from buckeye.config.rl import RLConfig
-from buckeye.envs.base import Environment, Task
+from buckeye.envs.base import TRAIN, Environment, Task
 from buckeye.envs.settings import WorkerSettings
 from buckeye.errors import BuckeyeError
 from buckeye.inference.render import ChatRenderer
 from buckeye.launch.preflight.check import Check, failed, ok, warning
-from buckeye.orchestrator.curriculum import load_curricula
 from buckeye.orchestrator.environments import (
     NamedEnvironment,
     evaluated_split,
@@ -34,7 +33,6 @@ from buckeye.orchestrator.environments import (
 from buckeye.workers.opening import open_environment, open_here
 
 Open = Callable[[str, Mapping[str, Any], WorkerSettings], Environment | None]
-_Found = tuple[NamedEnvironment, Mapping[str, Sequence[Task]]]
 
 _CPU_SECONDS = 1  # of a start that looks before it begins
 _SECONDS = 10.0
@@ -45,35 +43,26 @@ def check_tasks(
 ) -> Iterator[Check]:
     """A line for each environment of training and of evaluation. Prompts are counted with the tokenizer of
     the model, if it is here. What `open_one` does not open is passed over."""
-    orchestrator = config.orchestrator
     try:
         renderer = ChatRenderer(model_path) if model_path is not None else None
     except BuckeyeError as error:
         yield failed("tokenizer", str(error), "")
         renderer = None
-    trained: list[str | None] = ["train", *([None] if orchestrator.val is not None else [])]
     try:
-        named = list(_named(config, trained))
+        named = list(_named(config))
     except BuckeyeError as error:
         yield failed("environments", str(error), "")
         return
-    loaded = []
-    for title, one, name, splits in named:
+    for title, one, name, split in named:
         try:
-            found = _find(one, name, splits, open_one)
+            found = _find(one, name, split, open_one)
         except BuckeyeError as error:
             yield failed(title, str(error), "")
         except Exception as error:  # of the environment's own code
             yield failed(title, f"{type(error).__name__}: {error}", f"buckeye env check {one.id}")
         else:
             if found is not None:
-                loaded += [found[0]] if splits is trained else []
-                yield _check_prompts(title, found[1], renderer, orchestrator.seq_len)
-    if orchestrator.curriculum and len(loaded) == len(orchestrator.env):
-        try:
-            load_curricula(loaded, orchestrator.seed, {})
-        except BuckeyeError as error:
-            yield failed("curriculum", str(error), "")
+                yield _check_prompts(title, *found, renderer, config.orchestrator.seq_len)
 
 
 def title_of(one: EnvConfig) -> str:
@@ -123,35 +112,33 @@ def _read(reading: int, deadline: float) -> bytes:
     return data
 
 
-def _named(
-    config: RLConfig, trained: Sequence[str | None]
-) -> Iterator[tuple[str, EnvConfig, str, Sequence[str | None]]]:
-    """Title of the check, settings, name, and splits that will be played: None as `evaluated_split`. Raises
-    as `names_of`."""
+def _named(config: RLConfig) -> Iterator[tuple[str, EnvConfig, str, str | None]]:
+    """Yield the title of the check, settings, name, and the split that will be played: None as
+    `evaluated_split`. Raises as `names_of`."""
     evaluated = config.orchestrator.evaluated_env
     for name, one in zip(names_of(config.orchestrator.env), config.orchestrator.env, strict=True):
-        yield title_of(one), one, name, trained
+        yield title_of(one), one, name, TRAIN
     for name, measured in zip(names_of(evaluated), evaluated, strict=True):
-        yield f"{title_of(measured)} to evaluate", measured, name, [measured.split]
+        yield f"{title_of(measured)} to evaluate", measured, name, measured.split
 
 
-def _find(one: EnvConfig, name: str, splits: Sequence[str | None], open_one: Open) -> _Found | None:
+def _find(one: EnvConfig, name: str, split: str | None, open_one: Open) -> tuple[str, Sequence[Task]] | None:
     opened = open_one(one.id, one.args, worker_settings(one, name, one.rollout_timeout or 600.0, None))
     if opened is None:
         return None
     environment = NamedEnvironment(name=name, environment=opened)
-    played = [evaluated_split(environment, split) for split in splits]
-    return environment, {split: tasks_of(environment, split) for split in played}
+    played = evaluated_split(environment, split)
+    return played, tasks_of(environment, played)
 
 
 def _check_prompts(
-    title: str, splits: Mapping[str, Sequence[Task]], renderer: ChatRenderer | None, seq_len: int
+    title: str, split: str, tasks: Sequence[Task], renderer: ChatRenderer | None, seq_len: int
 ) -> Check:
-    counts = ", ".join(f"{len(tasks)} in {split}" for split, tasks in splits.items())
+    counts = f"{len(tasks)} in {split}"
     if renderer is None:
         return ok(title, counts)
-    lengths = [length for tasks in splits.values() for length in prompt_lengths(tasks, renderer)]
-    if not lengths and any(tasks[0].messages for tasks in splits.values() if tasks):
+    lengths = prompt_lengths(tasks, renderer)
+    if not lengths and tasks[0].messages:
         return warning(title, f"{counts}; the chat template takes none of the first prompts as they are", "")
     too_long = [length for length in lengths if length >= seq_len]
     if not too_long:

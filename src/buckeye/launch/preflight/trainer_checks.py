@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
-import fnmatch
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -31,14 +29,10 @@ def trainer_warnings(config: RLConfig, model_path: Path | None, *, on_gpu: bool)
             refused = untrainable(read_config(model_path / "config.json"))
             found += [f"model.name: {model_path}/config.json: {reason}" for reason in refused]
     shapes = tensor_shapes(model_path) if model_path is not None else {}
-    if shapes:
-        lora = config.trainer.model.experimental.lora
-        if lora is None:
-            patterns = [name for group in config.trainer.optim.groups for name in group.names]
-            found += _pattern_warnings(patterns, shapes)
-        else:
-            matrices = [name.rpartition(".")[0] for name, shape in shapes.items() if len(shape) == 2]
-            found += _target_warnings(lora.target_modules, matrices)
+    lora = config.trainer.model.experimental.lora
+    if shapes and lora is not None:
+        matrices = [name.rpartition(".")[0] for name, shape in shapes.items() if len(shape) == 2]
+        found += _target_warnings(lora.target_modules, matrices)
     return found
 
 
@@ -71,16 +65,6 @@ def _sharding_warnings(config: RLConfig, *, on_gpu: bool) -> Iterator[str]:
             "trainer.optim.type: adamw8bit cannot update a model that is divided among GPUs; set "
             'trainer.model.sharding = "none", or use adamw'
         )
-
-
-def _pattern_warnings(patterns: Collection[str], names: Collection[str]) -> Iterator[str]:
-    for pattern in patterns:
-        if not any(fnmatch.fnmatchcase(name, pattern) for name in names):
-            close = difflib.get_close_matches(pattern, names, n=3, cutoff=0.0)
-            yield (
-                f"trainer.optim.groups: no parameter of the model has a name like {pattern!r}; "
-                f"it has {', '.join(close)} ..."
-            )
 
 
 def _target_warnings(targets: Collection[str], matrices: Collection[str]) -> Iterator[str]:

@@ -118,7 +118,7 @@ def _settings(config: RLConfig, directory: Path, rate: float, steps: int) -> dic
             section["ckpt"] |= {"interval": _NEVER, "store": None, "resume_step": None}
         section |= {"output_dir": str(directory)} if "output_dir" in section else {}
         section |= {"max_steps": steps} if "max_steps" in section else {}
-    made["orchestrator"] |= {"eval": None, "val": None}
+    made["orchestrator"] |= {"eval": None}
     made["trainer"]["optim"]["lr"] = rate
     if steps != config.max_steps:  # a part of the run: where it falls is not reached
         made["trainer"]["scheduler"] = {"type": "constant"}

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
-import fnmatch
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -90,16 +87,6 @@ def learning_rate(
     return min_lr + (peak - min_lr) * left
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ParameterGroup:
-    """Settings of the parameters whose names match one of the shell patterns `names`: `lr_multiplier` times
-    the learning rate, and a decay of their own, which then holds for vectors too."""
-
-    names: Sequence[str]
-    lr_multiplier: float = 1.0
-    weight_decay: float | None = None
-
-
 class NamedOptimizer:
     """One or more torch optimizers over named parameters, used as one."""
 
@@ -118,7 +105,7 @@ class NamedOptimizer:
         """Update the parameters from their gradients."""
         for part in self._parts:
             for group in part.param_groups:
-                group["lr"] = learning_rate * group["lr_multiplier"]
+                group["lr"] = learning_rate
             part.step()
 
     def state(self) -> dict[str, Tensor]:
@@ -169,22 +156,20 @@ def build_optimizer(
     momentum: float = 0.9,
     nesterov: bool = True,
     embeddings: Collection[str] = (),
-    groups: Sequence[ParameterGroup] = (),
 ) -> NamedOptimizer:
-    """An optimizer whose learning rate is given with each step. Only matrices decay, unless a group says so.
+    """An optimizer whose learning rate is given with each step. Only matrices decay.
 
     `muon` orthogonalises the momentum of the hidden matrices (Jordan et al. 2024), scaled so that its updates
     have AdamW's size (Liu et al. 2025, arXiv 2502.16982, "match_rms_adamw"); vectors and `embeddings` (names)
     go to AdamW. `adamw8bit` keeps both moments in 8 bits per element, in blocks with a scale each (Dettmers
     et al. 2022, arXiv 2110.02861), but for tensors under 4,096 elements. `betas` are AdamW's; `momentum` and
-    `nesterov` SGD's and Muon's. Of several `groups` that match a parameter the first counts.
+    `nesterov` SGD's and Muon's.
 
-    Raises `UsageError` for a pattern that no parameter matches, and where `adamw8bit` cannot run.
+    Raises `UsageError` where `adamw8bit` cannot run.
     """
-    _check_patterns(parameters, groups)
 
     def arranged(names: Collection[str]) -> list[dict[str, object]]:
-        return _torch_groups({name: parameters[name] for name in names}, groups, weight_decay)
+        return _torch_groups([parameters[name] for name in names], weight_decay)
 
     if kind == "sgd":
         sgd = torch.optim.SGD(
@@ -223,35 +208,12 @@ def _adamw8bit(
     return AdamW8bit(groups, lr=0.0, betas=betas)
 
 
-def _torch_groups(
-    parameters: Mapping[str, nn.Parameter], groups: Sequence[ParameterGroup], weight_decay: float
-) -> list[dict[str, object]]:
-    """The parameters by what is to be done with them, as torch's optimizers take them."""
-    arranged: dict[tuple[float, float], list[nn.Parameter]] = {}
-    for name, parameter in parameters.items():
-        group = next((group for group in groups if _matches(name, group)), ParameterGroup(names=()))
-        decay = group.weight_decay
-        if decay is None:
-            decay = weight_decay if parameter.dim() >= 2 else 0.0
-        arranged.setdefault((group.lr_multiplier, decay), []).append(parameter)
-    return [
-        {"params": members, "lr_multiplier": multiplier, "weight_decay": decay}
-        for (multiplier, decay), members in arranged.items()
-    ]
-
-
-def _matches(name: str, group: ParameterGroup) -> bool:
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in group.names)
-
-
-def _check_patterns(names: Collection[str], groups: Sequence[ParameterGroup]) -> None:
-    for pattern in (pattern for group in groups for pattern in group.names):
-        if not any(fnmatch.fnmatchcase(name, pattern) for name in names):
-            close = difflib.get_close_matches(pattern, names, n=3, cutoff=0.0)
-            raise UsageError(
-                f"trainer.optim.groups: no trained parameter has a name like {pattern!r}. "
-                f"Names of this model: {', '.join(close)} ... ('*' stands for any text)."
-            )
+def _torch_groups(parameters: Sequence[nn.Parameter], weight_decay: float) -> list[dict[str, object]]:
+    """Return matrices and vectors apart, as torch's optimizers take them."""
+    matrices = [parameter for parameter in parameters if parameter.dim() >= 2]
+    vectors = [parameter for parameter in parameters if parameter.dim() < 2]
+    groups = ((matrices, weight_decay), (vectors, 0.0))
+    return [{"params": members, "weight_decay": decay} for members, decay in groups if members]
 
 
 def _indices(part: torch.optim.Optimizer) -> dict[nn.Parameter, int]:

@@ -21,7 +21,6 @@ from buckeye.base.faults import fault_point
 from buckeye.errors import CheckpointError
 from buckeye.trainer.learner import Learner, Progress
 from buckeye.trainer.model.adapter_files import ADAPTER_DIRECTORY, has_adapter, save_weights
-from buckeye.trainer.output.random_state import random_state, set_random_state
 from buckeye.trainer.parallel.fsdp import gather, shard_like
 from buckeye.trainer.parallel.ranks import Ranks
 from buckeye.trainer.parallel.shards import divides, load_shards, staged
@@ -70,18 +69,11 @@ def write_state(learner: Learner, directory: Path, captured: Captured) -> None:
     (directory / "progress.json").write_text(progress, encoding="utf-8")
 
 
-def load_state(
-    learner: Learner,
-    directory: Path,
-    *,
-    skip_progress: bool = False,
-    skip_schedule: bool = False,
-    skip_data: bool = False,
-) -> None:
+def load_state(learner: Learner, directory: Path, *, skip_data: bool = False) -> None:
     """Take over what a checkpoint's trainer part has, but for the model. It does not matter how many ranks
     wrote it.
 
-    The arguments start the counts of tokens and samples, the schedule, or the data from zero.
+    With `skip_data` the data starts from its beginning.
     """
     try:
         progress = Progress(**json.loads((directory / "progress.json").read_text(encoding="utf-8")))
@@ -89,12 +81,7 @@ def load_state(
         _set_random(load_file(directory / "random.safetensors"), learner)
     except (OSError, ValueError, TypeError, KeyError, SafetensorError) as error:
         raise CheckpointError(f"The trainer's state in {directory} cannot be read ({error}).") from error
-    reset = {
-        **({"tokens": 0, "samples": 0, "skipped": 0} if skip_progress else {}),
-        **({"schedule_step": 0} if skip_schedule else {}),
-        **({"data_position": 0} if skip_data else {}),
-    }
-    learner.progress = replace(progress, **reset)
+    learner.progress = replace(progress, data_position=0) if skip_data else progress
 
 
 def _read_optimizer(learner: Learner, directory: Path) -> dict[str, Tensor]:
@@ -118,9 +105,22 @@ def _random_of_all(ranks: Ranks, device: torch.device) -> dict[str, Tensor]:
 
 def _set_random(states: Mapping[str, Tensor], learner: Learner) -> None:
     """Each rank goes on with its own generators; one that was not there then, with those of another."""
-    if "cpu" in states:  # of a version that kept one rank's, and torch's only
-        states = {f"0/{key}": value for key, value in states.items()}
     written_by = 1 + max(int(key.partition("/")[0]) for key in states)
     prefix = f"{learner.ranks.rank % written_by}/"
     own = {key.removeprefix(prefix): value for key, value in states.items() if key.startswith(prefix)}
     set_random_state(own, learner.policy.device)
+
+
+def random_state(device: torch.device) -> dict[str, Tensor]:
+    """Return a copy of all that `set_random_state` needs. Of CUDA it is the generator of `device`."""
+    states = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        states["cuda"] = torch.cuda.get_rng_state(device)
+    return states
+
+
+def set_random_state(states: Mapping[str, Tensor], device: torch.device) -> None:
+    """Restore what `random_state` returned, maybe on another kind of device."""
+    torch.set_rng_state(states["cpu"])
+    if device.type == "cuda" and "cuda" in states:
+        torch.cuda.set_rng_state(states["cuda"], device)
