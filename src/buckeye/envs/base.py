@@ -175,6 +175,10 @@ class Policy(Protocol):
 class OptionsPolicy(Protocol):
     """A policy that can also follow the options of a call. For the others a call's options are dropped."""
 
+    async def chat(self, messages: Sequence[Message], *, tools: Sequence[Tool] = ()) -> Reply:
+        """As `ask`, without options."""
+        return await self.ask(messages, tools=tools)
+
     async def ask(
         self,
         messages: Sequence[Message],

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 
 from buckeye.base.storage import well_formed
-from buckeye.envs.base import NO_OPTIONS, CallOptions, FinishReason, Message, Reply, Tool
+from buckeye.envs.base import NO_OPTIONS, CallOptions, FinishReason, Message, OptionsPolicy, Reply, Tool
 from buckeye.errors import InferenceError, PromptTooLongError
 from buckeye.monitor.redact import redacted
 from buckeye.orchestrator.environments import NamedEnvironment
@@ -100,7 +100,7 @@ class ChatServer:
 
 
 @dataclass(slots=True)
-class ChatPolicy:
+class ChatPolicy(OptionsPolicy):
     """`Policy` for one rollout. `messages` is the conversation as it stood after its last turn."""
 
     server: ChatServer
@@ -124,11 +124,6 @@ class ChatPolicy:
         """What it samples with; 1 where that is left to the server."""
         return 1.0 if self.sampling.temperature is None else self.sampling.temperature
 
-    async def chat(self, messages: Sequence[Message], *, tools: Sequence[Tool] = ()) -> Reply:
-        """Sample the next message. A conversation that has become too long gets an empty reply with finish
-        reason "length". Raises InferenceError if the very first prompt is too long."""
-        return await self.ask(messages, tools=tools)
-
     async def ask(
         self,
         messages: Sequence[Message],
@@ -136,7 +131,9 @@ class ChatPolicy:
         tools: Sequence[Tool] = (),
         options: CallOptions = NO_OPTIONS,
     ) -> Reply:
-        """As `chat`, with options that are sent to the server."""
+        """Sample the next message, with options that are sent to the server. A conversation that has become
+        too long gets an empty reply with finish reason "length". Raises InferenceError if the very first
+        prompt is too long."""
         body: dict[str, Any] = {"messages": [_sent(m) for m in messages], **self.sampling.body(self.turns)}
         body |= _option_fields(options, body.get("max_tokens"))
         if tools:

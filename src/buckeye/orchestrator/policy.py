@@ -12,7 +12,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from buckeye.envs.base import NO_OPTIONS, CallOptions, FinishReason, Message, Reply, ReplyTokens, Tool
+from buckeye.envs.base import (
+    NO_OPTIONS,
+    CallOptions,
+    FinishReason,
+    Message,
+    OptionsPolicy,
+    Reply,
+    ReplyTokens,
+    Tool,
+)
 from buckeye.errors import InferenceError, PromptTooLongError, UsageError
 from buckeye.inference.client import Generation, SamplingParams
 from buckeye.inference.engine.text import GrowingText
@@ -41,8 +50,8 @@ class _Cut:
     stop: str
 
 
-class RecordingPolicy:
-    """`Policy`, `OptionsPolicy` and `TokenPolicy` for one rollout. Calls may be open at the same time.
+class RecordingPolicy(OptionsPolicy):
+    """`OptionsPolicy` and `TokenPolicy` for one rollout. Calls may be open at the same time.
 
     Each call extends the token ids of an earlier one verbatim where it can; where the chat template, or the
     environment, rewrites earlier turns, or goes on from the same turn twice, a new segment is begun.
@@ -107,15 +116,6 @@ class RecordingPolicy:
         """Turns after the first that had to begin a new segment."""
         return max(0, len(self.segments) - 1)
 
-    async def chat(self, messages: Sequence[Message], *, tools: Sequence[Tool] = ()) -> Reply:
-        """Sample the next assistant message.
-
-        A conversation that has filled `seq_len` gets an empty reply with finish reason "length". Raises
-        InferenceError if no engine answers, if one gives the reply up, or (PromptTooLongError) if the very
-        first prompt does not fit.
-        """
-        return await self.ask(messages, tools=tools)
-
     async def ask(
         self,
         messages: Sequence[Message],
@@ -123,8 +123,12 @@ class RecordingPolicy:
         tools: Sequence[Tool] = (),
         options: CallOptions = NO_OPTIONS,
     ) -> Reply:
-        """As `chat`, with options: a call that must be made is begun for the model. Raises UsageError for
-        what the chat template refuses."""
+        """Sample the next assistant message; a call that must be made is begun for the model.
+
+        A conversation that has filled `seq_len` gets an empty reply with finish reason "length". Raises
+        InferenceError if no engine answers, if one gives the reply up, or (PromptTooLongError) if the very
+        first prompt does not fit, and UsageError for what the chat template refuses.
+        """
         messages, tools = copy.deepcopy((list(messages), list(tools)))  # an environment may change its own
         prompt = self._samples.chat_prompt(messages, tools)
         opening = NO_OPENING

@@ -27,7 +27,7 @@ from buckeye.orchestrator.group_environments import finished_outcomes
 from buckeye.orchestrator.player import play_outcome
 
 
-class ShownPolicy:
+class ShownPolicy(OptionsPolicy):
     """Says what `speaker` says, and shows the conversation."""
 
     def __init__(self, speaker: Policy, say: Callable[[str], None]) -> None:
@@ -40,10 +40,6 @@ class ShownPolicy:
         """See `TextCaller`."""
         if isinstance(self._speaker, TextCaller):
             self._speaker.may_call(tools, form)
-
-    async def chat(self, messages: Sequence[Message], *, tools: Sequence[Tool] = ()) -> Reply:
-        """As the speaker."""
-        return await self.ask(messages, tools=tools)
 
     async def ask(
         self,

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 _PYTHON = re.compile(r"python(3(\.\d+)?)?")
-_LONGEST_LINE = 1_000
 _AT_START = ("PYTHON", "LD_", "LC_", "LANG", "MALLOC_", "GLIBC_", "OMP_", "OPENBLAS_", "MKL_")
 
 
@@ -24,11 +23,9 @@ class Program:
     env: Mapping[str, str]
     cwd: Path | None = None
     confine: Mapping[str, Any] | None = None
-    outer: Callable[[Sequence[str], Mapping[str, str]], tuple[tuple[str, ...], dict[str, str]]] | None = None
-
-    def command_line(self, argv: Sequence[str]) -> tuple[tuple[str, ...], dict[str, str]]:
-        """How `argv` is started in this program's place, and with which variables."""
-        return (tuple(argv), dict(self.env)) if self.outer is None else self.outer(argv, self.env)
+    outer: Callable[[Sequence[str], Mapping[str, str]], tuple[tuple[str, ...], Mapping[str, str]]] | None = (
+        None
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,7 +43,7 @@ def python_script(program: Program) -> PythonScript | None:
     path = Path(shutil.which(program.argv[0], path=program.env.get("PATH")) or "/nowhere")
     try:
         with path.open("rb") as file:
-            first = file.readline(_LONGEST_LINE).decode()
+            first = file.readline(1_000).decode()
     except (OSError, UnicodeDecodeError):
         return None
     python = Path(first.removeprefix("#!").strip())

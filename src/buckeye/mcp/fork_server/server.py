@@ -14,7 +14,7 @@ The specification of a session is one line, a JSON object:
     argv         the script and its arguments
     environment  all its variables
     cwd          its working directory, or null for that of this process
-    confine      the specification for confine.py and its path as `script`, or null
+    confine      the specification for confine.py which has its path as `script`, or null
 
 When CONTROL is closed this process ends, and the kernel ends the sessions that it has forked. The file is run
 as a script by any Python 3.10 or newer, so it imports nothing of Buckeye and nothing that is installed.
@@ -39,7 +39,6 @@ import sys
 import sysconfig
 import time
 from collections.abc import Iterator
-from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any
 
@@ -176,10 +175,7 @@ def _begin_session(files: list[int], parent: int) -> dict[str, Any]:
 def _run(spec: dict[str, Any], reads: dict[str, str | None]) -> None:
     """Make this process what it would be if the script had been started in it, and run the script."""
     if spec["confine"] is not None:
-        loader = SourceFileLoader("confine", spec["confine"]["script"])
-        found = importlib.util.spec_from_loader("confine", loader)
-        loader.exec_module(module := importlib.util.module_from_spec(found))  # type: ignore[arg-type]
-        module.enter(spec["confine"])
+        runpy.run_path(spec["confine"]["script"])["enter"](spec["confine"])
     elif spec["cwd"] is not None:
         os.chdir(spec["cwd"])
     environment, path = spec["environment"], spec["argv"][0]

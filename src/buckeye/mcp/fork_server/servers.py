@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
-from buckeye.base.process import clean_environment
+from buckeye.base.process import ChildProcess, clean_environment
 from buckeye.base.process_guard import GUARD, MARK
 from buckeye.mcp.client.server_process import ServerProcess
 from buckeye.mcp.fork_server.forked_process import ForkedProcess, ForkFailed, fork_session
@@ -20,7 +20,6 @@ from buckeye.mcp.fork_server.program import Program, PythonScript, python_script
 log = logging.getLogger(__name__)
 
 SERVER = Path(__file__).with_name("server.py")
-CONFINE = Path(__file__).parents[1] / "sandbox" / "confine.py"
 _SEND_SECONDS, _END_SECONDS = 5.0, 1.0
 _MOST = 8
 
@@ -39,17 +38,15 @@ class Parent:
         self._control.setblocking(False)
         argv = [script.interpreter, str(SERVER), str(theirs.fileno()), str(script.path)]
         with theirs:
-            self._process = subprocess.Popen(  # noqa: S603  a list of words, without a shell
+            self._process = ChildProcess(
                 argv,
-                stdin=subprocess.DEVNULL,
+                env={**clean_environment({}), **dict(script.variables)},
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                env={**clean_environment({}), **dict(script.variables)},
-                cwd="/",
+                cwd=Path("/"),
                 pass_fds=(theirs.fileno(),),
-                start_new_session=True,
+                guarded=True,
             )
-        GUARD.watch(self._process.pid)
 
     def is_ready(self) -> bool:
         """Return True if sessions can be forked."""
@@ -60,8 +57,7 @@ class Parent:
                     self._refuse(self._answer)
                     return False
                 self._control.settimeout(_SEND_SECONDS)
-                said = "Sessions of %s are forked from a process that has imported %s modules"
-                log.info(said, self._script.path.name, self._answer)
+                log.info("Sessions of %s share %s imported modules", self._script.path.name, self._answer)
         return (self._answer or "").isdigit()
 
     async def fork(self, program: Program) -> ForkedProcess:
@@ -70,7 +66,7 @@ class Parent:
             "argv": [str(self._script.path), *program.argv[1:]],
             "environment": dict(program.env),
             "cwd": None if program.cwd is None else str(program.cwd),
-            "confine": None if program.confine is None else {**program.confine, "script": str(CONFINE)},
+            "confine": program.confine,
         }
         try:
             return await fork_session(self._control, spec)
@@ -83,7 +79,6 @@ class Parent:
         self._answer = reason
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_END_SECONDS)
-            GUARD.forget(self._process.pid)
         log.info("Every session of %s imports its libraries by itself: %s", self._script.path.name, reason)
 
 
@@ -109,5 +104,6 @@ async def start_program(program: Program, *, name: str, preload: bool) -> Server
             forked = await parent.fork(program)
             STARTS["forked"] += 1
             return ServerProcess(forked, name, forked.close, mark=mark)
-    argv, env = program.command_line(program.argv)
+    start = program.outer or (lambda argv, env: (tuple(argv), env))
+    argv, env = start(program.argv, program.env)
     return await ServerProcess.start(argv, env=env, name=name, cwd=program.cwd, mark=mark)

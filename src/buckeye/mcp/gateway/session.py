@@ -14,7 +14,6 @@ from buckeye.mcp.gateway.frames import (
     SERVER_ERROR,
     Frame,
     RequestId,
-    cancellation,
     error_frame,
     one_line,
     read_line,
@@ -41,7 +40,6 @@ class Session:
         since."""
         self._on_end = on_end
         self._exchanges: dict[RequestId, Channel] = {}
-        self._tokens: dict[RequestId, Channel] = {}
         self._unasked = Channel()
         self._listening = False
         self._reader = asyncio.create_task(self._read())
@@ -67,8 +65,6 @@ class Session:
         if frame.id in self._exchanges:
             raise Refusal(400, "id", f"The request id {frame.id!r} is in use by a request without an answer.")
         channel = self._exchanges[frame.id] = Channel()
-        if (token := frame.progress_token()) is not None:
-            self._tokens[token] = channel
         self.requests += 1
         await self.tell(body)
         return channel
@@ -86,14 +82,9 @@ class Session:
             if self.ended is None:
                 self.end(f"the environment reads no more{self._last_words()}")
 
-    async def abandon(self, request_id: RequestId, *, tell: bool) -> None:
-        """The client has gone; `tell` the environment, where the protocol means that by it."""
-        channel = self._exchanges.pop(request_id, None)
-        if channel is None or self.ended is not None:
-            return
-        self._forget_token(channel)
-        if tell:
-            await self.tell(cancellation(request_id))
+    async def abandon(self, request_id: RequestId) -> None:
+        """Forget a request whose client has gone."""
+        self._exchanges.pop(request_id, None)
 
     def listen(self) -> Channel:
         """The messages that belong to no request. Raises Refusal 409 if somebody has them already."""
@@ -153,18 +144,10 @@ class Session:
             assert frame.id is not None
             channel = self._exchanges.pop(frame.id, None)
             if channel is not None:
-                self._forget_token(channel)
                 channel.close(line)
             return  # an answer to nobody: its client has gone
-        token = frame.progress_token()
-        channel = self._tokens.get(token) if token is not None else None
-        if channel is None and not self._listening and self._exchanges:
-            channel = next(reversed(self._exchanges.values()))
-        (channel or self._unasked).put(line)
-
-    def _forget_token(self, channel: Channel) -> None:
-        for token in [token for token, other in self._tokens.items() if other is channel]:
-            del self._tokens[token]
+        newest = next(reversed(self._exchanges.values()), self._unasked)
+        (self._unasked if self._listening else newest).put(line)
 
     def _last_words(self) -> str:
         words = self.started.process.last_words()

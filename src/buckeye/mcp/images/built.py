@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from buckeye.base.storage import read_json
-from buckeye.mcp.images.manifest import MANIFESTS, ImageReference, Manifest, parse_manifest
+from buckeye.mcp.images.manifest import ImageReference, Manifest, parse_manifest
 from buckeye.mcp.sandbox.base import PrepareError
 
 
@@ -51,8 +51,7 @@ def _read(layout: Path, reference: ImageReference) -> Manifest:
     if f"sha256:{hashlib.sha256(raw).hexdigest()}" != digest:
         raise ValueError(f"the manifest is not {digest[:19]}")
     content = json.loads(raw)
-    kind = str(content.get("mediaType", MANIFESTS[0]))  # a manifest of OCI need not say what it is
-    manifest = parse_manifest(content, digest=digest, kind=kind, shown=str(reference))
+    manifest = parse_manifest(content, digest=digest, shown=str(reference))
     for blob in (manifest.config, *manifest.layers):
         layout_blob(layout, blob.digest).stat()
     return manifest

@@ -10,14 +10,10 @@ import msgspec
 
 from buckeye.errors import UsageError
 from buckeye.mcp.sandbox.base import PrepareError
+from buckeye.mcp.tasks.lock import parse_image
 
 DOCKER_HUB = "registry-1.docker.io"
 _HUB_NAMES = {"docker.io", "index.docker.io", DOCKER_HUB}
-_PATH = re.compile(
-    r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*)*", re.ASCII
-)
-_TAG = re.compile(r"\w[\w.-]{0,127}", re.ASCII)
-_HOST = re.compile(r"(?:[A-Za-z0-9.-]+|\[[0-9A-Fa-f:]+\])(?::\d{1,5})?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,36 +30,24 @@ class ImageReference:
 
 
 def parse_reference(text: str) -> ImageReference:
-    """As docker reads it: without a host it is on Docker Hub, without a tag it is `latest`. Raises
+    """Parse a name as docker does: without a host it is on Docker Hub, without a tag it is `latest`. Raises
     UsageError."""
-    rest, _, digest = text.partition("@")
-    first, slash, path = rest.partition("/")
+    image = parse_image(text)
+    name = "" if image is None or (image.digest and not _DIGEST.fullmatch(image.digest)) else image.name
+    first, slash, path = name.partition("/")
     if slash and ("." in first or ":" in first or first == "localhost"):
         registry = DOCKER_HUB if first in _HUB_NAMES else first
     else:
-        registry, path = DOCKER_HUB, rest
-    path, colon, tag = path.partition(":")
-    if registry == DOCKER_HUB and "/" not in path:
-        path = f"library/{path}"
-    valid = _HOST.fullmatch(registry) and _PATH.fullmatch(path) and (not colon or _TAG.fullmatch(tag))
-    if not valid or ("@" in text and not _DIGEST.fullmatch(digest)):
+        registry, path = DOCKER_HUB, name
+    if image is None or not path or path != path.lower():
         raise UsageError(
             f"{text!r} is not the name of an image. Write NAME:TAG, ORG/NAME:TAG, HOST:PORT/ORG/NAME:TAG or "
             "...@sha256:DIGEST, in small letters."
         )
-    return ImageReference(registry, path, digest or tag or "latest")
+    path = f"library/{path}" if registry == DOCKER_HUB and "/" not in path else path
+    return ImageReference(registry, path, image.digest or image.tag or "latest")
 
 
-MANIFESTS = (
-    "application/vnd.oci.image.manifest.v1+json",
-    "application/vnd.docker.distribution.manifest.v2+json",
-)
-"""Media types of a manifest of one image for one platform."""
-INDEXES = (
-    "application/vnd.oci.image.index.v1+json",
-    "application/vnd.docker.distribution.manifest.list.v2+json",
-)
-"""Media types of a list of such manifests."""
 MAX_LAYERS, MAX_PACKED_BYTES = 500, 64 * 2**30
 """Of one image."""
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
@@ -84,16 +68,15 @@ class Manifest(msgspec.Struct, frozen=True):
     digest: str = ""
 
 
-def parse_manifest(content: dict[str, Any], *, digest: str, kind: str, shown: str) -> Manifest:
-    """The manifest in `content`, of the media type `kind`; `shown` names the image. Raises PrepareError."""
-    if kind not in MANIFESTS or not isinstance(content.get("layers"), list):
-        raise PrepareError(f"image {shown}: a manifest of type {kind!r} is not understood.")
+def parse_manifest(content: dict[str, Any], *, digest: str, shown: str) -> Manifest:
+    """The manifest in `content`; `shown` names the image. Raises PrepareError."""
+    if not isinstance(content.get("layers"), list):
+        raise PrepareError(f"image {shown}: its manifest is not understood.")
     try:
         manifest = msgspec.convert({**content, "digest": digest}, Manifest)
     except msgspec.ValidationError:
         raise PrepareError(f"image {shown}: its manifest is damaged.") from None
     if len(manifest.layers) > MAX_LAYERS or sum(one.size for one in manifest.layers) > MAX_PACKED_BYTES:
-        raise PrepareError(
-            f"image {shown} has more than {MAX_LAYERS} layers or {MAX_PACKED_BYTES // 2**30} GiB to download."
-        )
+        most = f"{MAX_LAYERS} layers or {MAX_PACKED_BYTES // 2**30} GiB to download"
+        raise PrepareError(f"image {shown} has more than {most}.")
     return manifest

@@ -22,23 +22,17 @@ import httpx
 
 from buckeye.base.request_gate import is_loopback
 from buckeye.mcp.images.logins import find_login
-from buckeye.mcp.images.manifest import (
-    DOCKER_HUB,
-    INDEXES,
-    MANIFESTS,
-    Blob,
-    ImageReference,
-    Manifest,
-    parse_manifest,
-)
+from buckeye.mcp.images.manifest import DOCKER_HUB, Blob, ImageReference, Manifest, parse_manifest
 from buckeye.mcp.sandbox.base import PrepareError
 
 MIRROR_VARIABLE = "BUCKEYE_REGISTRY_MIRROR"
 """Names a registry that images of Docker Hub are fetched from."""
 _MAX_MANIFEST = 4 * 2**20
-_HEADERS = {"accept": ", ".join((*MANIFESTS, *INDEXES, "*/*")), "accept-encoding": "identity"}
+_DOCKER = "docker.distribution.manifest"
+_KINDS = ("oci.image.manifest.v1", "oci.image.index.v1", f"{_DOCKER}.v2", f"{_DOCKER}.list.v2")
+_ACCEPTED = [f"application/vnd.{kind}+json" for kind in _KINDS]
+_HEADERS = {"accept": ", ".join((*_ACCEPTED, "*/*")), "accept-encoding": "identity"}
 """Without an encoding: what is packed may be any number of bytes."""
-_TIMEOUT = httpx.Timeout(60.0, connect=20.0)
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "armv7l": "arm"}
 _CHALLENGE = re.compile(r'(\w+)="([^"]*)"')
 
@@ -55,23 +49,24 @@ class Registry(AbstractContextManager["Registry"]):
         self._base = f"{scheme}://{self._host}/v2/{reference.repository}"
         self._login = find_login(self._host)
         self._authorization: dict[str, str] = {}
-        self._client = httpx.Client(timeout=_TIMEOUT, follow_redirects=True, max_redirects=5)
+        self._client = httpx.Client(timeout=60.0, follow_redirects=True, max_redirects=5)
 
     def __exit__(self, *_: object) -> None:
         self._client.close()
 
     def manifest(self) -> Manifest:
         """The manifest for this machine's platform; of an index, the entry for it."""
-        digest, content, kind = self._manifest(self._reference.version)
-        if kind in INDEXES:
-            digest, content, kind = self._manifest(_of_this_platform(content, self._reference))
-        return parse_manifest(content, digest=digest, kind=kind, shown=str(self._reference))
+        digest, content = self._manifest(self._reference.version)
+        if "manifests" in content:
+            digest, content = self._manifest(_of_this_platform(content, self._reference))
+        return parse_manifest(content, digest=digest, shown=str(self._reference))
 
-    def fetch(self, blob: Blob, target: Path) -> None:
-        """Download a blob, unless `target` has it already; it is there only if its digest is right."""
+    def fetch(self, blob: Blob, folder: Path) -> Path:
+        """Return the file of a blob in `folder`, downloaded if need be. It has the blob's digest."""
+        target = folder / blob.digest.removeprefix("sha256:")
         if target.exists():
-            return
-        target.parent.mkdir(parents=True, exist_ok=True)
+            return target
+        folder.mkdir(parents=True, exist_ok=True)
         part = target.with_name(f".{target.name}.tmp-{os.getpid()}")
         digest, size = hashlib.sha256(), 0
         try:
@@ -85,25 +80,22 @@ class Registry(AbstractContextManager["Registry"]):
                 file.flush()
                 os.fsync(file.fileno())
             if size != blob.size or f"sha256:{digest.hexdigest()}" != blob.digest:
-                raise PrepareError(
-                    f"image {self._reference}: {blob.digest[:19]} arrived damaged (size or digest differ)."
-                )
+                raise PrepareError(f"image {self._reference}: {blob.digest[:19]} arrived damaged.")
             part.replace(target)
         finally:
             part.unlink(missing_ok=True)
+        return target
 
-    def _manifest(self, version: str) -> tuple[str, dict[str, Any], str]:
+    def _manifest(self, version: str) -> tuple[str, dict[str, Any]]:
         with self._get(f"/manifests/{version}") as response:
             raw = self._read(response, "its manifest")
-            kind = response.headers.get("content-type", "").partition(";")[0].strip()
         digest = f"sha256:{hashlib.sha256(raw).hexdigest()}"
         if version.startswith("sha256:") and version != digest:
             raise PrepareError(f"image {self._reference}: the manifest arrived damaged (its digest differs).")
         try:
-            content = json.loads(raw)
-            return digest, content, content.get("mediaType", kind)
-        except (ValueError, AttributeError):
-            raise PrepareError(f"image {self._reference}: its manifest is no JSON.") from None
+            return digest, dict(json.loads(raw))
+        except (ValueError, TypeError):
+            raise PrepareError(f"image {self._reference}: its manifest is no JSON object.") from None
 
     @contextmanager
     def _get(self, where: str) -> Iterator[httpx.Response]:
@@ -125,35 +117,22 @@ class Registry(AbstractContextManager["Registry"]):
     def _authorize(self, challenge: str) -> dict[str, str]:
         scheme, _, rest = challenge.partition(" ")
         fields = dict(_CHALLENGE.findall(rest))
-        basic = {} if self._login is None else self._login.header()
-        if scheme.lower() == "basic" and basic:
-            return basic
+        if scheme.lower() == "basic" and self._login:
+            return self._login
         realm = urlsplit(fields.get("realm", ""))
-        if scheme.lower() != "bearer" or realm.scheme not in ("https", "http"):
+        is_safe = realm.scheme == "https" or (realm.scheme == "http" and is_local(realm.netloc))
+        if scheme.lower() != "bearer" or not is_safe:
             raise self._refusal(401)
-        if realm.scheme == "http" and not is_local(realm.netloc):
-            raise PrepareError(
-                f"{self._host} wants a login over plain HTTP at {realm.geturl()[:80]}: refused."
-            )
-        query = {"service": fields["service"]} if "service" in fields else {}
-        query["scope"] = f"repository:{self._reference.repository}:pull"
-        if self._login is not None and self._login.is_token:
-            form = {"grant_type": "refresh_token", "refresh_token": self._login.password, **query}
-            request = self._client.build_request(
-                "POST", realm.geturl(), data={**form, "client_id": "buckeye"}, headers=_HEADERS
-            )
-        else:
-            request = self._client.build_request(
-                "GET", realm.geturl(), params=query, headers={**_HEADERS, **basic}
-            )
-        answer = self._client.send(request, stream=True)
+        scope = f"repository:{self._reference.repository}:pull"
+        query = {"service": fields.get("service", ""), "scope": scope}
+        headers = {**_HEADERS, **self._login}
+        with self._client.stream("GET", realm.geturl(), params=query, headers=headers) as answer:
+            raw = self._read(answer, "the answer about its login")
         try:
-            given = json.loads(self._read(answer, "the answer about its login"))
+            given = json.loads(raw)
             return {"authorization": f"Bearer {given.get('token') or given['access_token']}"}
         except (ValueError, KeyError, AttributeError):
             raise self._refusal(answer.status_code) from None
-        finally:
-            answer.close()
 
     def _read(self, response: httpx.Response, what: str) -> bytes:
         raw = bytearray()
@@ -164,27 +143,25 @@ class Registry(AbstractContextManager["Registry"]):
         return bytes(raw)
 
     def _refusal(self, status: int) -> PrepareError:
-        host = self._host
         if status in (401, 403):
-            known = "the login that is stored is not accepted" if self._login else "nobody is logged in there"
-            return PrepareError(
-                f"{host} does not give out {self._reference}: {known} (`docker login {host}` stores a login)."
-            )
+            known = "the stored login is not accepted" if self._login else "nobody is logged in there"
+            hint = f"{known} (`docker login {self._host}` stores a login)"
+            return PrepareError(f"{self._host} does not give out {self._reference}: {hint}.")
         if status == 404:
             return PrepareError(f"There is no image {self._reference}.")
-        return PrepareError(f"{host} answered {status} for {self._reference}.")
+        return PrepareError(f"{self._host} answered {status} for the image {self._reference}.")
 
 
 def _of_this_platform(index: dict[str, Any], reference: ImageReference) -> str:
-    wanted = _ARCHITECTURES.get(platform.machine(), platform.machine())
-    offered = []
-    for entry in index.get("manifests", []):
+    wanted = f"linux/{_ARCHITECTURES.get(platform.machine(), platform.machine())}"
+    offered: dict[str, str] = {}
+    for entry in index["manifests"]:
         given = entry.get("platform") or {}
-        if given.get("os") == "linux" and given.get("architecture") == wanted:
-            return str(entry["digest"])
-        offered.append(f"{given.get('os')}/{given.get('architecture')}")
-    others = ", ".join(offered) or "nothing"
-    raise PrepareError(f"image {reference} is not for linux/{wanted}, only for {others}.")
+        offered.setdefault(f"{given.get('os')}/{given.get('architecture')}", str(entry["digest"]))
+    if wanted not in offered:
+        others = ", ".join(offered) or "nothing"
+        raise PrepareError(f"image {reference} is not for {wanted}, only for {others}.")
+    return offered[wanted]
 
 
 def is_local(host: str) -> bool:

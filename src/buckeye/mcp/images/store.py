@@ -8,7 +8,6 @@ import json
 import logging
 import os
 import shutil
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,26 +49,17 @@ def fetch_image(name: str, folder: Path, *, owner: int | None) -> Image:
     if built is not None:
         layout = built_layout(reference, folder)
         return _made(built, lambda blob: layout_blob(layout, blob.digest), name, folder, owner)
-    known = folder / "names" / f"{hashlib.sha256(str(reference).encode()).hexdigest()[:32]}.json"
+    known = folder / "names" / hashlib.sha256(str(reference).encode()).hexdigest()[:32]
     with Registry(reference) as registry:
         try:
             manifest = registry.manifest()
         except PrepareError as error:
-            try:
-                digest = str(read_json(known)["digest"])
-                image = _read(folder / "images" / _key(digest, owner))
-            except (OSError, ValueError, KeyError):
-                raise error from None
-            log.warning("%s Using the image as it was fetched before (%s).", error, digest[:19])
-            return image
-
-        def fetched(blob: Blob) -> Path:
-            path = folder / "blobs" / blob.digest.removeprefix("sha256:")
-            registry.fetch(blob, path)
-            return path
-
-        image = _made(manifest, fetched, name, folder, owner)
-    write_file(known, json.dumps({"name": str(reference), "digest": manifest.digest}))
+            if not known.exists():
+                raise
+            log.warning("%s Using the image as it was fetched before.", error)
+            return _read(folder / "images" / _key(known.read_text(), owner))
+        image = _made(manifest, lambda blob: registry.fetch(blob, folder / "blobs"), name, folder, owner)
+    write_file(known, manifest.digest)
     return image
 
 
@@ -88,11 +78,9 @@ def _made(manifest: Manifest, fetch: Fetch, name: str, folder: Path, owner: int 
 
 
 def _make(manifest: Manifest, fetch: Fetch, name: str, target: Path, owner: int | None) -> None:
-    begun = time.monotonic()
     for old in leftovers(target.parent):
         shutil.rmtree(old, ignore_errors=True)
-    size = sum(layer.size for layer in manifest.layers)
-    log.info("Unpacking %s (%d layers, %.1f MB)", name, len(manifest.layers), size / 1e6)
+    log.info("Unpacking %s (%d layers)", name, len(manifest.layers))
     if manifest.config.size > _MAX_CONFIG:
         raise PrepareError(f"image {name}: its configuration is too large.")
     config_file, *packed = [fetch(blob) for blob in (manifest.config, *manifest.layers)]
@@ -101,19 +89,14 @@ def _make(manifest: Manifest, fetch: Fetch, name: str, target: Path, owner: int 
         config = read_json(config_file)
         root = temporary / "root"
         root.mkdir(parents=True)
-        done = unpack_layers(packed, config["rootfs"]["diff_ids"], root, owner=owner)
+        unpack_layers(packed, config["rootfs"]["diff_ids"], root, owner=owner)
         (temporary / "image.json").write_text(json.dumps({"digest": manifest.digest, "config": config}))
         os.sync()
         temporary.rename(target)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise PrepareError(f"image {name} cannot be unpacked: {type(error).__name__}: {error}") from None
-    except PrepareError as error:
-        raise PrepareError(f"image {name}: {error}") from None
+    except (OSError, ValueError, KeyError, TypeError, PrepareError) as error:
+        raise PrepareError(f"image {name} cannot be unpacked: {error}") from None
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    left = f", {done.left_out} devices and pipes left out" if done.left_out else ""
-    seconds = time.monotonic() - begun
-    log.info("%s is unpacked (%.1f MB in %.1f s%s)", name, done.bytes / 1e6, seconds, left)
 
 
 class _Wishes(msgspec.Struct, rename="pascal"):

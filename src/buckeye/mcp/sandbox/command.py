@@ -108,18 +108,18 @@ def _launch(server: StdioServer, files: str | None, limits: Limits, place: Path)
         raise PrepareError(f"the session's folder cannot be made: {error}") from None
     server = started_in(server, workdir)
     confine = confinement(limits=limits, walls=walls(), cwd=workdir.path)
-    program = Program(
-        argv=(server.command, *server.args),
-        env=clean_environment(server.env),
-        cwd=workdir.path,
-        confine=confine,
-        outer=lambda inner, env: (confined_by(confine, inner), confined_environment(env)),
-    )
-    outer, env = program.command_line(program.argv)
+
+    def outer(argv: Sequence[str], env: Mapping[str, str]) -> tuple[tuple[str, ...], Mapping[str, str]]:
+        return confined_by(confine, argv), confined_environment(env)
+
+    argv, env = (server.command, *server.args), clean_environment(server.env)
+    started, around = outer(argv, env)
     # the process that sessions are forked from has the network, and `enter` of confine.py mounts no folder
     # read-only
-    forks = limits.network and limits.writable is None
-    return Launch(argv=outer, env=env, cwd=workdir.path, program=program if forks else None)
+    program = None
+    if limits.network and limits.writable is None:
+        program = Program(argv=argv, env=env, cwd=workdir.path, confine=confine, outer=outer)
+    return Launch(argv=started, env=around, cwd=workdir.path, program=program)
 
 
 def server_command(folder: Path) -> list[str]:

@@ -81,6 +81,7 @@ def confinement(
     inner = _files(limits, hidden) if root is None else _root_files(root)
     bwrap = [*_namespaces(limits, root), *inner]
     return {
+        "script": str(CONFINE_SCRIPT),
         "bwrap": [*bwrap, "--chdir", "/" if root is not None else where] if walls.namespaces else None,
         "root": None if root is None else str(root.path),
         "user": None if root is None else root.user,

@@ -14,7 +14,15 @@ from pathlib import Path
 
 from buckeye.base.process import clean_environment, run_program
 from buckeye.errors import UsageError
-from buckeye.mcp.sandbox.base import Launch, Limits, PrepareError, Runtime, RuntimeUnavailable, cache_folder
+from buckeye.mcp.sandbox.base import (
+    Launch,
+    Limits,
+    PrepareError,
+    Runtime,
+    RuntimeUnavailable,
+    cache_folder,
+    output_of,
+)
 
 _ANSWER_SECONDS = 15.0
 _PULL_SECONDS = 1800.0
@@ -161,10 +169,7 @@ def _check_variables(variables: Mapping[str, str], runtime: str) -> None:
 
 
 async def _pull(argv: Sequence[str], image: str) -> None:
-    ran = await _output(argv, _PULL_SECONDS)
-    if ran.returncode != 0:
-        said = (ran.stderr.strip() or ran.stdout.strip()).splitlines()[-3:]
-        raise PrepareError(f"image {image} cannot be pulled: {' '.join(said)}")
+    await asyncio.to_thread(output_of, argv, _PULL_SECONDS, f"image {image} cannot be pulled")
 
 
 async def _output(argv: Sequence[str], seconds: float) -> subprocess.CompletedProcess[str]:

@@ -21,13 +21,14 @@ import math
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from .agent_tasks import read_tasks
 from .base import (
+    Adapter,
     AdapterError,
     Json,
     check_arguments,
@@ -35,7 +36,6 @@ from .base import (
     failed,
     raised,
     scored,
-    single_group_only,
 )
 from .programs import Finished, run_program
 
@@ -46,7 +46,7 @@ DEFAULT_TIMEOUT = 3600.0
 _THREADS = 256
 
 
-class Agent:
+class Agent(Adapter):
     """One program, or one function, and its tasks."""
 
     def __init__(self, env_id: str, args: Json) -> None:
@@ -76,7 +76,6 @@ class Agent:
             "generation": "agent",
             "versions": {},
             "splits": list(self._tasks),
-            "group_rewards": False,
         }
 
     def tasks(self, split: str) -> Iterator[Json]:
@@ -139,9 +138,6 @@ class Agent:
             return {"result": _left(folder / "result.json", ended, judged=self._reward is not None)}
         except ValueError as error:
             return failed("agent", "NoReward", f"{error}; it said last:\n{ended.last_lines(3)}")
-
-    async def score_group(self, task: Json, handles: Sequence[str]) -> list[Json]:
-        raise single_group_only(ID)
 
     async def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)

@@ -25,8 +25,8 @@ class Adapter(Protocol):
     """One loaded environment."""
 
     def info(self) -> Json:
-        """`name`, `generation`, `versions` of what it runs on, `splits`, and whether rewards are those of
-        whole groups (`group_rewards`)."""
+        """`name`, `generation`, `versions` of what it runs on, `splits`, and `group_rewards` where rewards
+        are those of whole groups."""
         ...
 
     def tasks(self, split: str) -> Iterable[Json]:
@@ -39,11 +39,11 @@ class Adapter(Protocol):
 
     async def score_group(self, task: Json, handles: Sequence[str]) -> list[Json]:
         """The outcomes of rollouts that were kept for this."""
-        ...
+        raise AdapterError("this environment has no rewards of groups")
 
     async def close(self) -> None:
         """Free what the environment holds."""
-        ...
+        return
 
 
 def scored(
@@ -89,11 +89,6 @@ def raised(boundary: Boundary, error: BaseException) -> Json:
         said.append(f"{type(error).__name__}: {error}")
         trace = frames_of(error) or trace
     return failed(boundary, kind, " <- ".join(filter(None, said)), [] if boundary == "model" else trace)
-
-
-def single_group_only(name: str) -> AdapterError:
-    """The error of an adapter without group rewards."""
-    return AdapterError(f"{name} has no rewards of groups")
 
 
 def check_arguments(env_id: str, args: Mapping[str, Any], accepted: Iterable[str]) -> None:

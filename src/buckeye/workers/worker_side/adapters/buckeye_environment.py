@@ -11,7 +11,7 @@ from importlib import metadata
 from types import ModuleType
 from typing import Any
 
-from .base import AdapterError, Json, failed, raised, single_group_only
+from .base import Adapter, AdapterError, Json, failed, raised
 from .model import ModelError, chat
 
 GROUP = "buckeye.environments"
@@ -35,7 +35,7 @@ def _canonical(name: str) -> str:
     return name.lower().replace("_", "-").replace(".", "-")
 
 
-class BuckeyeEnvironment:
+class BuckeyeEnvironment(Adapter):
     """The splits are those of train and eval that it has."""
 
     def __init__(self, env_id: str, args: Json) -> None:
@@ -56,7 +56,6 @@ class BuckeyeEnvironment:
             "generation": "buckeye",
             "versions": {"buckeye": importlib.import_module("buckeye").__version__},
             "splits": [split for split in ("train", "eval") if self._has(split)],
-            "group_rewards": False,
         }
 
     def _has(self, split: str) -> bool:
@@ -97,12 +96,6 @@ class BuckeyeEnvironment:
             return {"said": str(await check())}
         except importlib.import_module("buckeye.errors").UsageError as error:
             return {"refused": str(error)}
-
-    async def score_group(self, task: Json, handles: Sequence[str]) -> list[Json]:
-        raise single_group_only(self._env.name)
-
-    async def close(self) -> None:
-        return None
 
 
 class _Policy:

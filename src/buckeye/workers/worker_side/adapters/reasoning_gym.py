@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from importlib import metadata
 from typing import Any
 
-from .base import AdapterError, Json, check_arguments, likely, raised, scored, single_group_only
+from .base import Adapter, AdapterError, Json, check_arguments, likely, raised, scored
 from .model import ModelError, chat
 
 PREFIX = "reasoning-gym/"
@@ -23,7 +23,7 @@ _TRIED = 10
 OWN_ARGUMENTS = ("size", "eval_size", "seed", "eval_seed", "system_prompt")
 
 
-class ReasoningGym:
+class ReasoningGym(Adapter):
     """One dataset of the library. Its train and eval tasks come from different seeds, and no eval task asks
     what another task asks."""
 
@@ -75,7 +75,6 @@ class ReasoningGym:
             "generation": "reasoning-gym",
             "versions": {"reasoning-gym": metadata.version("reasoning-gym")},
             "splits": list(self._datasets),
-            "group_rewards": False,
         }
 
     def tasks(self, split: str) -> Iterator[Json]:
@@ -123,12 +122,6 @@ class ReasoningGym:
         components = {"format_ok": float(answer is not None), "solved": float(reward == 1.0)}
         stop = "truncated" if reply.truncated else "answered"
         return scored(reward, components=components, stop_reason=stop)
-
-    async def score_group(self, task: Json, handles: Sequence[str]) -> list[Json]:
-        raise single_group_only("reasoning-gym")
-
-    async def close(self) -> None:
-        return None
 
 
 def _as_tuple(value: Any) -> Any:

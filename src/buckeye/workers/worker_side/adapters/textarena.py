@@ -12,10 +12,11 @@ what the game allows, "self" asks the same model in conversations of their own, 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from importlib import metadata
 
 from .base import (
+    Adapter,
     AdapterError,
     Json,
     check_arguments,
@@ -23,7 +24,6 @@ from .base import (
     likely,
     raised,
     scored,
-    single_group_only,
     trained_seat,
 )
 from .model import ModelError, chat
@@ -38,7 +38,7 @@ SYSTEM_PROMPT = (
 )
 
 
-class TextArena:
+class TextArena(Adapter):
     """One game. The eval seeds follow those of train."""
 
     def __init__(self, env_id: str, args: Json) -> None:
@@ -82,7 +82,6 @@ class TextArena:
             "generation": "textarena",
             "versions": {"textarena": metadata.version("textarena")},
             "splits": list(self._seeds),
-            "group_rewards": False,
         }
 
     def tasks(self, split: str) -> Iterator[Json]:
@@ -133,12 +132,6 @@ class TextArena:
         if not turns:
             return failed("step", "NoTurn", f"the game was over before {play.seats[self._seat]} had a turn")
         return play.outcome(self._seat, turns)
-
-    async def score_group(self, task: Json, handles: Sequence[str]) -> list[Json]:
-        raise single_group_only("textarena")
-
-    async def close(self) -> None:
-        return None
 
 
 def _random_move(play: Play) -> str:

@@ -21,7 +21,7 @@ from importlib import metadata
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from .base import AdapterError, Boundary, Json, failed, raised, scored, single_group_only, trained_seat
+from .base import Adapter, AdapterError, Boundary, Json, failed, raised, scored, trained_seat
 
 OWN_ARGUMENTS = ("harness", "runtime", "agent", "eval", "limit", "seat", "opponent")
 OPPONENTS = ("self",)
@@ -37,7 +37,7 @@ _BOUNDARIES: dict[str, Boundary] = {
 }
 
 
-class VerifiersV1:
+class VerifiersV1(Adapter):
     """One taskset, and the environment of verifiers that plays it. A task is its data; nothing is looked up
     to play one, so any worker can."""
 
@@ -102,7 +102,6 @@ class VerifiersV1:
             "generation": "verifiers-v1",
             "versions": {name: metadata.version(name) for name in ("verifiers", "openai", "mcp")},
             "splits": list(self._envs),
-            "group_rewards": False,
         }
 
     def tasks(self, split: str) -> Iterator[Json]:
@@ -175,9 +174,6 @@ class VerifiersV1:
             ready.set_exception(error)
         finally:
             await client.close()
-
-    async def score_group(self, task: Json, handles: Sequence[str]) -> list[Json]:
-        raise single_group_only("verifiers v1")
 
     async def close(self) -> None:
         self._closing.set()
