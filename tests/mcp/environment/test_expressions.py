@@ -1,5 +1,6 @@
 """Transforms: what they can say, and that nothing else is done."""
 
+import ast
 import json
 import time
 
@@ -7,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from buckeye.mcp.actions.expressions import ExpressionError, compile_transform
+from buckeye.mcp.actions.expressions import compile_transform
+from buckeye.mcp.actions.operations import ExpressionError
 
 
 def run(source, value=None, context=None):
@@ -31,7 +33,7 @@ def run(source, value=None, context=None):
         ("{'text': x.strip().lower(), 'n': len(x)}", " A ", {"text": "a", "n": 3}),
         ("f'{x}-{len(x)}!'", "ab", "ab-2!"),
         ("'-'.join(sorted(x))", ["b", "a"], "a-b"),
-        ("x.replace('a', 'bb')", "aa", "bbbb"),
+        ("x.replace('a', 'bb').zfill(6)", "aa", "00bbbb"),
         ("[abs(-1), min(x), max(1, 3), round(2.35, 1), sum(x)]", [4, 5], [1, 4, 3, 2.4, 9]),
         ("[float('1e3'), str(1), bool(0), list('ab')]", None, [1000.0, "1", False, ["a", "b"]]),
         ("x.get('k', 5) + x['j']", {"j": 1}, 6),
@@ -103,9 +105,6 @@ def test_the_context_holds_all_arguments():
         "-" * 400 + "1",
         "\x00",
         "[x for int in x if int(1)]",
-        "[a for a in x if [b for b in x]]",
-        "lambda __builtins__: 1",
-        "x.zfill(9)",
     ],
 )
 def test_what_is_not_allowed_is_refused_when_it_is_read(source):
@@ -121,8 +120,13 @@ def test_what_is_not_allowed_is_refused_when_it_is_read(source):
         "1 ** 10 ** 20",
         "'a' * 10 ** 9",
         "[0] * 10 ** 9",
+        "[[[[x] * 99] * 99] * 99] * 99",
         "'%999999999d' % 1",
+        "'a'.zfill(10 ** 9)",
+        "('a' * 9999).replace('', 'b' * 9999)",
+        "','.join(['a' * 9999] * 9999)",
         "round(5, -10 ** 9)",
+        "[a for a in [a for a in 'a' * 99999] if [b for b in 'a' * 99999]]",
         "str([2 ** 2000] * 99999)",
         "10 ** 600 * 1.0",
         "float('inf')",
@@ -159,7 +163,7 @@ def test_a_value_that_is_too_long_is_refused():
 LEAVES = ["x", "ctx", "1", "2", "-3", "0.5", "'ab'", "''", "None", "True", "[]", "{}", "10**9", "y"]
 SIGNS = ["+", "-", "*", "/", "//", "%", "**", "and", "or", "<", "==", "in", "is"]
 FUNCTIONS = ["int", "str", "len", "max", "sum", "sorted", "list", "round", "open", "eval"]
-METHODS = ["split", "replace", "join", "get", "items", "format", "__class__"]
+METHODS = ["split", "replace", "join", "zfill", "get", "items", "format", "__class__"]
 
 
 def joined(template, *parts):
@@ -190,7 +194,9 @@ def test_any_expression_gives_json_or_words(source, value):
         transform = compile_transform(source, use_context=True)
     except ExpressionError:
         return
-    assert not any(name.startswith("_") for name in transform.code.co_names)
+    assert not any(
+        isinstance(node, ast.Attribute) and node.attr.startswith("_") for node in ast.walk(transform.body)
+    )
     try:
         result = transform(value, {"a": 1})
     except ExpressionError:

@@ -107,7 +107,7 @@ def test_calls(text, tool, arguments):
         ),
         ("done(1)", "done was given 1 arguments"),
         ("click(1)", "click needs y too. Usage: click(x, y, button)"),
-        ("key(5)", "key: key cannot be used: 'int' object has no attribute"),
+        ("key(5)", "key: key cannot be used: int has no split."),
         ("wait('soon')", "wait: s cannot be used: invalid literal for int()"),
         ("scroll(amount=1)", "scroll: amount cannot be used: there is no 'direction'."),
     ],

@@ -21,8 +21,9 @@ from pydantic import (
 
 from buckeye.config.problems import Problem, closest, did_you_mean
 from buckeye.config.shared import BaseConfig, conflict
-from buckeye.mcp.actions.expressions import ExpressionError, Transform, compile_transform
+from buckeye.mcp.actions.expressions import Transform, compile_transform
 from buckeye.mcp.actions.mapping import Action, Constant, FromArg, FromArgs, Source
+from buckeye.mcp.actions.operations import ExpressionError
 from buckeye.mcp.problems import problems_of
 
 DONE = "done"

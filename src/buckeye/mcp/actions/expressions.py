@@ -1,132 +1,51 @@
-"""The transforms of a mapping: expressions of Python, checked against a short list of what they may hold.
+"""The transforms of a mapping: a small language of expressions with Python's syntax, walked and never run.
 
-`lambda x: ...`, `lambda x, ctx: ...`, or only what follows the colon. An expression has literals, arithmetic,
-comparisons, and / or / not, conditions, subscripts, f-strings, list comprehensions (none within another), and
-the functions and methods listed here; no attributes, no assignments, no other names.
-
-Who writes the configuration writes the expression. The model writes the values: their size is bounded, and so
-is what operators make of them.
+`lambda x: ...`, `lambda x, ctx: ...`, or only what follows the colon. It has literals, arithmetic,
+comparisons, and / or / not, conditions, subscripts, f-strings, list comprehensions, and the functions and
+methods listed here; no attributes, no assignments, no other names. What an expression may compute is bounded
+in steps and size, so none can hang or fill the memory.
 """
 
 from __future__ import annotations
 
 import ast
-import json
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from types import CodeType
 from typing import Any, Final
 
-MAX_SIZE: Final = 10_000
-"""Most characters of a value as JSON."""
-_MAX_RESULT = 10 * MAX_SIZE
-_MAX_BITS = 2048
-_MAX_DIGITS = 100
-_LONGEST_SOURCE = 1000
-_LONGEST_MESSAGE = 120
-_MAX_DEPTH = 40
-_VALUE, _CONTEXT = "x", "ctx"
-_NODES: Final = (
-    ast.BoolOp, ast.boolop, ast.IfExp, ast.Compare, ast.cmpop, ast.Subscript, ast.Slice, ast.List, ast.Tuple,
-    ast.JoinedStr, ast.expr_context, ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod, ast.Pow,
-    ast.BinOp, ast.UnaryOp, ast.Not, ast.USub, ast.UAdd,
-)  # fmt: skip
-_CONSTANTS: Final = (str, int, float, bool, type(None))
-_METHODS: Final = frozenset(
-    "split rsplit splitlines strip lstrip rstrip lower upper title capitalize startswith endswith find count "  # noqa: SIM905
-    "removeprefix removesuffix isdigit isalpha replace join index get keys values items".split()
+from buckeye.mcp.actions.operations import (
+    BINARY,
+    COMPARISONS,
+    FUNCTIONS,
+    METHODS,
+    UNARY,
+    ExpressionError,
+    checked_number,
+    size_of,
 )
 
-
-class ExpressionError(ValueError):
-    """An expression that is not allowed, or has no result; the text is one half sentence."""
-
-
-def _round(value: Any, digits: int = 0) -> Any:
-    if abs(digits) > _MAX_DIGITS:
-        raise ExpressionError("a value is too large")
-    return round(value, digits) if digits else round(value)
-
-
-def _multiply(left: Any, right: Any) -> Any:
-    for sized, count in ((left, right), (right, left)):
-        if isinstance(sized, str | list | tuple) and isinstance(count, int) and len(sized) * count > MAX_SIZE:
-            raise ExpressionError("a value is too large")
-    return left * right
-
-
-def _modulo(left: Any, right: Any) -> Any:
-    if isinstance(left, str):
-        raise ExpressionError("a text has no remainder")
-    return left % right
-
-
-def _power(left: Any, right: Any) -> Any:
-    if isinstance(left, int) and isinstance(right, int) and left.bit_length() * abs(right) > _MAX_BITS:
-        raise ExpressionError("a value is too large")
-    return left**right
-
-
-_FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = {
-    **{kind.__name__: kind for kind in (int, float, str, bool, list, len, abs, min, max, sorted, sum)},
-    "round": _round,
-}
-_BOUNDED: Final[Mapping[type[ast.operator], Callable[..., Any]]] = {
-    ast.Mult: _multiply,
-    ast.Mod: _modulo,
-    ast.Pow: _power,
-}
-"""Operators of which a short value makes a long one; none of their names can be written."""
-_GLOBALS: Final = {
-    "__builtins__": {},
-    **_FUNCTIONS,
-    **{f"{kind.__name__}()": do for kind, do in _BOUNDED.items()},
-}
+_LONGEST_SOURCE = 1000
+_MAX_DEPTH = 40
+_VALUE, _CONTEXT = "x", "ctx"
+_PLAIN: Final = (ast.BoolOp, ast.boolop, ast.IfExp, ast.Compare, ast.Subscript, ast.Slice)
+_DISPLAYS: Final = (ast.List, ast.Tuple, ast.JoinedStr, ast.expr_context)
+_CONSTANTS: Final = (str, int, float, bool, type(None))
 
 
 @dataclass(frozen=True, slots=True)
 class Transform:
     """A checked expression. `names` are its parameters: the value and, if two, the arguments of the call."""
 
+    source: str
     names: tuple[str, ...]
-    code: CodeType
+    body: ast.expr
 
     def __call__(self, value: Any, context: Mapping[str, Any]) -> Any:
-        """Return the result for a value, as a JSON value. Raises ExpressionError, and nothing else."""
-        given = dict(zip(self.names, (value, dict(context)), strict=False))
-        try:
-            _as_json(given, MAX_SIZE)
-            return _as_json(eval(self.code, {**_GLOBALS, **given}), _MAX_RESULT)  # noqa: S307  it was checked
-        except KeyError as error:
-            raise ExpressionError(_short(f"there is no {error}")) from None
-        except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
-            raise ExpressionError(_short(str(error))) from None
-
-
-def _as_json(value: Any, most: int) -> Any:
-    """Return a copy of a value, with lists in place of tuples."""
-    text = json.dumps(value, allow_nan=False)
-    if len(text) > most:
-        raise ExpressionError("a value is too large")
-    return json.loads(text)
-
-
-def _short(message: str) -> str:
-    """Python's messages repeat the value, however long."""
-    return message if len(message) <= _LONGEST_MESSAGE else f"{message[:_LONGEST_MESSAGE]}…"
-
-
-class _Bound(ast.NodeTransformer):
-    """Calls of our functions in place of the operators that they bound."""
-
-    def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
-        self.generic_visit(node)
-        if type(node.op) not in _BOUNDED:
-            return node
-        name = ast.Name(f"{type(node.op).__name__}()", ast.Load())
-        return ast.Call(name, [node.left, node.right], [])
+        """The result for a value, as a JSON value. Raises ExpressionError."""
+        result = evaluate(self.body, dict(zip(self.names, (value, dict(context)), strict=False)))
+        return _as_json(result)
 
 
 def compile_transform(source: str, *, use_context: bool) -> Transform:
@@ -137,15 +56,12 @@ def compile_transform(source: str, *, use_context: bool) -> Transform:
         with warnings.catch_warnings():  # such as that of an unknown escape
             warnings.simplefilter("ignore")
             tree = ast.parse(source.strip(), mode="eval").body
-            names, body = _parameters(tree, use_context)
-            _check(body, set(names), 0)
-            bounded = ast.fix_missing_locations(ast.Expression(_Bound().visit(body)))
-            return Transform(names, compile(bounded, "transform", "eval"))
-    except ExpressionError:
-        raise
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         reason = error.msg if isinstance(error, SyntaxError) else "nested too deeply"
         raise ExpressionError(f"it is no expression: {reason}") from None
+    names, body = _parameters(tree, use_context)
+    _check(body, set(names), 0)
+    return Transform(source, names, body)
 
 
 def _parameters(tree: ast.expr, use_context: bool) -> tuple[tuple[str, ...], ast.expr]:
@@ -154,7 +70,7 @@ def _parameters(tree: ast.expr, use_context: bool) -> tuple[tuple[str, ...], ast
     given = tree.args
     rest = (given.posonlyargs, given.kwonlyargs, given.vararg, given.kwarg, given.defaults)
     names = tuple(argument.arg for argument in given.args)
-    if any(rest) or len(names) not in (1, 2) or any(name.startswith("_") for name in names):
+    if any(rest) or len(names) not in (1, 2):
         raise ExpressionError("write lambda x: ..., or lambda x, ctx: ... with use_context: true")
     if len(names) == 2 and not use_context:
         raise ExpressionError(f"a second parameter ({names[1]}) needs use_context: true")
@@ -191,7 +107,15 @@ def _check_one(node: ast.AST, names: set[str]) -> None:
     elif isinstance(node, ast.Dict):
         if not all(isinstance(key, ast.Constant) and isinstance(key.value, str) for key in node.keys):
             raise ExpressionError("the keys of an object are texts in quotes")
-    elif not isinstance(node, _NODES):
+    elif isinstance(node, ast.BinOp | ast.UnaryOp):
+        if type(node.op) not in (BINARY if isinstance(node, ast.BinOp) else UNARY):
+            raise ExpressionError(f"the operation {type(node.op).__name__} is not allowed")
+    elif isinstance(node, ast.operator | ast.unaryop):
+        return
+    elif isinstance(node, ast.cmpop):
+        if type(node) not in COMPARISONS:
+            raise ExpressionError(f"the comparison {type(node).__name__} is not allowed")
+    elif not isinstance(node, _PLAIN + _DISPLAYS):
         raise ExpressionError(f"{_named(node)} is not allowed")
 
 
@@ -200,12 +124,12 @@ def _check_call(node: ast.Call, names: set[str], depth: int) -> None:
         raise ExpressionError("arguments with names or stars are not allowed")
     function = node.func
     if isinstance(function, ast.Attribute):
-        if function.attr not in _METHODS:
+        if not any(function.attr in methods for methods in METHODS.values()):
             raise ExpressionError(f"the method {function.attr!r} is not allowed")
         _check(function.value, names, depth + 1)
-    elif not isinstance(function, ast.Name) or function.id not in _FUNCTIONS or function.id in names:
+    elif not isinstance(function, ast.Name) or function.id not in FUNCTIONS or function.id in names:
         name = repr(function.id) if isinstance(function, ast.Name) else "what is called here"
-        raise ExpressionError(f"{name} is no function; there are {', '.join(_FUNCTIONS)}")
+        raise ExpressionError(f"{name} is no function; there are {', '.join(FUNCTIONS)}")
     for argument in node.args:
         _check(argument, names, depth + 1)
 
@@ -218,11 +142,170 @@ def _check_comprehension(node: ast.ListComp, names: set[str], depth: int) -> Non
         raise ExpressionError("only a single name is allowed after for")
     _check(loop.iter, names, depth + 1)
     for part in (node.elt, *loop.ifs):
-        if any(isinstance(inner, ast.ListComp) for inner in ast.walk(part)):
-            raise ExpressionError("a list within a list is not allowed")
         _check(part, {*names, loop.target.id}, depth + 1)
 
 
 def _named(node: ast.AST) -> str:
     kinds = {ast.Attribute: "an attribute", ast.Lambda: "a lambda within", ast.NamedExpr: "an assignment"}
     return kinds.get(type(node), type(node).__name__)
+
+
+def _as_json(value: Any) -> Any:
+    """Tuples become lists. Everything else that the language makes is JSON already."""
+    if isinstance(value, list | tuple):
+        return [_as_json(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _as_json(item) for key, item in value.items()}
+    return value
+
+
+_MAX_WORK = 1_000_000
+_STEP = 20
+_LONGEST_MESSAGE = 120
+_FAULTS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+
+
+def evaluate(body: ast.expr, names: Mapping[str, Any]) -> Any:
+    """The value of an expression that was checked. Raises ExpressionError, and nothing else.
+
+    `names` holds JSON values.
+    """
+    try:
+        for value in names.values():
+            size_of(value)
+        return _Evaluation().value(body, names)
+    except ExpressionError:
+        raise
+    except KeyError as error:
+        raise ExpressionError(_short(f"there is no {error}")) from None
+    except _FAULTS as error:
+        raise ExpressionError(_short(str(error))) from None
+
+
+def _short(message: str) -> str:
+    """Python's messages repeat the value, however long."""
+    return message if len(message) <= _LONGEST_MESSAGE else f"{message[:_LONGEST_MESSAGE]}…"
+
+
+class _Evaluation:
+    """One evaluation, and the work it has done: some for each step, and the size of every value made."""
+
+    def __init__(self) -> None:
+        self.work = 0
+
+    def charge(self, work: int) -> None:
+        self.work += work
+        if self.work > _MAX_WORK:
+            raise ExpressionError("it takes too long")
+
+    def made(self, value: Any) -> Any:
+        """Note a value that was made. Raises ExpressionError if it is too large."""
+        self.charge(size_of(value))
+        return checked_number(value)
+
+    def value(self, node: ast.expr, names: Mapping[str, Any]) -> Any:
+        self.charge(_STEP)
+        match node:
+            case ast.Constant():
+                return node.value
+            case ast.Name():
+                return names[node.id]
+            case ast.BinOp():
+                return self.binary(node, names)
+            case ast.UnaryOp():
+                return self.made(UNARY[type(node.op)](self.value(node.operand, names)))
+            case ast.BoolOp():
+                return self.boolean(node, names)
+            case ast.Compare():
+                return self.comparison(node, names)
+            case ast.IfExp():
+                return self.value(node.body if self.value(node.test, names) else node.orelse, names)
+            case ast.Subscript():
+                return self.made(self.value(node.value, names)[self.index(node.slice, names)])
+            case ast.Call():
+                return self.call(node, names)
+            case ast.ListComp():
+                return self.comprehension(node, names)
+            case _:
+                return self.made(self.display(node, names))
+
+    def display(self, node: ast.expr, names: Mapping[str, Any]) -> Any:
+        """A list, tuple, object or f-string."""
+        match node:
+            case ast.List() | ast.Tuple():
+                items = [self.value(item, names) for item in node.elts]
+                return items if isinstance(node, ast.List) else tuple(items)
+            case ast.Dict():
+                keys = [key.value for key in node.keys if isinstance(key, ast.Constant)]
+                values = [self.value(item, names) for item in node.values]
+                return dict(zip(keys, values, strict=True))
+            case ast.JoinedStr():
+                return "".join(self.part(part, names) for part in node.values)
+        raise ExpressionError(f"{type(node).__name__} is not allowed")
+
+    def part(self, node: ast.expr, names: Mapping[str, Any]) -> str:
+        """One part of an f-string."""
+        if isinstance(node, ast.FormattedValue):
+            return self.text(self.value(node.value, names))
+        return str(self.value(node, names))
+
+    def text(self, value: Any) -> str:
+        """A value as a text, charged beforehand."""
+        self.charge(size_of(value))
+        return self.made(str(value))
+
+    def binary(self, node: ast.BinOp, names: Mapping[str, Any]) -> Any:
+        left, right = self.value(node.left, names), self.value(node.right, names)
+        return self.made(BINARY[type(node.op)](left, right))
+
+    def boolean(self, node: ast.BoolOp, names: Mapping[str, Any]) -> Any:
+        stops_at = isinstance(node.op, ast.Or)
+        value: Any = None
+        for part in node.values:
+            value = self.value(part, names)
+            if bool(value) is stops_at:
+                return value
+        return value
+
+    def comparison(self, node: ast.Compare, names: Mapping[str, Any]) -> bool:
+        left = self.value(node.left, names)
+        for sign, part in zip(node.ops, node.comparators, strict=True):
+            right = self.value(part, names)
+            self.charge(size_of(left) + size_of(right))
+            if not COMPARISONS[type(sign)](left, right):
+                return False
+            left = right
+        return True
+
+    def index(self, node: ast.expr, names: Mapping[str, Any]) -> Any:
+        if not isinstance(node, ast.Slice):
+            return self.value(node, names)
+        bounds = (node.lower, node.upper, node.step)
+        return slice(*(None if bound is None else self.value(bound, names) for bound in bounds))
+
+    def call(self, node: ast.Call, names: Mapping[str, Any]) -> Any:
+        arguments = [self.value(argument, names) for argument in node.args]
+        if isinstance(node.func, ast.Attribute):
+            owner = self.value(node.func.value, names)
+            function = METHODS.get(type(owner), {}).get(node.func.attr)
+            if function is None:
+                raise ExpressionError(f"{type(owner).__name__} has no {node.func.attr}")
+            arguments.insert(0, owner)
+        else:
+            assert isinstance(node.func, ast.Name), "the expression was checked"
+            function = FUNCTIONS[node.func.id]
+        self.charge(sum(map(size_of, arguments)))
+        return self.made(function(*arguments))
+
+    def comprehension(self, node: ast.ListComp, names: Mapping[str, Any]) -> list[Any]:
+        (loop,) = node.generators
+        assert isinstance(loop.target, ast.Name), "the expression was checked"
+        items = self.value(loop.iter, names)
+        if not isinstance(items, list | tuple | str):
+            raise ExpressionError(f"for needs a list, not {type(items).__name__}")
+        found = []
+        for item in items:
+            inner = {**names, loop.target.id: item}
+            if all(self.value(test, inner) for test in loop.ifs):
+                found.append(self.value(node.elt, inner))
+        return self.made(found)

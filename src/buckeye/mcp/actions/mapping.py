@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from buckeye.config.problems import closest, did_you_mean
-from buckeye.mcp.actions.expressions import ExpressionError, Transform
+from buckeye.mcp.actions.expressions import Transform
 from buckeye.mcp.actions.literals import short
+from buckeye.mcp.actions.operations import ExpressionError
 from buckeye.mcp.actions.parser import ParsedCall
 
 

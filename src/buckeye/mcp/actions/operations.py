@@ -1,0 +1,183 @@
+"""What the expressions of a mapping can do, each with a bound on what it costs and on what it makes."""
+
+from __future__ import annotations
+
+import ast
+import math
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+MAX_SIZE: Final = 100_000
+"""Largest value, counted as characters and items, all levels together."""
+_MAX_BITS = 2048
+_MAX_DIGITS = 100
+
+Function = Callable[..., Any]
+
+
+class ExpressionError(ValueError):
+    """An expression that is not allowed, or has no result; the text is one half sentence."""
+
+
+def size_of(value: Any) -> int:
+    """Characters and items in a value, at all levels; stops above MAX_SIZE and raises ExpressionError."""
+    total, pending = 0, [value]
+    while pending:
+        item = pending.pop()
+        if isinstance(item, str):
+            total += len(item)
+        elif isinstance(item, int):
+            total += item.bit_length() // 64
+        elif isinstance(item, list | tuple):
+            total += len(item)
+            pending += item if total <= MAX_SIZE else ()
+        elif isinstance(item, dict):
+            total += sum(map(len, item)) + len(item)
+            pending += item.values() if total <= MAX_SIZE else ()
+        if total > MAX_SIZE:
+            raise too_large()
+    return total
+
+
+def too_large() -> ExpressionError:
+    """The error of a value above the bounds."""
+    return ExpressionError("a value is too large")
+
+
+def checked_number(value: Any) -> Any:
+    """A number that JSON can hold. Raises ExpressionError."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise too_large()
+    if isinstance(value, int) and value.bit_length() > _MAX_BITS:
+        raise too_large()
+    if isinstance(value, complex):
+        raise ExpressionError("the result is no real number")
+    return value
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float)
+
+
+def _numbers(compute: Function) -> Function:
+    def run(left: Any, right: Any) -> Any:
+        if not (_is_number(left) and _is_number(right)):
+            raise ExpressionError(f"{_kind(left)} and {_kind(right)} do not go together here")
+        return compute(left, right)
+
+    return run
+
+
+def _add(left: Any, right: Any) -> Any:
+    if not (_is_number(left) and _is_number(right)):
+        if type(left) is not type(right) or not isinstance(left, str | list):
+            raise ExpressionError(f"{_kind(left)} and {_kind(right)} cannot be added")
+        _allow(len(left) + len(right))
+    return left + right
+
+
+def _multiply(left: Any, right: Any) -> Any:
+    if isinstance(right, str | list):
+        left, right = right, left
+    if isinstance(left, str | list) and isinstance(right, int):
+        _allow(size_of(left) * right)
+    elif not (_is_number(left) and _is_number(right)):
+        raise ExpressionError(f"{_kind(left)} and {_kind(right)} cannot be multiplied")
+    return left * right
+
+
+def _power(left: Any, right: Any) -> Any:
+    if isinstance(left, int) and isinstance(right, int) and left.bit_length() * abs(right) > _MAX_BITS:
+        raise too_large()
+    return left**right
+
+
+def _allow(size: int) -> None:
+    if size > MAX_SIZE:
+        raise too_large()
+
+
+def _kind(value: Any) -> str:
+    kinds = {str: "a text", bool: "a truth value", int: "a number", float: "a number", type(None): "null"}
+    return kinds.get(type(value), "an object" if isinstance(value, dict) else "a list")
+
+
+BINARY: Final[Mapping[type[ast.operator], Function]] = {
+    ast.Add: _add,
+    ast.Sub: _numbers(operator.sub),
+    ast.Mult: _multiply,
+    ast.Div: _numbers(operator.truediv),
+    ast.FloorDiv: _numbers(operator.floordiv),
+    ast.Mod: _numbers(operator.mod),
+    ast.Pow: _numbers(_power),
+}
+
+UNARY: Final[Mapping[type[ast.unaryop], Function]] = {
+    ast.Not: operator.not_,
+    ast.USub: operator.neg,
+    ast.UAdd: operator.pos,
+}
+
+COMPARISONS: Final[Mapping[type[ast.cmpop], Function]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Is: operator.is_,
+    ast.IsNot: operator.is_not,
+    ast.In: lambda left, right: left in right,
+    ast.NotIn: lambda left, right: left not in right,
+}
+
+
+def _round(value: Any, digits: int = 0) -> Any:
+    if abs(digits) > _MAX_DIGITS:
+        raise too_large()
+    return round(value, digits) if digits else round(value)
+
+
+_BUILT_IN: Final[tuple[Any, ...]] = (int, float, str, bool, list, len, abs, min, max, sorted)
+FUNCTIONS: Final[Mapping[str, Function]] = {
+    **{function.__name__: function for function in _BUILT_IN},
+    "round": _round,
+    "sum": lambda values: sum(values),
+}
+
+
+def _replace(text: str, old: str, new: str) -> str:
+    _allow(len(text) + (text.count(old)) * len(new))
+    return text.replace(old, new)
+
+
+def _join(text: str, parts: list[str]) -> str:
+    _allow(size_of(parts) + len(text) * len(parts))
+    return text.join(parts)
+
+
+def _zfill(text: str, width: int) -> str:
+    _allow(width)
+    return text.zfill(width)
+
+
+_OF_TEXTS = (
+    "split", "rsplit", "splitlines", "strip", "lstrip", "rstrip", "lower", "upper", "title", "capitalize",
+    "startswith", "endswith", "find", "count", "removeprefix", "removesuffix", "isdigit", "isalpha",
+)  # fmt: skip
+METHODS: Final[Mapping[type, Mapping[str, Function]]] = {
+    str: {
+        **{name: getattr(str, name) for name in _OF_TEXTS},
+        "replace": _replace,
+        "join": _join,
+        "zfill": _zfill,
+    },
+    list: {"index": list.index, "count": list.count},
+    dict: {
+        "get": dict.get,
+        "keys": lambda value: list(value),
+        "values": lambda value: list(value.values()),
+        "items": lambda value: [list(pair) for pair in value.items()],
+    },
+}
