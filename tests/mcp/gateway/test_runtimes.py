@@ -239,7 +239,7 @@ def test_a_container_for_each_session(tmp_path, name):
         clients[0].close()
         running.until(lambda: ["rm", "--force", "c0ffee"] in [c["words"] for c in calls(home)], "no rm")
         answer = Client(running.url, **{"Mcp-Image": "no-such/env"}).post(request("initialize", INITIALIZE))
-        assert "image no-such/env cannot be pulled:" in answer.json()["error"]["message"]
+        assert "image no-such/env cannot be pulled: manifest unknown" in answer.json()["error"]["message"]
         refused = Client(running.url, **{"Mcp-Image": "org/env:1", "Env-Docker-Host": "tcp://evil"})
         answer = refused.post(request("initialize", INITIALIZE))
         assert answer.status_code == 403

@@ -17,11 +17,21 @@ UNSUPPORTED_VERSION, SERVER_ERROR = -32022, -32000
 RequestId = int | str
 
 
+class _Meta(msgspec.Struct):
+    progress_token: RequestId | None = msgspec.field(name="progressToken", default=None)
+
+
+class _Params(msgspec.Struct):
+    meta: _Meta | None = msgspec.field(name="_meta", default=None)
+    progress_token: RequestId | None = msgspec.field(name="progressToken", default=None)
+
+
 class Frame(msgspec.Struct):
     """The outside of a message. A response has no method, a notification no id."""
 
     id: RequestId | None = None
     method: str | None = None
+    params: msgspec.Raw = msgspec.Raw(b"null")
 
     @property
     def is_request(self) -> bool:
@@ -30,6 +40,17 @@ class Frame(msgspec.Struct):
     @property
     def is_response(self) -> bool:
         return self.method is None and self.id is not None
+
+    def progress_token(self) -> RequestId | None:
+        """Of a request, the token under which its progress is told; of a progress notification, the one it
+        tells of."""
+        try:
+            params = msgspec.json.decode(self.params, type=_Params)
+        except (msgspec.DecodeError, RecursionError):
+            return None
+        if self.is_request:
+            return None if params.meta is None else params.meta.progress_token
+        return params.progress_token if self.method == "notifications/progress" else None
 
 
 _decode_frame = msgspec.json.Decoder(Frame).decode

@@ -40,6 +40,7 @@ class Session:
         since."""
         self._on_end = on_end
         self._exchanges: dict[RequestId, Channel] = {}
+        self._tokens: dict[RequestId, Channel] = {}
         self._unasked = Channel()
         self._listening = False
         self._reader = asyncio.create_task(self._read())
@@ -65,6 +66,8 @@ class Session:
         if frame.id in self._exchanges:
             raise Refusal(400, "id", f"The request id {frame.id!r} is in use by a request without an answer.")
         channel = self._exchanges[frame.id] = Channel()
+        if (token := frame.progress_token()) is not None:
+            self._tokens[token] = channel
         self.requests += 1
         await self.tell(body)
         return channel
@@ -84,7 +87,8 @@ class Session:
 
     async def abandon(self, request_id: RequestId) -> None:
         """Forget a request whose client has gone."""
-        self._exchanges.pop(request_id, None)
+        if (channel := self._exchanges.pop(request_id, None)) is not None:
+            self._forget_token(channel)
 
     def listen(self) -> Channel:
         """The messages that belong to no request. Raises Refusal 409 if somebody has them already."""
@@ -144,10 +148,18 @@ class Session:
             assert frame.id is not None
             channel = self._exchanges.pop(frame.id, None)
             if channel is not None:
+                self._forget_token(channel)
                 channel.close(line)
             return  # an answer to nobody: its client has gone
-        newest = next(reversed(self._exchanges.values()), self._unasked)
-        (self._unasked if self._listening else newest).put(line)
+        token = frame.progress_token()
+        channel = self._tokens.get(token) if token is not None else None
+        if channel is None and not self._listening and self._exchanges:
+            channel = next(reversed(self._exchanges.values()))
+        (channel or self._unasked).put(line)
+
+    def _forget_token(self, channel: Channel) -> None:
+        for token in [token for token, other in self._tokens.items() if other is channel]:
+            del self._tokens[token]
 
     def _last_words(self) -> str:
         words = self.started.process.last_words()

@@ -14,15 +14,7 @@ from pathlib import Path
 
 from buckeye.base.process import clean_environment, run_program
 from buckeye.errors import UsageError
-from buckeye.mcp.sandbox.base import (
-    Launch,
-    Limits,
-    PrepareError,
-    Runtime,
-    RuntimeUnavailable,
-    cache_folder,
-    output_of,
-)
+from buckeye.mcp.sandbox.base import Launch, Limits, PrepareError, Runtime, RuntimeUnavailable, cache_folder
 
 _ANSWER_SECONDS = 15.0
 _PULL_SECONDS = 1800.0
@@ -169,7 +161,10 @@ def _check_variables(variables: Mapping[str, str], runtime: str) -> None:
 
 
 async def _pull(argv: Sequence[str], image: str) -> None:
-    await asyncio.to_thread(output_of, argv, _PULL_SECONDS, f"image {image} cannot be pulled")
+    ran = await _output(argv, _PULL_SECONDS)
+    if ran.returncode != 0:
+        said = (ran.stderr.strip() or ran.stdout.strip()).splitlines()[-3:]
+        raise PrepareError(f"image {image} cannot be pulled: {' '.join(said)}")
 
 
 async def _output(argv: Sequence[str], seconds: float) -> subprocess.CompletedProcess[str]:
