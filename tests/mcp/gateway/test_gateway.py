@@ -19,6 +19,7 @@ from tests.mcp.gateway.client import (
     said,
     scripted,
 )
+from tests.waiting import wait_for
 
 from buckeye.mcp.gateway.frames import read_frame
 from buckeye.mcp.gateway.gateway import Gateway
@@ -200,6 +201,28 @@ def test_a_client_of_both_generations_is_led_to_the_handshake(served):
     assert error["code"] == -32022
     assert "2025-06-18" in error["data"]["supported"]
     assert "2026-07-28" not in error["data"]["supported"]
+
+
+def test_a_client_without_handshake_names_its_session_itself(served):
+    version = {"mcp-protocol-version": "2026-07-28"}
+    one = Client(served.url, **version, **{"Buckeye-Session": "rollout-1"})
+    other = Client(served.url, **version, **{"Buckeye-Session": "rollout-2"})
+    # the frames pass: it is the environment that does not know the method
+    assert discover(one).json()["error"]["message"] == "no method server/discover"
+    one.call("remember", value=1)
+    assert one.call("recall") == [1]
+    assert other.call("recall") == []
+    assert one.http.delete(one.url).status_code == 204
+    assert one.call("recall") == []  # a new one
+
+
+def test_hanging_up_cancels_where_the_protocol_means_it(served):
+    client = Client(served.url, **{"Buckeye-Session": "cancelling"})
+    client.call("recall")
+    call = request("tools/call", {"name": "sleep", "arguments": {"seconds": 1}}, "slow")
+    with pytest.raises(httpx.ReadTimeout):
+        client.http.post(client.url, json=call, timeout=0.3)
+    wait_for(lambda: client.call("recall") == ["cancelled slow"], "no cancellation arrived")
 
 
 # Access

@@ -1,7 +1,8 @@
 """The HTTP side: streamable HTTP of MCP at /mcp, /health and /status.
 
 Sessions of the protocol revisions with a handshake begin with an `initialize` request without
-`Mcp-Session-Id` and name it ever after. The revision 2026-07-28 has no sessions: the answer says which
+`Mcp-Session-Id` and name it ever after. The revision 2026-07-28 has no sessions: its client
+may name one itself, in a header `Buckeye-Session` of its own making; without it the answer says which
 revisions have sessions, and clients of several revisions fall back to one of those.
 """
 
@@ -35,7 +36,7 @@ from buckeye.mcp.gateway.settings import API_KEY_VARIABLE, Refusal, read_wish
 
 log = logging.getLogger(__name__)
 
-SESSION_HEADER = "mcp-session-id"
+SESSION_HEADER, OWN_SESSION_HEADER = "mcp-session-id", "buckeye-session"
 MAX_BODY_BYTES = 16 * 2**20
 _PING_SECONDS, _PING = 15.0, b": ping\r\n\r\n"
 _INVALID_REQUEST = -32600
@@ -106,19 +107,20 @@ class _Endpoint:
         assert frame.id is not None
         starting = session.requests == 0
         channel = await session.ask(frame, body)
+        modern = OWN_SESSION_HEADER in request.headers
         gone = asyncio.create_task(_disconnected(request))
         try:
             first = await self._first(session, channel, gone, starting=starting)
         finally:
             gone.cancel()
         if first is None and gone.done() and not gone.cancelled():
-            await session.abandon(frame.id)
+            await session.abandon(frame.id, tell=modern)
             if starting and session.ended is None:
                 session.end("its client left while it was starting")
             return Response(status_code=499)
         if channel.finished and first is not None:
             return _json(first, status=502 if channel.broken else 200, headers=headers)
-        abandon = functools.partial(session.abandon, frame.id)
+        abandon = functools.partial(session.abandon, frame.id, tell=modern)
         events = _events(channel, _event(first) if first is not None else _PING, abandon)
         return StreamingResponse(events, media_type="text/event-stream", headers={**_SSE_HEADERS, **headers})
 
@@ -127,10 +129,13 @@ class _Endpoint:
         headers = request.headers
         if (session_id := headers.get(SESSION_HEADER)) is not None:
             return self._gateway.find(session_id), {}
+        if (name := headers.get(OWN_SESSION_HEADER)) is not None:
+            return await self._gateway.named(name, read_wish(headers, self._gateway.settings)), {}
         version = headers.get("mcp-protocol-version")
         if frame.method == "server/discover" or (version is not None and version not in HANDSHAKE_VERSIONS):
             message = (
-                f"Environments keep state, and MCP {version or 'without a version'} has no sessions: use "
+                f"Environments keep state, so a client of MCP {version or 'without sessions'} names its "
+                "session in a header Buckeye-Session of its own making, or uses "
                 f"{HANDSHAKE_VERSIONS[0]} or older."
             )
             refusal = Refusal(400, "version", message, code=UNSUPPORTED_VERSION)
@@ -168,10 +173,13 @@ class _Endpoint:
         return StreamingResponse(events, media_type="text/event-stream", headers=_SSE_HEADERS)
 
     def _delete(self, request: Request) -> Response:
-        session_id = request.headers.get(SESSION_HEADER)
-        if session_id is None:
+        headers = request.headers
+        if (session_id := headers.get(SESSION_HEADER)) is not None:
+            self._gateway.find(session_id).end("by its client")
+        elif (name := headers.get(OWN_SESSION_HEADER)) is not None:
+            self._gateway.find_named(name, read_wish(headers, self._gateway.settings)).end("by its client")
+        else:
             raise _no_session("which session is to end?")
-        self._gateway.find(session_id).end("by its client")
         return Response(status_code=204)
 
 

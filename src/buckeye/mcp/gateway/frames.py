@@ -87,3 +87,9 @@ def error_frame(request_id: RequestId | None, code: int, message: str, data: dic
     """A JSON-RPC error response."""
     error = {"code": code, "message": message, "data": data}
     return json.dumps({"jsonrpc": "2.0", "id": request_id, "error": error}, ensure_ascii=False).encode()
+
+
+def cancellation(request_id: RequestId) -> bytes:
+    """The notification that a request's caller has gone."""
+    params = {"requestId": request_id, "reason": "the caller closed the request"}
+    return json.dumps({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params}).encode()

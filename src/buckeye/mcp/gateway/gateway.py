@@ -32,6 +32,8 @@ class Gateway:
         self.settings = settings
         self._runtime, self._places = runtime, places
         self._sessions: dict[str, Session] = {}
+        self._named: dict[tuple[str, Wish], Session] = {}
+        self._opening: dict[tuple[str, Wish], asyncio.Lock] = {}
         self._ended: OrderedDict[str, str] = OrderedDict()
         self._free = asyncio.Semaphore(settings.sessions)
         self._queued = 0
@@ -60,6 +62,15 @@ class Gateway:
         log.info("%s started in %.2f s: %s; %d running", session.name, seconds, _shown(wish), running)
         return session
 
+    async def named(self, name: str, wish: Wish) -> Session:
+        """The session that a client of a protocol without sessions calls `name`; started at its first use."""
+        key = (name, wish)
+        async with self._opening.setdefault(key, asyncio.Lock()):
+            session = self._named.get(key)
+            if session is None or session.ended is not None:
+                session = self._named[key] = await self.open(wish)
+        return session
+
     def find(self, session_id: str) -> Session:
         """Raises Refusal 404, with the reason if it has ended."""
         session = self._sessions.get(session_id)
@@ -68,6 +79,13 @@ class Gateway:
         why = self._ended.get(session_id)
         message = f"The session has ended: {why}" if why else "There is no such session on this gateway."
         raise Refusal(404, "session_ended" if why else "session", message)
+
+    def find_named(self, name: str, wish: Wish) -> Session:
+        """As `find`, for a session that its client has named."""
+        session = self._named.get((name, wish))
+        if session is None:
+            raise Refusal(404, "session", "There is no session of this name, image and variables.")
+        return session
 
     async def close(self) -> None:
         """End all sessions and wait until nothing of them is left."""
@@ -136,6 +154,8 @@ class Gateway:
 
     def _on_end(self, session: Session, reason: str) -> None:
         self._sessions.pop(session.id, None)
+        for key in [key for key, other in self._named.items() if other is session]:
+            del self._named[key], self._opening[key]
         self._ended[session.id] = reason
         while len(self._ended) > _REMEMBERED:
             self._ended.popitem(last=False)

@@ -14,6 +14,7 @@ from buckeye.mcp.gateway.frames import (
     SERVER_ERROR,
     Frame,
     RequestId,
+    cancellation,
     error_frame,
     one_line,
     read_line,
@@ -85,10 +86,14 @@ class Session:
             if self.ended is None:
                 self.end(f"the environment reads no more{self._last_words()}")
 
-    async def abandon(self, request_id: RequestId) -> None:
-        """Forget a request whose client has gone."""
-        if (channel := self._exchanges.pop(request_id, None)) is not None:
-            self._forget_token(channel)
+    async def abandon(self, request_id: RequestId, *, tell: bool) -> None:
+        """The client has gone; `tell` the environment, where the protocol means that by it."""
+        channel = self._exchanges.pop(request_id, None)
+        if channel is None or self.ended is not None:
+            return
+        self._forget_token(channel)
+        if tell:
+            await self.tell(cancellation(request_id))
 
     def listen(self) -> Channel:
         """The messages that belong to no request. Raises Refusal 409 if somebody has them already."""
