@@ -9,7 +9,8 @@ from typing import Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from buckeye.config.flags import apply, parse_bool, parse_flags
+from buckeye.config.flag_values import parse_bool
+from buckeye.config.flags import apply, parse_flags
 from buckeye.config.problems import closest, report
 from buckeye.config.rl import RLConfig
 from buckeye.config.settings import Settings
@@ -207,15 +208,11 @@ def _split(words: list[str]) -> tuple[list[str], list[str]]:
         own.append(word)
         if "=" in word:
             continue
-        shape = fields_of(TrainFlags)[name]
-        if shape.is_flag:
-            own += [words.pop(0)] if words and parse_bool(words[0]) is not None else []
-        else:
-            several = shape.element is not None
-            while words and not words[0].startswith(("--", "@")):
-                own.append(words.pop(0))
-                if not several:
-                    break
+        following = words[0] if words else "--"
+        if fields_of(TrainFlags)[name].is_flag:
+            own += [words.pop(0)] if parse_bool(following) is not None else []
+        elif not following.startswith(("--", "@")):
+            own.append(words.pop(0))
     return own, settings
 
 
