@@ -51,9 +51,8 @@ Start = Callable[[RLConfig, list[str]], int]
 def run_of_parts(words: Words, start: Start) -> int:
     """Find or make the parts, show the plan, write the configuration, and `start` it; the exit code."""
     words.check_for_parts()
-    flags = words.flags.model_copy(update={"dry_run": words.is_dry})
-    with nothing_written() if flags.dry_run else nullcontext():
-        return _run_of_parts(words, flags, start)
+    with nothing_written() if words.flags.dry_run else nullcontext():
+        return _run_of_parts(words, words.flags, start)
 
 
 def _run_of_parts(words: Words, flags: TrainFlags, start: Start) -> int:
@@ -157,11 +156,9 @@ def _refuse_taken(folder: Path) -> None:
         raise UsageError(f"--output {folder}: {where} is a file. Name a folder")
     if not _taken(folder):
         return
-    quoted, instead = shlex.quote(str(folder)), ""
+    instead = ""
     if (folder / RUN_FILE).exists():
-        instead = f"; or go on with that run\n  buckeye rl resume {quoted}"
-    elif (folder / RUN_CONFIG).exists():
-        instead = f"; or start what is there\n  buckeye rl @ {quoted}/{RUN_CONFIG}"
+        instead = f"; or go on with that run\n  buckeye rl resume {shlex.quote(str(folder))}"
     raise UsageError(
         f"--output {folder}: a run is there, and nothing is overwritten. Name another folder{instead}"
     )
