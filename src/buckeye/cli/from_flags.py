@@ -156,9 +156,11 @@ def _refuse_taken(folder: Path) -> None:
         raise UsageError(f"--output {folder}: {where} is a file. Name a folder")
     if not _taken(folder):
         return
-    instead = ""
+    quoted, instead = shlex.quote(str(folder)), ""
     if (folder / RUN_FILE).exists():
-        instead = f"; or go on with that run\n  buckeye rl resume {shlex.quote(str(folder))}"
+        instead = f"; or go on with that run\n  buckeye rl resume {quoted}"
+    elif (folder / RUN_CONFIG).exists():
+        instead = f"; or start what is there\n  buckeye rl @ {quoted}/{RUN_CONFIG}"
     raise UsageError(
         f"--output {folder}: a run is there, and nothing is overwritten. Name another folder{instead}"
     )
