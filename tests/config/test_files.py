@@ -164,28 +164,13 @@ def test_byte_order_mark_and_windows_line_ends(load, folder):
         ("name = Qwen/Qwen3-0.6B  # the model", 'name = "Qwen/Qwen3-0.6B"  # the model'),
         ("name = 0.6B", 'name = "0.6B"'),
         ('name = "abc', 'name = "abc"'),
-        ("name = abc'", "name = 'abc'"),
         ("name = “abc”", 'name = "abc"'),
         ('name = "C:\\path\\q"', "name = 'C:\\path\\q'"),
         ("name = outputs\\run", "name = 'outputs\\run'"),
-        ("name: abc/d", 'name = "abc/d"'),
         ("clean = True", "clean = true"),
-        ("clean: False", "clean = false"),
-        ("clean = yes", "clean = true"),
         ("max_steps = None", 'max_steps = "None"'),
-        ("ids = 0,1,2", "ids = [0, 1, 2]"),
-        ("ids = a, b", 'ids = ["a", "b"]'),
-        ("steps = 1,000", "steps = 1_000"),
-        ("lr = .5", "lr = 0.5"),
-        ("lr = 1.", "lr = 1.0"),
-        ("seed = 007", "seed = 7"),
-        ("lr = 3e-6,", "lr = 3e-6"),
-        ("[model", "[model]"),
-        ("[[env]", "[[env]]"),
-        ("[env]]", "[[env]]"),
         ("ids = [0, 1", "ids = [0, 1]"),
         ("args = {a = 1", "args = {a = 1}"),
-        ('args = {"a": 1}', 'args = {"a" = 1}'),
     ],
 )
 def test_corrected_lines(refused, folder, line, corrected):
@@ -196,9 +181,12 @@ def test_corrected_lines(refused, folder, line, corrected):
     assert message.endswith(f"Write:\n    {corrected}")
 
 
-def test_an_unclosed_list_is_corrected_where_it_starts(refused, folder):
-    folder.write("f.toml", "ids = [0, 1\nseed = 3\n")
-    assert "Write on line 1:\n    ids = [0, 1]" in refused(TrainerConfig, "@ f.toml")
+@pytest.mark.parametrize("line", ["lr = .5", "steps = 1,000", "seed = 007", "ids = 0,1", "[model"])
+def test_no_quotes_are_offered_for_numbers(refused, folder, line):
+    folder.write("f.toml", f"first = 1\n{line}\n")
+    message = refused(TrainerConfig, "@ f.toml")
+    assert message.startswith("f.toml:2:")
+    assert message.endswith("^")
 
 
 @pytest.mark.parametrize("text", ["seed = 1\nlr = 2\nseed = 3\n", "[seed]\nx = 1\n[seed]\n"])
@@ -206,4 +194,3 @@ def test_set_twice(refused, folder, text):
     folder.write("f.toml", text)
     message = refused(TrainerConfig, "@ f.toml")
     assert message.startswith("f.toml:3:")
-    assert "already set on line 1" in message

@@ -112,7 +112,7 @@ ON_THE_COMMAND_LINE = {
     "a negation with a value": (
         RLConfig,
         "--no-clean=true {ok}",
-        "--no-clean: takes no value; write --clean=true or --no-clean.",
+        "--no-clean: no such setting. Did you mean --clean?",
     ),
     "a negation of a number": (
         TrainerConfig,
@@ -132,18 +132,18 @@ ON_THE_COMMAND_LINE = {
     "a section's file without @": (
         RLConfig,
         "--trainer train.toml --orchestrator",
-        "--trainer: to read a file, write --trainer @ train.toml",
+        "--trainer: 'train.toml' is no section. Write --trainer.NAME VALUE or --trainer @ FILE",
     ),
     "one dash": (
         TrainerConfig,
         "-seed 3",
-        "unexpected argument '-seed'. Long flags start with two dashes: --seed.",
+        "unexpected argument '-seed'. Settings are written --name VALUE, files @ FILE.toml.",
     ),
     "@ and nothing": (TrainerConfig, "@", "@ needs a file: @ FILE.toml"),
     "@ for a single value": (
         TrainerConfig,
-        "--max-steps @ f.toml",
-        "--max-steps: @ FILE gives a whole section its settings; max_steps is a whole number > 0, or None.",
+        "--max-steps @ other.toml",
+        "--max-steps: needs a value: a whole number",
     ),
     "a file that is not there": (
         TrainerConfig,

@@ -2,11 +2,11 @@ import json
 
 import pytest
 
-from buckeye.config.help import json_schema
+from buckeye.config.help import help_text
 from buckeye.config.inference import InferenceConfig
-from buckeye.config.load import help_text
 from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.config.rl import RLConfig
+from buckeye.config.schema import json_schema
 from buckeye.config.settings import flag_of
 from buckeye.config.sft import SFTConfig
 from buckeye.config.structure import paths_of

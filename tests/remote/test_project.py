@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from buckeye.config.rl import ClusterConfig
+from buckeye.config.cluster import ClusterConfig
 from buckeye.errors import UsageError
 from buckeye.remote.launch import check_single_node
 from buckeye.remote.project import read_project

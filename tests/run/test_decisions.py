@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from buckeye.config.rl import SupervisionConfig
+from buckeye.config.supervision import SupervisionConfig
 from buckeye.launch.heartbeats import Vitals, described, illness
 from buckeye.launch.restarts import Again, Budget, GiveUp
 

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from buckeye.config.rl import SupervisionConfig
+from buckeye.config.supervision import SupervisionConfig
 from buckeye.errors import RunError
 from buckeye.launch.plan import Role
 from buckeye.launch.processes import Processes

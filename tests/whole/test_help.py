@@ -1,4 +1,4 @@
-"""What the command looks like: help that fits a screen, completion, colours, narrow and wide terminals."""
+"""What the command looks like: help that fits a screen, colours, narrow and wide terminals."""
 
 import os
 import pty
@@ -6,7 +6,6 @@ import re
 import select
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from tests.command import run_here
@@ -125,76 +124,6 @@ def test_no_line_is_wider_than_the_terminal(columns):
 def test_no_color():
     assert "\x1b[" in on_a_terminal("--help", columns=80)
     assert not re.search(r"\x1b\[3\d", on_a_terminal("--help", columns=80, NO_COLOR="1"))
-
-
-@pytest.mark.parametrize(
-    ("line", "completed"),
-    [
-        ("buckeye gat", ["gateway"]),
-        ("buckeye env pu", ["push"]),
-        ("buckeye env push --im", ["--image"]),
-        ("buckeye rl res", ["resume"]),
-        ("buckeye rl --gp", ["--gpus"]),
-        ("buckeye rl --trainer.optim.max", ["--trainer.optim.max-norm"]),
-        ("buckeye sft --data.val-p", ["--data.val-path"]),
-        ("rl sta", ["status"]),
-        ("rl clean out --dry", ["--dry-run"]),
-        ("rl pods ter", ["terminate"]),
-        ("rl pods terminate --y", ["--yes"]),
-        ("rl @ ru", []),  # so that the shell completes files
-        ("rl @ run.toml --max-st", ["--max-steps"]),
-        ("buckeye worker trainer --optim.max", ["--optim.max-norm"]),
-        ("buckeye serve --model.na", ["--model.name"]),
-        ("rl doctor @ run.toml --max-st", ["--max-steps"]),
-    ],
-)
-def test_completion(line, completed, tmp_path):
-    program, *_ = line.split()
-    position = str(len(line.split()) - 1)
-    asked = {"_BUCKEYE_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": position}
-    done = run_here(cwd=tmp_path, env=os.environ | asked, program=program)
-    assert done.stdout.split() == completed
-
-
-def test_what_a_shell_completes(tmp_path):
-    """In bash, from the installed script: a command, a flag, a file."""
-    env = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "HOME": str(tmp_path)}
-    (tmp_path / "run.toml").touch()
-    script = """
-        buckeye --install-completion > /dev/null && . ~/.bash_completions/rl.sh || exit 9
-        typed() { COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _rl_completion rl; echo "${COMPREPLY[*]}"; }
-        typed rl res; typed rl --trainer.optim.max; typed rl @ run; complete -p rl
-    """
-    done = subprocess.run(
-        ["bash", "-c", script],
-        cwd=tmp_path,
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [
-        "resume",
-        "--trainer.optim.max-norm",
-        "",  # and then, as the next line says, files
-        "complete -o default -F _rl_completion rl",
-    ]
-    installed = {path.stem for path in (tmp_path / ".bash_completions").iterdir()}
-    assert installed == {"buckeye", "rl"}
-
-
-def test_the_completion_script_is_shown():
-    shown = subprocess.run(  # the shell is the one that the command is typed in
-        ["bash", "-c", '"$0" -m buckeye --show-completion; exit $?', sys.executable],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert shown.returncode == 0, shown.stderr
-    assert "_BUCKEYE_COMPLETE" in shown.stdout
-    assert all(f"{program}\n" in shown.stdout for program in ("buckeye", "rl"))
 
 
 @pytest.mark.parametrize(

@@ -51,9 +51,8 @@ Start = Callable[[RLConfig, list[str]], int]
 def run_of_parts(words: Words, start: Start) -> int:
     """Find or make the parts, show the plan, write the configuration, and `start` it; the exit code."""
     words.check_for_parts()
-    flags = words.flags.model_copy(update={"dry_run": words.is_dry})
-    with nothing_written() if flags.dry_run else nullcontext():
-        return _run_of_parts(words, flags, start)
+    with nothing_written() if words.flags.dry_run else nullcontext():
+        return _run_of_parts(words, words.flags, start)
 
 
 def _run_of_parts(words: Words, flags: TrainFlags, start: Start) -> int:

@@ -18,7 +18,7 @@ _TITLES_ALONGSIDE_FROM = 72
 _BOLD, _CYAN, _DIM = "1", "36", "2"
 _ROOT = "Reinforcement learning for language-model agents that works the first time."
 _LAST = "`{program} COMMAND --help` explains one"
-_LAST_OF_ROOT = "; --help-all lists all; --debug, --version, --install-completion"
+_LAST_OF_ROOT = "; --help-all lists all; --debug, --version"
 
 
 def show_group(group: str, program: str) -> None:

@@ -37,9 +37,6 @@ def hf(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="The folder. Default with --no-push: the name.")
     ] = None,
-    update_lock: Annotated[
-        bool, typer.Option("--update-lock/--no-update-lock", help="Note it in buckeye.lock.yaml.")
-    ] = True,
     yes: Annotated[
         bool, typer.Option("--yes", "-y", help="Replace what is there, without a question.")
     ] = False,
@@ -68,15 +65,14 @@ def hf(
     if split and len(splits) == 1:
         typer.echo(f"warning: --split {split:g} put no task into test: there are few tasks", err=True)
     if dry_run:
-        _tell(name, folder, lock_file if update_lock else None, push=push)
+        _tell(name, folder, lock_file, push=push)
         return
     if folder is not None:
         _check_folder(folder, yes=yes)
     url = _made(name, splits, folder, private=private, push=push, yes=yes)
     typer.echo(url or f"{folder}: written")
-    if update_lock:
-        reference = name if push or folder is None else os.path.relpath(folder, (lock_file or path).parent)
-        _note_in_lock(lock_file, reference, len(found))
+    reference = name if push or folder is None else os.path.relpath(folder, (lock_file or path).parent)
+    _note_in_lock(lock_file, reference, len(found))
 
 
 def _made(

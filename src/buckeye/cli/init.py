@@ -28,10 +28,6 @@ def init(
         Path | None, typer.Option("--output", "-o", help="The file. Default: configs/<env>.yaml.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", "-f", help="Replace the file if it exists.")] = False,
-    build: Annotated[
-        bool,
-        typer.Option("--build", "-b", help="First build the folder's image (docker, podman or buildah)."),
-    ] = False,
     command: Annotated[
         str | None, typer.Option(help="The environment is this program, an MCP server on stdio.")
     ] = None,
@@ -47,10 +43,6 @@ def init(
         list[str] | None,
         typer.Option(metavar="TOOL", help="Only this tool, or those that a pattern fits, as 'get_*'."),
     ] = None,
-    exclude: Annotated[
-        list[str] | None,
-        typer.Option(metavar="TOOL", help="Without this tool, or those that a pattern fits."),
-    ] = None,
     try_all: Annotated[
         bool,
         typer.Option("--try-all", help="Also call tools that say they destroy, or act on the outside world."),
@@ -63,19 +55,15 @@ def init(
     from buckeye.base.process import die_with_parent
     from buckeye.setup.init.prepare import prepare
 
-    if build and dry_run:
-        raise UsageError("--build makes an image, and with --dry-run nothing is made: leave one of them out")
     die_with_parent()
     prepared = prepare(
         env,
         command=command,
         headers=_headers(header or []),
-        build=build,
         output=output,
         force=force or dry_run,
         tasks=tasks,
         include=include or (),
-        exclude=exclude or (),
     )
     if dry_run:
         _print_dry_run(prepared)

@@ -12,8 +12,6 @@ from buckeye.cli.removed import removed_command_error
 from buckeye.cli.tree import BY_WORDS, GROUPS, children, find, lines
 
 _HELP = ("--help", "-h")
-_COMPLETION = ("--install-completion", "--show-completion")
-_ASKED_BY_A_SHELL = "_BUCKEYE_COMPLETE"
 
 
 def main() -> None:
@@ -27,7 +25,7 @@ def rl() -> None:
 
 
 def _main(argv: list[str], program: str) -> None:
-    if _ASKED_BY_A_SHELL not in os.environ and (show := _page(argv, program)) is not None:
+    if (show := _page(argv, program)) is not None:
         sys.exit(_printed(show))
     from buckeye.cli.errors import run_command, take_debug_flag
 
@@ -60,20 +58,12 @@ def _printed(show: Callable[[], None]) -> int:
 
 def _run(argv: list[str], program: str) -> int | None:
     """Run the command of a command line; return its exit code."""
-    if _ASKED_BY_A_SHELL in os.environ:
-        from buckeye.cli.completion import complete
-
-        return complete(program)
     words, rest = find(argv)
     if words in ("", "rl") and rest == ["--version"]:
         from buckeye.version import __version__
 
         print(f"buckeye {__version__}")
         return 0
-    if words == "" and rest and rest[0] in _COMPLETION:
-        from buckeye.cli.completion import set_up_completion
-
-        return set_up_completion(install=rest[0] == _COMPLETION[0])
     _refuse_unknown(words, rest)
     if words not in BY_WORDS:
         show_group(words, _typed(words, program))

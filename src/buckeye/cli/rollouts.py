@@ -45,13 +45,10 @@ class RolloutFilter:
     group: int | None = None
     number: int | None = None
     task: str | None = None
-    env: str | None = None
-    stop: str | None = None
     search: str | None = None
     min_reward: float | None = None
     max_reward: float | None = None
     errored: bool = False
-    truncated: bool = False
     dropped: bool = False
 
     def accepts(self, rollout: PlayedRollout) -> bool:
@@ -62,14 +59,11 @@ class RolloutFilter:
             (
                 self.group in (None, rollout.group),
                 self.number in (None, rollout.number),
-                self.env in (None, rollout.env),
-                self.stop in (None, rollout.stop_reason),
                 self.task is None or self.task.casefold() in rollout.task_id.casefold(),
                 self.search is None or any(self.search.casefold() in text.casefold() for text in said),
                 low is None or (reward is not None and reward >= low),
                 high is None or (reward is not None and reward <= high),
                 not self.errored or rollout.reward is None,
-                not self.truncated or rollout.truncated,
                 not self.dropped or rollout.dropped is not None,
             )
         )
@@ -88,13 +82,10 @@ def rollouts(
         int | None, typer.Option(metavar="K", min=0, help="With --group: this rollout of it, in full.")
     ] = None,
     task: Annotated[_Text, typer.Option(help="Only tasks with this in their id.")] = None,
-    env: Annotated[_Text, typer.Option(metavar="NAME", help="Only of this environment.")] = None,
     min_reward: Annotated[float | None, typer.Option(metavar="X", help="Only rewards from here.")] = None,
     max_reward: Annotated[float | None, typer.Option(metavar="X", help="Only rewards up to here.")] = None,
-    stop: Annotated[_Text, typer.Option(metavar="REASON", help="Only what ended so, as answered.")] = None,
     search: Annotated[_Text, typer.Option(help="Only with this in the text or the error.")] = None,
     errored: Annotated[bool, typer.Option("--errored", help="Only those without a reward.")] = False,
-    truncated: Annotated[bool, typer.Option("--truncated", help="Only those that were cut off.")] = False,
     dropped: Annotated[
         bool, typer.Option("--dropped", help="Only of groups that were not trained on.")
     ] = False,
@@ -121,13 +112,10 @@ def rollouts(
         group=group,
         number=rollout,
         task=task,
-        env=env,
-        stop=stop,
         search=search,
         min_reward=min_reward,
         max_reward=max_reward,
         errored=errored,
-        truncated=truncated,
         dropped=dropped,
     )
     if export is not None:

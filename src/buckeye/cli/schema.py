@@ -8,10 +8,10 @@ from pathlib import Path
 from buckeye.base.storage import write_file
 from buckeye.cli.help import show_page
 from buckeye.cli.settings_help import asks_for_help
-from buckeye.config.help import json_schema
 from buckeye.config.inference import InferenceConfig
 from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.config.rl import RLConfig
+from buckeye.config.schema import json_schema
 from buckeye.config.sft import SFTConfig
 from buckeye.config.shared import BaseConfig
 from buckeye.config.trainer import TrainerConfig

@@ -12,7 +12,6 @@ from buckeye.config.help import (
     help_text,
     sections_named,
     sections_of,
-    setting_text,
     summary_of,
 )
 from buckeye.config.rl import RLConfig
@@ -55,7 +54,7 @@ def _show_page(model: type[BaseConfig], prog: str) -> None:
 
 def _section_rows(model: type[BaseConfig]) -> Rows:
     names = dict.fromkeys(one.path[0] for one in sections_of(model, "") if one.path)
-    return [(str(name), setting_text(model, str(name))) for name in names]
+    return [(str(name), model.model_fields[str(name)].description or "") for name in names]
 
 
 def _show_section(model: type[BaseConfig], prog: str, name: str) -> None:

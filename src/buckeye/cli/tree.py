@@ -1,6 +1,6 @@
 """The tree of commands: every command, and what it does in a few words.
 
-Help and completion read this table alone, so that they are fast. `commands.py` has the code of each.
+Help reads this table alone, so that it is fast. `commands.py` has the code of each.
 """
 
 from __future__ import annotations

@@ -16,34 +16,6 @@ from buckeye.config.shared import BaseConfig
 from buckeye.config.structure import Shape, fields_of
 from buckeye.errors import UsageError
 
-# JSON Schemas of the configuration files, for editors.
-
-_NONE = {"const": "None", "description": "None, in TOML."}
-
-
-def json_schema(model: type[BaseConfig]) -> dict[str, Any]:
-    """The JSON Schema (draft 2020-12) of a file that is read with `@ FILE`.
-
-    Nothing is required, since every file may be completed by others or by flags; the text "None" is
-    accepted where null is.
-    """
-    schema = model.model_json_schema()
-    definitions = schema.get("$defs", {})
-    for definition in (schema, *definitions.values()):
-        _complete(definition)
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
-
-
-def _complete(definition: dict[str, Any]) -> None:
-    definition.pop("required", None)
-    for part in definition.get("properties", {}).values():
-        options = part.get("anyOf", [])
-        if {"type": "null"} in options:
-            options.append(_NONE)
-
-
-# What a command whose flags are its configuration says of them: settings, section by section.
-
 _FLAG_WIDTH = 38
 _USAGE = """\
 usage: {prog} [@ FILE.toml ...] [--SECTION @ FILE.toml ...] [--NAME VALUE ...]
@@ -100,20 +72,9 @@ def sections_named(model: type[BaseConfig], prog: str, name: str) -> list[Sectio
     return found
 
 
-def setting_text(model: type[BaseConfig], name: str) -> str:
-    """What a field of the class is for."""
-    return model.model_fields[name].description or ""
-
-
-def flag_names(model: type[BaseConfig], path: KeyPath = ()) -> Iterator[str]:
-    """The flags of all settings; those of a list of sections are the ones of its first."""
-    for name, shape in fields_of(model).items():
-        inner = shape.element if shape.element is not None else shape
-        below = (*path, name, 0) if shape.element is not None else (*path, name)
-        if not _holds_sections(shape):
-            yield flag_of((*path, name))
-        for table in inner.tables:
-            yield from flag_names(table, below)
+def flag_names(model: type[BaseConfig]) -> list[str]:
+    """Return the flags of all settings; those of a list of sections are the ones of its first."""
+    return [flag for section in sections_of(model, "") for flag, _ in section.settings]
 
 
 def summary_of(model: type[BaseConfig]) -> str:
@@ -154,17 +115,12 @@ def _inner(path: KeyPath, shape: Shape, info: FieldInfo) -> Iterator[Section]:
 
 
 def _meaning(shape: Shape, info: FieldInfo) -> str:
-    default = (
-        "required"
-        if info.is_required()
-        else f"default {_written(info.get_default(call_default_factory=True))}"
-    )
+    value = info.get_default(call_default_factory=True)
+    default = "required" if info.is_required() else f"default {_written(value)}"
     return f"{info.description} ({shape.expected()}; {default})"
 
 
 def _written(value: Any) -> str:
-    if value is None or isinstance(value, bool):
-        return {None: "None", True: "true", False: "false"}[value]
-    if isinstance(value, list | dict):
+    if isinstance(value, bool | list | dict):
         return json.dumps(value)
     return str(value)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TypeVar
 
 from buckeye.config.flags import apply, parse_flags
-from buckeye.config.help import help_text
 from buckeye.config.problems import Problem, report
 from buckeye.config.resolve import resolve_run
 from buckeye.config.rl import RLConfig
@@ -18,8 +17,6 @@ from buckeye.config.source import read_file
 from buckeye.config.structure import drop_unknown, read_none, shape_at, shape_of
 from buckeye.config.validation import validate
 from buckeye.errors import ConfigError
-
-__all__ = ["help_text", "load_config", "load_with_warnings", "to_json"]
 
 T = TypeVar("T", bound=BaseConfig)
 
@@ -49,19 +46,16 @@ def load_with_warnings(model: type[T], argv: Sequence[str]) -> tuple[T, list[str
     config, wrong = validate(model, settings, resolve_run if issubclass(model, RLConfig) else None)
     if config is None or problems:
         raise ConfigError(report([*problems, *wrong]))
-    warnings = (
-        Problem(path=path, place=settings.place(path), message=message)
-        for path, message in _warnings(config, ())
-    )
-    return config, list(dict.fromkeys(map(str, warnings)))
+    return config, list(dict.fromkeys(_warnings(config, (), settings)))
 
 
-def _warnings(config: BaseConfig, path: KeyPath) -> Iterator[tuple[KeyPath, str]]:
+def _warnings(config: BaseConfig, path: KeyPath, settings: Settings) -> Iterator[str]:
     for name, message in config.warnings():
-        yield (*path, *name.split(".")), message
+        at = (*path, *name.split("."))
+        yield str(Problem(path=at, place=settings.place(at), message=message))
     for name in type(config).model_fields:
         if isinstance(section := getattr(config, name), BaseConfig):
-            yield from _warnings(section, (*path, name))
+            yield from _warnings(section, (*path, name), settings)
 
 
 def _gather(model: type[BaseConfig], argv: Sequence[str]) -> tuple[Settings, list[Problem]]:

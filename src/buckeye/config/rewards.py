@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, Tag, model_validator
 
@@ -24,13 +23,6 @@ class _GroupComparison(BaseConfig):
 class GroupAdvantageConfig(_GroupComparison):
     """The reward minus its group's mean."""
 
-    known_as: ClassVar[Mapping[str, str]] = {
-        "grpo": 'type = "group", std_norm = "local"',
-        "dr_grpo": 'type = "group", the default',
-        "rloo": 'type = "group", leave_one_out = true',
-        "reinforce": 'type = "group", the default: the mean of the group is the baseline',
-    }
-
     type: Literal["group"] = "group"
     """How rewards become advantages."""
 
@@ -44,10 +36,6 @@ class MaxRLAdvantageConfig(BaseConfig):
 
 class TurnAdvantageConfig(_GroupComparison):
     """Each turn's return (its own and later rewards) minus the group's mean return of that turn."""
-
-    known_as: ClassVar[Mapping[str, str]] = {
-        "gae": 'type = "turn", with a discount: returns of turns against the group, without a value model'
-    }
 
     type: Literal["turn"] = "turn"
     """How rewards become advantages."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
+from buckeye.config.cluster import ClusterConfig
 from buckeye.config.devices import INFERENCE_DEVICES, TRAINER_DEVICES
 from buckeye.config.inference import InferenceConfig
 from buckeye.config.orchestrator import OrchestratorConfig
@@ -19,93 +20,8 @@ from buckeye.config.shared import (
     WandbConfig,
     conflict,
 )
+from buckeye.config.supervision import SupervisionConfig
 from buckeye.config.trainer import TrainerConfig
-
-# Settings of a run that has several hosts.
-
-NodeNumbers = Annotated[list[NonNegativeInt], Field(min_length=1)]
-
-
-class ClusterConfig(BaseConfig):
-    """The hosts of a run, which all see output_dir. Node 0 is where `rl` is started; an engine starts
-    processes on the others."""
-
-    nodes: PositiveInt = 1
-    """How many hosts the run has."""
-    trainer_nodes: NodeNumbers | None = None
-    """Nodes with a trainer on each of the trainer_gpu_ids; None is all of them."""
-    inference_nodes: NodeNumbers | None = None
-    """Nodes with inference on each of the inference_gpu_ids; None is all of them."""
-    engine: Literal["auto", "srun", "ray"] = "auto"
-    """What starts processes on other nodes; auto is srun within a job of Slurm, and Ray elsewhere."""
-    ray_address: str = "auto"
-    """Where the Ray cluster is: HOST:PORT or ray://HOST:PORT; auto is the one that this host is part of."""
-    address: str | None = None
-    """The address of node 0 under which the others reach it; None has the engine find it."""
-    join_timeout: PositiveFloat = 600.0
-    """Seconds that are waited for a node, at the start and when it was lost."""
-
-    @property
-    def of_trainer(self) -> list[int]:
-        """The nodes of the trainer, in the order of its ranks."""
-        return list(range(self.nodes)) if self.trainer_nodes is None else self.trainer_nodes
-
-    @property
-    def of_inference(self) -> list[int]:
-        """The nodes of inference."""
-        return list(range(self.nodes)) if self.inference_nodes is None else self.inference_nodes
-
-    @model_validator(mode="after")
-    def _nodes_exist(self) -> ClusterConfig:
-        for name in ("trainer_nodes", "inference_nodes"):
-            numbers = getattr(self, name) or []
-            if any(number >= self.nodes for number in numbers):
-                raise conflict(
-                    f"{name} = {numbers} names a node beyond the last: nodes = {self.nodes} are numbered "
-                    f"0 to {self.nodes - 1}",
-                    name,
-                    "nodes",
-                )
-            if len(set(numbers)) < len(numbers):
-                raise conflict(f"{name} = {numbers} names a node twice", name)
-        return self
-
-
-# Settings of how a run looks after its processes.
-
-
-class SupervisionConfig(BaseConfig):
-    """When a process counts as hanging, and how often what died is started again."""
-
-    restart: bool = True
-    """Start again what dies or hangs: a server by itself, trainer and orchestrator from the newest
-    checkpoint. False ends the run."""
-    max_restarts: NonNegativeInt = 5
-    """How often in a row, within restart_window. Every new checkpoint resets the count."""
-    restart_window: PositiveFloat = 600.0
-    """Seconds after which an end is forgotten."""
-    heartbeat_timeout: PositiveFloat = 30.0
-    """Seconds without a sign of life after which a process is killed and started again."""
-    stall_timeout: PositiveFloat = 1800.0
-    """Seconds without progress, of a process that waits for nobody, after which it is killed and started
-    again; after half as many without a step of the run, who waits for whom is printed."""
-    start_timeout: PositiveFloat = 600.0
-    """Seconds from the start of a process to its first sign of life."""
-
-
-# Settings of how a run treats the disk.
-
-
-class DiskConfig(BaseConfig):
-    """How much disk a run may take."""
-
-    check: bool = True
-    """Refuse to start a run whose weights and checkpoints do not fit on the disk."""
-    keep_logs: PositiveInt | None = None
-    """Of how many earlier attempts the logs remain; None keeps all."""
-
-
-# Settings of a whole run.
 
 DeviceIds = Annotated[list[NonNegativeInt], Field(min_length=1)]
 
@@ -115,6 +31,15 @@ class RunModelConfig(BaseConfig):
 
     name: str = "Qwen/Qwen3-0.6B"
     """A model directory, or a name on the Hugging Face hub."""
+
+
+class DiskConfig(BaseConfig):
+    """How much disk a run may take."""
+
+    check: bool = True
+    """Refuse to start a run whose weights and checkpoints do not fit on the disk."""
+    keep_logs: PositiveInt | None = None
+    """Of how many earlier attempts the logs remain; None keeps all."""
 
 
 class RLConfig(TrackedConfig):

@@ -4,9 +4,9 @@ the way of the weights, clients."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -26,16 +26,11 @@ CONFLICT = "conflict"
 
 
 class BaseConfig(BaseModel):
-    """Immutable settings. Keys that are no fields are errors; the string under a field is its help text.
-
-    For a class that is chosen by its `type`, `known_as` maps names of papers and other systems to the
-    settings here; messages about such a name include them.
-    """
+    """Immutable settings. Keys that are no fields are errors; the string under a field is its help text."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False, defer_build=True
     )
-    known_as: ClassVar[Mapping[str, str]] = {}
 
     def warnings(self) -> Iterator[tuple[str, str]]:
         """Yield settings that are valid and have an effect that may be unexpected: (name, message)."""

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import tomllib
 from pathlib import Path
 from typing import Any
 
-from buckeye.config.lines import explain_toml_error, json_lines, show_position, toml_lines
-from buckeye.config.problems import did_you_mean
+from buckeye.config.lines import json_lines, toml_lines
+from buckeye.config.problems import closest, did_you_mean
 from buckeye.config.settings import KeyPath, Layer, Place, Settings
+from buckeye.config.toml_errors import explain_toml_error, show_position
 from buckeye.errors import ConfigError
 
 
@@ -21,7 +21,9 @@ def read_file(shown: str, asked: Place | None = None) -> Settings:
     Raises ConfigError if the file cannot be read.
     """
     prefix = f"{asked.text}: " if asked is not None else ""
-    text = _text(shown, prefix)
+    if shown.endswith((".yaml", ".yml")):
+        raise ConfigError(f"{prefix}{shown} is YAML; configuration files are TOML (or JSON).")
+    text = read_text(shown, prefix)
     try:
         values, lines = _parse_json(shown, text) if shown.endswith(".json") else _parse_toml(shown, text)
     except RecursionError:
@@ -30,38 +32,28 @@ def read_file(shown: str, asked: Place | None = None) -> Settings:
     return Settings(values, places)
 
 
-def _text(shown: str, prefix: str) -> str:
+def read_text(shown: str, prefix: str = "") -> str:
+    """Return the text of a file. Raises ConfigError, which begins with `prefix`, if it cannot be read."""
     path = Path(shown)
-    if path.suffix in (".yaml", ".yml"):
-        raise ConfigError(f"{prefix}{shown} is YAML; configuration files are TOML (or JSON).")
     try:
         return path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
     except FileNotFoundError:
         raise ConfigError(f"{prefix}there is no file {shown}.{_others(path)}") from None
-    except IsADirectoryError:
-        raise ConfigError(f"{prefix}{shown} is a folder, not a file.{_others(path / 'x')}") from None
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
         raise ConfigError(f"{shown}:{line}: not UTF-8. Save the file as UTF-8.") from None
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise ConfigError(f"{prefix}{shown!r} cannot be read: {reason}.") from None
+        raise ConfigError(f"{prefix}{shown} cannot be read: {reason}.") from None
 
 
 def _others(path: Path) -> str:
-    """What could have been meant by a path that does not exist."""
+    """Return what a path that does not exist could have meant."""
     folder = path.parent
     if not folder.is_dir():
         return f" The folder {folder} does not exist either (this is {Path.cwd()})."
-    try:
-        files = sorted(f.name for f in folder.iterdir() if f.suffix in (".toml", ".json"))
-    except OSError:
-        return ""
-    stems = {Path(name).stem: name for name in files}
-    near = [str(folder / stems[stem]) for stem in difflib.get_close_matches(path.stem, stems)]
-    if near or not files:
-        return did_you_mean(near) or f" The folder {folder.absolute()} holds no .toml or .json file."
-    return f" In that folder: {', '.join(files[:8])}."
+    files = [file.name for file in folder.glob("*") if file.suffix == path.suffix]
+    return did_you_mean([str(folder / name) for name in closest(path.name, files, count=1)])
 
 
 def _parse_toml(shown: str, text: str) -> tuple[dict[str, Any], dict[KeyPath, int]]:

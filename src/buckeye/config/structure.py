@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -140,9 +139,6 @@ def _bounds(metadata: Any) -> tuple[str, ...]:
 
 # From names as people write them to those of the fields.
 
-_HIGHEST_INDEX_DIGITS = 3
-_LISTED_NAMES = 12
-
 
 @dataclass(frozen=True, slots=True)
 class Target:
@@ -175,27 +171,24 @@ def resolve(model: type[BaseConfig], words: Sequence[str]) -> Target:
 
 def _step(shape: Shape, word: str) -> tuple[Shape | None, str | int]:
     if shape.element is not None and shape.element.tables:
-        is_index = word.isascii() and word.isdigit() and len(word) <= _HIGHEST_INDEX_DIGITS
+        is_index = word.isascii() and word.isdigit() and len(word) < 4
         return (shape.element, int(word)) if is_index else (None, word)
     name = word.replace("-", "_")
     return shape.find(name), name
 
 
-def drop_unknown(shape: Shape, value: Any, path: KeyPath = ()) -> list[KeyPath]:
-    """Delete the settings that do not exist from raw values, in place. Return their paths."""
-    dropped: list[KeyPath] = []
+def drop_unknown(shape: Shape, value: Any) -> None:
+    """Delete the settings that do not exist from raw values, in place."""
     if isinstance(value, list) and shape.element is not None:
-        for index, item in enumerate(value):
-            dropped += drop_unknown(shape.element, item, (*path, index))
+        for item in value:
+            drop_unknown(shape.element, item)
     elif isinstance(value, dict) and shape.tables:
         for name in list(value):
             found = shape.find(name)
             if found is None:
                 del value[name]
-                dropped.append((*path, name))
             else:
-                dropped += drop_unknown(found, value[name], (*path, name))
-    return dropped
+                drop_unknown(found, value[name])
 
 
 def read_none(settings: Settings, model: type[BaseConfig]) -> None:
@@ -213,29 +206,17 @@ def unknown_setting(model: type[BaseConfig], path: KeyPath, place: Place | None,
         message = f"{within} is {owner.expected()}, so it has no {name}."
         return Problem(path=path, place=place, message=message)
     flags = place is not None and place.layer is Layer.FLAG
-    here = closest(name, _names(owner))
+    here = closest(name, [key for table in owner.tables for key in fields_of(table)])
     names = [flag_of((*path[:-1], near)) for near in here] if flags else here
     if not names:
         elsewhere = _elsewhere(model, name)
         names = [flag_of(p) if flags else dotted(p) for p in elsewhere]
-    hint = did_you_mean(names) or _what_there_is(owner)
+    hint = did_you_mean(names) or " --help-all lists all settings."
     return Problem(path=path, place=place, message=f"no such setting.{hint}")
-
-
-def _names(owner: Shape) -> list[str]:
-    return [name for table in owner.tables for name in fields_of(table)]
 
 
 def _elsewhere(model: type[BaseConfig], name: str) -> list[KeyPath]:
     """Settings of that name, or of one much like it, in other sections; those near the root first."""
     paths = list(dict.fromkeys(paths_of(model)))
-    names = {str(path[-1]) for path in paths}
-    wanted = name.replace("-", "_")
-    near = [wanted] if wanted in names else difflib.get_close_matches(wanted, names, n=1, cutoff=0.8)
+    near = closest(name, [str(path[-1]) for path in paths], count=1)
     return sorted((path for path in paths if path[-1] in near), key=len)[:3]
-
-
-def _what_there_is(owner: Shape) -> str:
-    names = list(dict.fromkeys(_names(owner)))
-    more = f" and {len(names) - _LISTED_NAMES} more (--help-all)" if len(names) > _LISTED_NAMES else ""
-    return f" This section has {', '.join(names[:_LISTED_NAMES])}{more}."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
@@ -55,7 +55,6 @@ def _bools_for_numbers(model: type[BaseConfig], settings: Settings) -> Iterator[
 def _problem(model: type[BaseConfig], settings: Settings, error: ErrorDetails) -> Problem:
     kind = error["type"]
     path, owner, shape = _locate(model, error["loc"])
-    known_as: dict[str, str] = {}
     if kind == CONFLICT:
         return _conflict(settings, path, error["ctx"])
     if kind == "extra_forbidden":
@@ -64,12 +63,11 @@ def _problem(model: type[BaseConfig], settings: Settings, error: ErrorDetails) -
         return Problem(path=path, place=settings.places.get(path[:-1]), message=_required(path, shape))
     if kind == "union_tag_invalid":
         path = (*path, "type")
-        known_as = {n: words for t in shape.tables for n, words in t.known_as.items()} if shape else {}
         shape = shape.find("type") if shape is not None else None
     value = settings.get(path)
     if shape is None or value is MISSING:
         return Problem(path=path, place=settings.place(path), message=f"{error['msg']}.")
-    return _wrong_value(settings, path, value, shape, known_as)
+    return _wrong_value(settings, path, value, shape)
 
 
 def _locate(model: type[BaseConfig], loc: tuple[str | int, ...]) -> tuple[KeyPath, Shape, Shape | None]:
@@ -139,13 +137,9 @@ def _where(settings: Settings, path: KeyPath) -> str:
     return place.text if place is not None else "by default"
 
 
-def _wrong_value(
-    settings: Settings, path: KeyPath, value: Any, shape: Shape, known_as: Mapping[str, str] | None = None
-) -> Problem:
-    meant = (known_as or {}).get(str(value).lower().replace("-", "_"))
+def _wrong_value(settings: Settings, path: KeyPath, value: Any, shape: Shape) -> Problem:
     near = closest(value, map(str, shape.choices)) if isinstance(value, str) else []
-    hint = f" What is called {value} elsewhere is here: {meant}." if meant else did_you_mean(near)
-    message = f"is {_shown(value)}; expected {shape.expected()}.{hint}"
+    message = f"is {_shown(value)}; expected {shape.expected()}.{did_you_mean(near)}"
     return Problem(path=path, place=settings.place(path), message=message)
 
 

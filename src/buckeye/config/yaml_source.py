@@ -9,6 +9,7 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 
 from buckeye.config.settings import KeyPath, Layer, Place, Settings
+from buckeye.config.source import read_text
 from buckeye.errors import ConfigError
 
 _TAG = "tag:yaml.org,2002:"
@@ -39,7 +40,7 @@ for _tag, _pattern, _first in _RESOLVERS:
 
 def read_yaml(path: Path) -> Settings:
     """The settings in a file, each with its place `file:line`. Raises ConfigError with file and line."""
-    text = _yaml_text(path)
+    text = read_text(str(path))
     try:
         node = yaml.compose(text, Loader=_Loader)
         return _Builder(str(path)).settings(node)
@@ -49,19 +50,6 @@ def read_yaml(path: Path) -> Settings:
         raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}.") from None
     except RecursionError:
         raise ConfigError(f"{path}: its lists or tables are nested too deeply.") from None
-
-
-def _yaml_text(path: Path) -> str:
-    try:
-        return path.read_bytes().decode("utf-8-sig")
-    except FileNotFoundError:
-        raise ConfigError(f"there is no file {path} (this is {Path.cwd()}).") from None
-    except UnicodeDecodeError as error:
-        line = error.object[: error.start].count(b"\n") + 1
-        raise ConfigError(f"{path}:{line}: not UTF-8. Save the file as UTF-8.") from None
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise ConfigError(f"{path} cannot be read: {reason}.") from None
 
 
 def _explained(shown: str, error: yaml.MarkedYAMLError) -> str:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from buckeye.config.rl import SupervisionConfig
+from buckeye.config.supervision import SupervisionConfig
 
 
 class Heartbeat(msgspec.Struct, kw_only=True, frozen=True):

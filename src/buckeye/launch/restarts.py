@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from buckeye.config.rl import SupervisionConfig
+from buckeye.config.supervision import SupervisionConfig
 from buckeye.errors import RunError, UsageError
 from buckeye.launch.plan import Role
 from buckeye.launch.processes import Child, Processes

@@ -16,7 +16,7 @@ from buckeye.base.disk import human_bytes
 from buckeye.base.distribution import need
 from buckeye.base.process import INTERRUPTED
 from buckeye.base.storage import read_json
-from buckeye.config.rl import ClusterConfig
+from buckeye.config.cluster import ClusterConfig
 from buckeye.errors import BuckeyeError, PodGoneError, RemoteError, UsageError
 from buckeye.inference.vllm.interpreter import PYTHON_VARIABLE
 from buckeye.launch.changed_settings import record_config

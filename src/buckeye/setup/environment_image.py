@@ -45,7 +45,7 @@ def build_environment(folder: Path, tag: str | None, builder: str, progress: Pro
     progress(f"building {image} with {chosen}")
     digest = build_image(folder, image, chosen)
     progress(f"starting {image}")
-    source = find_source(image, command=None, headers={}, build=False)
+    source = find_source(image, command=None, headers={})
     tools, seconds = asyncio.run(timed_tools(source, DefaultsConfig().setup_timeout))
     same = lock is not None and bool(digest) and lock.image_name.digest == digest
     changes = {

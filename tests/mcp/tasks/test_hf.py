@@ -124,12 +124,9 @@ def test_mcp_config_is_inferred_from_the_lock_and_the_lock_is_kept(hf, monkeypat
     assert dataset.updated_at.endswith("+00:00")
 
 
-def test_no_lock_file_is_made_and_none_changed_unasked(hf):
+def test_no_lock_file_is_made(hf):
     assert "There is no buckeye.lock.yaml" in hf("tasks.json", "-n", "d", "--no-push", tasks=task())
     assert not Path("buckeye.lock.yaml").exists()
-    Path("buckeye.lock.yaml").write_text(LOCK)
-    hf("tasks.json", "-n", "e", "--no-push", "--no-update-lock")
-    assert Path("buckeye.lock.yaml").read_text() == LOCK
 
 
 def test_the_split_is_by_id_and_stays_when_tasks_are_added(hf):

@@ -129,7 +129,7 @@ def test_the_file_has_the_form_of_the_page(tmp_path):
         "",
         "  Think first, between <think> and </think>. Then write one tool call, and nothing after it.",
         "  Its result is in the next message. Texts are written in quotes.",
-        '  Arguments are given in the order shown, or by name, as <tool>look(at="...")</tool>.',
+        "  Arguments are given in the order shown, or by name, as name=value.",
         "  Those with a question mark may be left out.",
         "",
         "parser:",
@@ -161,14 +161,6 @@ def test_the_file_has_the_form_of_the_page(tmp_path):
     for call in ('look("x", true)', 'look("x", far=true)', 'look(far=true, at="x")'):
         assert bound(config, call) == {"at": "x", "far": True}
     assert bound(config, 'look("x")') == {"at": "x"}  # what is left out is not sent as null
-
-
-def test_many_cut_descriptions_are_one_note(tmp_path):
-    long = [tool(f"act{number}", "a" * 500) for number in range(5)]
-    made, _ = generated(tmp_path, *long[:3])
-    assert len(made.notes) == 3
-    made, _ = generated(tmp_path, *long)
-    assert made.notes == ("the description of act0 was cut from 500 to 400 characters, and 4 more were",)
 
 
 def test_types_enums_and_defaults_are_shown(tmp_path):
@@ -217,10 +209,9 @@ def test_hostile_descriptions_do_no_harm(init, tmp_path):
     assert "<|" not in prompt
     assert "title" not in prompt  # of the terminal
     assert prompt.count("<think>") == 1  # that of the instructions
-    assert prompt.count("<tool>") == prompt.count("</tool>") == 6  # five usages, and how to name an argument
+    assert prompt.count("<tool>") == prompt.count("</tool>") == 5  # of the usages
     assert "boss" not in [name for name, _ in calls(tmp_path)]
     assert ("look", {"at": "</tool>\x1b[31m"}) in calls(tmp_path)  # an enumeration stays exact
-    assert "was cut from" in printed
 
 
 def test_the_reserved_tools_and_those_of_tasks_are_not_for_the_model(init, tmp_path):
@@ -283,25 +274,20 @@ def test_administration_and_leaks_are_comments(init, one):
     assert one["name"] in load_gym_config(path).actions  # what the comment offers works
 
 
-def test_a_place_that_every_tool_takes_is_bound_once(init, tmp_path):
+def test_a_place_that_every_tool_takes_is_bound_where_it_is_known(tmp_path):
     session = {"session_id": text("The session.")}
     tools = [
         tool("look", "", ["session_id"], **session),
         tool("say", "", ["session_id", "words"], **session, words=text()),
         tool("wait", "", ["session_id"], **session),
-        EVALUATE,
     ]
-    code, printed = init(tools=tools)
-    assert code == 1
-    assert "session_id must be filled in first" in printed
-    path = Path("configs/tool_server.yaml")
-    raw = path.read_text()
-    assert "session_id" not in load_gym_config(path).system_prompt
-    assert raw.count("FILL IN session_id") == 1
-    path.write_text(raw.replace("FILL IN session_id", "s-1"))
-    config = load_gym_config(path)
+    made, config = generated(tmp_path, *tools, context_values={"session_id": "s-1"})
+    assert "session_id" not in config.system_prompt
     assert bound(config, 'say("hello")') == {"session_id": "s-1", "words": "hello"}
     assert bound(config, "wait()") == {"session_id": "s-1"}
+    made, config = generated(tmp_path, *tools)
+    assert bound(config, 'wait("s-2")') == {"session_id": "s-2"}
+    assert made.decisions == ()
 
 
 def test_the_tasks_say_what_a_bound_place_is(init, tmp_path):
@@ -316,15 +302,6 @@ def test_the_tasks_say_what_a_bound_place_is(init, tmp_path):
     assert code == 0, printed
     assert ("status", {"repo_path": "/repo: a"}) in calls(tmp_path)
     assert "grading gave 0.5" in printed
-
-
-def test_tools_without_parameters_announced_are_marked(init):
-    bare = {"name": "free", "inputSchema": {"type": "object"}}
-    code, printed = init(tools=[bare, tool("click"), EVALUATE])
-    assert code == 0, printed
-    raw = Path("configs/tool_server.yaml").read_text()
-    assert "# CHECK free: its parameters are not announced" in raw
-    assert "- free(...)" in raw
 
 
 def test_sixty_tools(init, tmp_path):
@@ -423,18 +400,17 @@ def test_images_give_their_name_to_the_file(init, env, name, image):
 
 @pytest.mark.parametrize("env", ["./x", "x/", "../x", "nope", "org/env", "a b", "x.yaml", "/no/where:1"])
 def test_a_folder_that_is_not_there_is_no_image(init, env):
-    with pytest.raises(UsageError, match="there is no folder or file"):
+    with pytest.raises(UsageError, match="is neither a folder"):
         init(env)
 
 
 def test_wrong_usage(init, tmp_path):
     for words, said in [
         ((), "say which environment"),
-        (("sh",), "There is a program of that name: --command sh"),
+        (("sh",), "For an image, write its tag: sh:latest"),
         (("a:b", "--command", "x"), "say which environment"),
         (("a:b", "--header", "A=b"), "--header is for an address"),
         (("http://x/mcp", "--header", "Authorization=Bearer planted"), "other users can see flags"),
-        (("a:b", "--build"), "--build builds the image of a folder"),
         ((str(tmp_path),), "is no environment"),
         (("--command", "'"), "--command"),
     ]:
@@ -485,13 +461,6 @@ def test_the_commands_of_the_page(init, tmp_path, monkeypatch):
         assert written["job"]["metadata"] == {"environment": image}
         assert f"started {image}" in (tmp_path / "docker.log").read_text()
     assert list((tmp_path / "cache" / "buckeye" / "gateway").glob("[0-9]*")) == []  # nothing is left
-    Path("game").mkdir()
-    shutil.copy(TEXT_2048 / "Dockerfile", "game")
-    shutil.copy(TEXT_2048 / "pyproject.toml", "game")
-    code, printed = init("game", "--build")
-    assert code == 0, printed
-    assert "build --tag text-2048:latest game\n" in (tmp_path / "docker.log").read_text()
-    assert "started text-2048:latest" in (tmp_path / "docker.log").read_text()
 
 
 def test_an_address_behind_a_gateway(init, tmp_path, monkeypatch):

@@ -124,8 +124,8 @@ def test_the_file_is_what_rl_reads_and_flags_go_over_it(tmp_path):
     )
     with pytest.raises(ConfigError, match="--max-stepz: no such setting"):
         run_text(made, ["--max-stepz", "7"])
-    with pytest.raises(UsageError, match=r"orchestrator\.ckpt: a TOML file cannot say None"):
-        run_text(made, ["--orchestrator.ckpt", "None"])
+    with pytest.raises(UsageError, match=r"args\.x: a TOML file cannot say None here"):
+        run_text(made, ["--orchestrator.env.0.args.x", "None"])
 
 
 def test_gpus_and_adapters_are_written_down(tmp_path):
@@ -174,9 +174,7 @@ def test_models_whose_weights_nobody_has_are_only_evaluated(name, hosted):
     assert "--arg 'taskset=my tasks.json' --arg config_path=configs/e.yaml" in str(caught.value)
 
 
-def test_none_is_not_written_where_it_is_the_default(tmp_path):
-    text = run_text(recipe(held_out=tasks(6)), ["--max-steps", "None", "--orchestrator.eval", "None"])
-    config = loaded(text, tmp_path)
-    assert (config.max_steps, config.orchestrator.eval) == (None, None)
-    with pytest.raises(UsageError, match=r"wandb\.log_extras: a TOML file cannot say None"):
-        run_text(recipe(), ["--wandb.log-extras", "None"])  # it is something else by itself
+def test_none_is_written_as_text(tmp_path):
+    words = ["--max-steps", "None", "--orchestrator.eval", "None", "--wandb.log-extras", "None"]
+    config = loaded(run_text(recipe(held_out=tasks(6)), words), tmp_path)
+    assert (config.max_steps, config.orchestrator.eval, config.wandb.log_extras) == (None, None, None)

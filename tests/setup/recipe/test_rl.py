@@ -345,7 +345,7 @@ def test_a_run_elsewhere_gets_the_file_and_all_that_was_asked_for(rl, project, r
     )
     assert (request.max_price, request.max_hours, request.hosts) == (5, 2, ())
 
-    words = ("--provider", "ssh", "--host", "me@there:2222", "you@here", "--identity-file", "key")
+    words = ("--provider", "ssh", "--host", "me@there:2222", "--host", "you@here", "--identity-file", "key")
     assert rl("@", str(path), *words, "--yes")[0] == 0
     assert (remote[1][0], remote[1][1].hosts) == (path, ("me@there:2222", "you@here"))
     code, _, err = rl("@", str(path), *words, "--max-steps", "3")

@@ -59,9 +59,6 @@ def test_a_run_without_end_says_so(rl):
             "--orchestrator.eval.interval sets an evaluation",
         ),
         (("--no-eval", "--orchestrator.eval"), "--orchestrator.eval sets an evaluation"),
-        (("--provider", "ssh", "--host", "me@there", "--region", "eu"), "--region says what to rent"),
-        (("--provider", "ssh", "--host", "me@there", "--max-price", "3"), "--max-price says what to rent"),
-        (("--provider", "ssh", "--host", "me@there", "--disk-gb", "9"), "--disk-gb says what to rent"),
     ],
 )
 def test_flags_that_contradict_each_other_are_refused(words, says):
@@ -69,10 +66,7 @@ def test_flags_that_contradict_each_other_are_refused(words, says):
         read_words(words).check_for_parts()
 
 
-def test_flags_of_renting_are_refused_with_a_file_too():
-    words = read_words(["@", "run.toml", "--provider", "ssh", "--host", "me@there", "--region", "eu"])
-    with pytest.raises(UsageError, match="--region says what to rent"):
-        words.plain_settings()
+def test_flags_of_a_run_put_together_here_are_refused_with_a_file():
     with pytest.raises(UsageError, match="--no-eval is for a run that is put together here"):
         read_words(["@", "run.toml", "--no-eval"]).plain_settings()
     assert read_words(["--provider", "ssh", "--host", "me@there", "--max-hours", "2"]).flags.max_hours == 2

@@ -15,15 +15,12 @@ from buckeye.mcp.actions.check import DONE
 from buckeye.mcp.actions.schema_words import NoExample, default_words, example, harmless, literal, type_words
 from buckeye.mcp.config import DefaultsConfig, ParserConfig, WeightsConfig
 from buckeye.mcp.tasks.lock import ToolEntry
-from buckeye.setup.init.tool_choice import PLACE, Parameter, Plan, PlannedAction, plan_actions
+from buckeye.setup.init.tool_choice import Parameter, Plan, PlannedAction, plan_actions
 
 CHECK = "CHECK"
 """The word in a comment where a person must decide."""
 SERVER = "server"
 """The key of `job.metadata` with the server that the configuration was made from."""
-FILL_IN = "FILL IN"
-"""What a value begins with that nobody knows yet."""
-_MOST_CUT = 3
 _LONGEST_TEXT = {"tool": 400, "parameter": 200}
 _WIDTH = 100
 _WEIGHTS = WeightsConfig(task_completion=0.8, tool_execution=0.1, format_compliance=0.1)
@@ -39,8 +36,8 @@ class EnvironmentName:
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """The configuration. `decisions` are the comments in it that wait for a person; `notes` what was cut or
-    left away."""
+    """The configuration. `decisions` are the comments in it that wait for a person; `notes` what was left
+    away."""
 
     text: str
     plan: Plan
@@ -52,7 +49,6 @@ class Generated:
 class _Remarks:
     decisions: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    cut: list[str] = field(default_factory=list)
 
 
 def generate_config(
@@ -71,21 +67,27 @@ def generate_config(
     those that somebody asked for; `context_values` are values for arguments that every tool has, by name.
     `server` is how tasks name the server, and `files` a folder of which every rollout has a copy,
     with what the command line names at `place`, if that is one thing."""
-    plan = plan_actions(tools, preparing=preparing, grading=grading, wanted=wanted, private=files is not None)
+    plan = plan_actions(
+        tools,
+        preparing=preparing,
+        grading=grading,
+        wanted=wanted,
+        private=files is not None,
+        values=context_values or {},
+        place=place,
+    )
     remarks = _Remarks()
-    places = {name: place for name in plan.context if place is not None and PLACE.search(name)}
-    values = {**places, **(context_values or {})}
     body = [
         *_job(environment, server),
         "",
         *(["# every rollout begins with a copy of it", f"files: {quoted(files)}", ""] if files else []),
         "system_prompt: |",
-        *(f"  {line}" if line else "" for line in _prompt(environment, plan, remarks)),
+        *(f"  {line}" if line else "" for line in _prompt(environment, plan)),
         "",
         *_parser(),
         "",
         "action_mappings:",
-        *_mappings(plan, values, remarks),
+        *_mappings(plan, remarks),
         "",
         "rubric:",
         "  weights:",
@@ -99,10 +101,7 @@ def generate_config(
     if remarks.decisions:
         head.append(f"# Look at what is marked {CHECK}: a person should decide it.")
     text = "\n".join([*head, *body]) + "\n"
-    cut = remarks.cut
-    if len(cut) > _MOST_CUT:
-        cut = [f"{cut[0]}, and {len(cut) - 1} more were"]
-    return Generated(text, plan, tuple(remarks.decisions), (*cut, *remarks.notes))
+    return Generated(text, plan, tuple(remarks.decisions), tuple(remarks.notes))
 
 
 def quoted(text: str) -> str:
@@ -134,52 +133,35 @@ def _parser() -> Iterator[str]:
     yield f"  action_weight: {parser.action_weight}"
 
 
-def _prompt(environment: EnvironmentName, plan: Plan, remarks: _Remarks) -> Iterator[str]:
+def _prompt(environment: EnvironmentName, plan: Plan) -> Iterator[str]:
     yield f"You are an AI agent interacting with {harmless(environment.name)}."
     yield ""
     yield "Available tools:"
     for action in plan.actions:
-        yield from _offer(action, plan, remarks)
+        yield from _offer(action, plan)
     yield f"- {DONE}(): End the task. Call it when the task is finished."
     yield f"  Usage: <tool>{DONE}()</tool>"
     yield ""
     yield "Think first, between <think> and </think>. Then write one tool call, and nothing after it."
     yield "Its result is in the next message. Texts are written in quotes."
-    named = next(((a, shown) for a in plan.actions if (shown := _shown(a, plan))), None)
-    if named is not None:
-        action, parameters = named
-        argument = f"{parameters[0].given_as}={_sample(parameters[0], action)}"
-        by_name = f"<tool>{action.name}({argument})</tool>"
-        yield f"Arguments are given in the order shown, or by name, as {by_name}."
+    if any(_shown(action, plan) for action in plan.actions):
+        yield "Arguments are given in the order shown, or by name, as name=value."
     if any(not parameter.required for a in plan.actions for parameter in _shown(a, plan)):
         yield "Those with a question mark may be left out."
 
 
-def _offer(action: PlannedAction, plan: Plan, remarks: _Remarks) -> Iterator[str]:
+def _offer(action: PlannedAction, plan: Plan) -> Iterator[str]:
     """The lines that tell the model of an action."""
-    described = _bounded(action.tool.description, "tool", f"the description of {action.name}", remarks)
+    described = _bounded(action.tool.description, "tool")
     yield f"- {_signature(action, plan)}" + (f": {described}" if described else "")
     yield f"  Usage: <tool>{_usage(action, plan)}</tool>"
     for parameter in _shown(action, plan):
-        what = f"the description of {action.name}.{parameter.given_as}"
-        text = _bounded(str(parameter.schema.get("description") or ""), "parameter", what, remarks)
+        text = _bounded(str(parameter.schema.get("description") or ""), "parameter")
         if text:
             yield f"    {parameter.given_as}: {text}"
-    if result := _result(action.tool):
-        yield f"    result: {_bounded(result, 'parameter', f'the result of {action.name}', remarks)}"
-
-
-def _result(tool: ToolEntry) -> str:
-    """What a tool announces of its structured result; "" if that is a plain value, or nothing."""
-    properties = (tool.output_schema or {}).get("properties")
-    if not isinstance(properties, Mapping) or list(properties) in ([], ["result"]):
-        return ""
-    return type_words(tool.output_schema, tool.output_schema or {})
 
 
 def _signature(action: PlannedAction, plan: Plan) -> str:
-    if not action.known:
-        return f"{action.name}(...)"
     parts = [
         f"{one.given_as}{'' if one.required else '?'}: {type_words(one.schema, action.schema)}"
         f"{default_words(one.schema)}"
@@ -205,28 +187,16 @@ def _shown(action: PlannedAction, plan: Plan) -> list[Parameter]:
     return [one for one in action.parameters if one.name not in plan.context]
 
 
-def _bounded(text: str, kind: str, what: str, remarks: _Remarks) -> str:
+def _bounded(text: str, kind: str) -> str:
     text, most = harmless(text), _LONGEST_TEXT[kind]
-    if len(text) <= most:
-        return text
-    remarks.cut.append(f"{what} was cut from {len(text)} to {most} characters")
-    return text[:most].rstrip() + "…"
+    return text if len(text) <= most else text[:most].rstrip() + "…"
 
 
-def _mappings(plan: Plan, values: Mapping[str, Any], remarks: _Remarks) -> Iterator[str]:
-    for name, parameter in plan.context.items():
-        yield from _context_comment(name, parameter, values, remarks)
-    for index, action in enumerate(plan.actions):
-        if not action.known:
-            yield from _comment(
-                f"{CHECK} {action.name}: its parameters are not announced. Add each as `name: {{from_arg: "
-                "name}}`, and describe them in system_prompt.",
-                remarks,
-            )
+def _mappings(plan: Plan, remarks: _Remarks) -> Iterator[str]:
+    for action in plan.actions:
         if action.dropped:
-            remarks.notes.append(f"{action.name} cannot be given {', '.join(map(harmless, action.dropped))}")
             yield from _comment(f"Not to be given: {', '.join(map(harmless, action.dropped))}.")
-        yield from _mapping(action, plan, values, first=index == 0)
+        yield from _mapping(action, plan)
     yield f"  {DONE}:"
     yield "    _tool: null"
     for flagged in plan.flagged:
@@ -236,53 +206,26 @@ def _mappings(plan: Plan, values: Mapping[str, Any], remarks: _Remarks) -> Itera
             "remove the # below, and describe it in system_prompt as:",
             remarks,
         )
-        what = f"the description of {flagged.action.name}"
-        described = _bounded(flagged.action.tool.description, "tool", what, remarks)
+        described = _bounded(flagged.action.tool.description, "tool")
         yield f"  #   - {_signature(flagged.action, plan)}" + (f": {described}" if described else "")
-        for line in _mapping(flagged.action, plan, values, first=not plan.actions):
+        for line in _mapping(flagged.action, plan):
             yield f"  # {line[2:]}"
     for tool, reason in plan.left_out.items():
         remarks.notes.append(f"{harmless(tool)} is left out: {reason}")
 
 
-def _mapping(action: PlannedAction, plan: Plan, values: Mapping[str, Any], *, first: bool) -> Iterator[str]:
+def _mapping(action: PlannedAction, plan: Plan) -> Iterator[str]:
     yield f"  {_key(action.name)}:"
     yield f"    _tool: {quoted(action.tool.name)}"
-    shown = _shown(action, plan)
     yield "    _parser:"
-    yield f"      positional: [{', '.join(quoted(one.given_as) for one in shown)}]"
+    yield f"      positional: [{', '.join(quoted(one.given_as) for one in _shown(action, plan))}]"
     for one in action.parameters:
         if one.name in plan.context:
-            anchor = re.sub(r"[^A-Za-z0-9_-]", "_", one.name)
-            value = f"&{anchor} {_context_value(one, values)}" if first else f"*{anchor}"
-            yield f"    {_key(one.name)}: {value}"
+            value = plan.context[one.name]
+            yield f"    {_key(one.name)}: {quoted(value) if isinstance(value, str) else value}"
         else:
             yield f"    {_key(one.name)}:"
             yield f"      from_arg: {quoted(one.given_as)}"
-
-
-def _context_comment(
-    name: str, parameter: Parameter, values: Mapping[str, Any], remarks: _Remarks
-) -> Iterator[str]:
-    shown = harmless(name)
-    if name in values:
-        yield from _comment(
-            f"{shown}: every tool takes it; tasks or command line say what it is, so it is set once, here."
-        )
-        return
-    yield from _comment(
-        f"{CHECK} {shown}: every tool takes it, so it is set once, here, and the model is not told of it. "
-        f"Write its value where it says {FILL_IN}. To let the model give it instead, write "
-        f"`{{from_arg: {parameter.given_as}}}` in every action.",
-        remarks,
-    )
-
-
-def _context_value(parameter: Parameter, values: Mapping[str, Any]) -> str:
-    if parameter.name in values:
-        value = values[parameter.name]
-        return quoted(value) if isinstance(value, str) else json.dumps(value)
-    return quoted(f"{FILL_IN} {parameter.given_as}")
 
 
 def _comment(text: str, remarks: _Remarks | None = None) -> Iterator[str]:

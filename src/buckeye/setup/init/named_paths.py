@@ -29,7 +29,6 @@ _MOUNT = re.compile(r"(?:type=bind,)?(?:src=|source=)?(?P<path>[^:,]+)(?P<rest>[
 _KEYS = [".env", ".env.*", ".netrc", "_netrc", ".npmrc", ".pypirc", ".git-credentials", ".pgpass", ".ssh"]
 _KEYS += [".aws", ".gnupg", ".kube", ".docker", "id_rsa", "id_ed25519", "*.pem", "*.p12", "*.pfx", "*.key"]
 _NO_KEYS = (".env.example", ".env.sample", ".env.template")
-_ELSEWHERE = re.compile(r"(remote|branch|url|credential|http|include|includeif|submodule)\b", re.I)
 _MOST_BYTES, _MOST_FILES = 200_000_000, 20_000
 
 
@@ -120,11 +119,10 @@ class Copy:
     files: int = 0
     bytes: int = 0
     cut: int = 0
-    keys: set[str] = field(default_factory=set)
-    others: set[str] = field(default_factory=set)
+    left: set[str] = field(default_factory=set)
 
     def __str__(self) -> str:
-        left = [f"without {name}" for name in sorted(self.keys) + sorted(self.others)]
+        left = [f"without {name}" for name in sorted(self.left)]
         left += [f"{self.cut} files more are too much to copy"] if self.cut else []
         return "; ".join([f"{self.files} files, {human_bytes(self.bytes)}", *left])
 
@@ -138,28 +136,25 @@ class Copy:
         self.files, self.bytes = self.files + 1, self.bytes + size
 
     def left_out(self, root: Path, folder: str, names: list[str]) -> set[str]:
-        """Which names of a folder below `root` are not copied: keys, hooks, and what leads out of it."""
+        """Which names of a folder below `root` are not copied: keys, git's settings, ways out."""
         keys = {name for name in names if _is_key(name)}
-        hooks = {"hooks"} & set(names) if "HEAD" in names else set()
+        hooks = {"hooks", "config"} & set(names) if "HEAD" in names else set()
         outside = {name for name in names if _leads_out(Path(folder, name), root)} - keys
-        self.keys |= keys
-        self.others |= {"git's remotes and hooks"} if hooks else set()
-        self.others |= {"links and mounts that lead out of it"} if outside else set()
+        self.left |= keys
+        self.left |= {"git's configuration and hooks"} if hooks else set()
+        self.left |= {"links and mounts that lead out of it"} if outside else set()
         return keys | hooks | outside
 
 
 def copy_without_keys(source: Path, target: Path) -> Copy:
-    """Copy a folder or a file, up to a limit, without what reaches out of it: keys, links, and git's remotes,
-    hooks and credentials. Raises OSError if it cannot be read at all."""
+    """Copy a folder or a file, up to a limit, without what reaches out of it: keys, links, and git's
+    configuration and hooks. Raises OSError if it cannot be read at all."""
     done = Copy()
     if not source.is_dir():
         done.file(str(source), str(target))
         return done
     ignore = functools.partial(done.left_out, source)
     shutil.copytree(source, target, symlinks=True, ignore=ignore, copy_function=done.file)
-    for config in target.rglob("config"):
-        if config.is_file() and not config.is_symlink() and (config.parent / "HEAD").is_file():
-            done.others |= {"git's remotes and hooks"} if _forget_remotes(config) else set()
     return done
 
 
@@ -175,18 +170,3 @@ def _leads_out(path: Path, root: Path) -> bool:
 
 def _is_key(name: str) -> bool:
     return name not in _NO_KEYS and any(fnmatch.fnmatch(name, pattern) for pattern in _KEYS)
-
-
-def _forget_remotes(config: Path) -> bool:
-    """Take out of a repository's configuration where it could fetch, push and ask for keys; whether there
-    was such a thing."""
-    kept: list[str] = []
-    text, forgotten, elsewhere = config.read_text("utf-8", "replace"), False, False
-    for line in text.splitlines():
-        if line.lstrip().startswith("["):
-            elsewhere = _ELSEWHERE.match(line.strip("[ \t")) is not None
-            forgotten |= elsewhere
-        if not elsewhere and not re.match(r"\s*(worktree|hookspath|sshcommand|fsmonitor)\s*=", line, re.I):
-            kept.append(line)
-    config.write_text("\n".join([*kept, ""]), encoding="utf-8")
-    return forgotten

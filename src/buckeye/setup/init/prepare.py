@@ -13,7 +13,6 @@ from typing import Any
 from buckeye.base.terminal import status_line
 from buckeye.errors import BuckeyeError, UsageError
 from buckeye.mcp.config import DefaultsConfig, GymConfig
-from buckeye.mcp.sandbox.build import build_image
 from buckeye.mcp.tasks.dataset import is_dataset, read_splits
 from buckeye.mcp.tasks.lock import Lock, ToolEntry
 from buckeye.mcp.tasks.rows import read_with_lock
@@ -48,12 +47,10 @@ def prepare(
     *,
     command: str | None = None,
     headers: Mapping[str, str] | None = None,
-    build: bool = False,
     output: Path | None = None,
     force: bool = False,
     tasks: Path | None = None,
     include: Sequence[str] = (),
-    exclude: Sequence[str] = (),
 ) -> Prepared:
     """Look at an environment and make its configuration; nothing is written. Raises UsageError, for one whose
     file is there already too, before anything is started."""
@@ -61,7 +58,7 @@ def prepare(
         known = read_tasks(tasks)
         source = of_tasks(known)
     else:
-        source = find_source(env, command=command, headers=headers or {}, build=build)
+        source = find_source(env, command=command, headers=headers or {})
         tasks = tasks or source.tasks
         known = read_tasks(tasks) if tasks is not None else []
         source = with_others(source, known)
@@ -69,13 +66,10 @@ def prepare(
     files = path.with_name(f"{path.stem}-files") if source.paths else None
     if files is not None:
         _refuse_taken(files, force=force)
-    if source.to_build is not None:
-        with status_line(f"building {source.environment.image}"):
-            build_image(source.to_build, source.environment.image)
     apart = with_copies(source)
     listed = tools_of(apart)
     return Prepared(
-        generated=_generated(apart, chosen_tools(listed, include, exclude), files, known, include),
+        generated=_generated(apart, chosen_tools(listed, include), files, known, include),
         listed=listed,
         source=apart,
         path=path,

@@ -12,9 +12,9 @@ from typing import Any, Literal
 
 from buckeye.envs.base import Message, Outcome, Reply, Tool
 from buckeye.mcp.actions.check import DONE
-from buckeye.mcp.actions.mapping import Action, ActionError, Constant, FromArg, bind
+from buckeye.mcp.actions.mapping import Action, ActionError, FromArg, bind
 from buckeye.mcp.actions.parser import parse_reply
-from buckeye.mcp.actions.schema_words import NoExample, choices, example, harmless, literal
+from buckeye.mcp.actions.schema_words import NoExample, example, harmless, literal
 from buckeye.mcp.client.errors import tells_of_a_fault
 from buckeye.mcp.config import GymConfig
 from buckeye.mcp.environment import TRAIN, McpEnvironment
@@ -22,7 +22,6 @@ from buckeye.mcp.tasks.lock import ToolEntry
 from buckeye.mcp.tasks.task_schema import McpTask, ToolCall
 from buckeye.mcp.workdir.folder import WORKDIR
 from buckeye.monitor.signals import verdict
-from buckeye.setup.init.generate import FILL_IN
 from buckeye.setup.init.source import Source
 from buckeye.setup.init.tool_choice import PLACE, says
 from buckeye.setup.init.trial import trial_task
@@ -33,7 +32,6 @@ reach the tool, or the environment broke. `not tried`: no arguments can be made 
 tool says that it destroys, or that it acts on the world outside."""
 
 _HINTS = ("destructiveHint", "openWorldHint")
-_MOST_CHOICES = 4
 _CALL_SECONDS = 20.0
 _SECONDS = 300.0
 _LONGEST_SAID = 160
@@ -83,13 +81,13 @@ async def prove(
     files = task.files if task is not None and task.files is not None else config.files
     config = config.model_copy(update={"defaults": config.defaults.model_copy(update=limits), "files": files})
     by_name = {tool.name: tool for tool in tools}
-    places = _places(config.files)
+    place = _place(config.files)
     trials: dict[str, Trial] = {}
     pending: list[tuple[str, str]] = []
     for action in config.actions.values():
         if action.tool is not None:
             tool = by_name.get(action.tool)
-            calls, trial = _prepared(action, tool, config, places)
+            calls, trial = _prepared(action, tool, config, place)
             if tool is not None and not try_all and (reason := _held_back(tool, source.reaches)):
                 calls, trial = [], Trial(action.name, "", "held back", f"{reason}; --try-all calls it")
             pending += [(action.name, call) for call in calls]
@@ -207,14 +205,11 @@ class _Script:
 
 
 def _prepared(
-    action: Action, tool: ToolEntry | None, config: GymConfig, places: Sequence[str]
+    action: Action, tool: ToolEntry | None, config: GymConfig, place: str
 ) -> tuple[list[str], Trial]:
     """The calls that are tried of an action, after a look whether each can be read and bound."""
     schema = (tool.input_schema if tool is not None else None) or {}
     known = schema.get("properties") or {}
-    fixed = {name: one.value for name, one in action.sources.items() if isinstance(one, Constant)}
-    if waiting := [name for name, value in fixed.items() if str(value).startswith(FILL_IN)]:
-        return [], Trial(action.name, "", "not tried", f"{', '.join(waiting)} must be filled in first")
     required = schema.get("required") or ()
     needed = [(n, s.name) for n, s in action.sources.items() if isinstance(s, FromArg) and n in required]
     try:
@@ -222,23 +217,12 @@ def _prepared(
     except NoExample as error:
         return [], Trial(action.name, "", "not tried", f"no arguments can be made up: {error}")
     shown = {n: "example".ljust(len(v), "s") if _is_filler(v) else v for n, v in values.items()}
-    variants = [shown]
-    for name, given in needed:
-        options = choices(known.get(name), schema)
-        if not options and PLACE.search(given) and _is_filler(values[given]):
-            options = list(places)
-        if options:
-            variants = [{**shown, given: option} for option in options[:_MOST_CHOICES]]
-            break
-    calls = []
-    for variant in variants:
-        by_place = f"{action.name}({', '.join(map(literal, variant.values()))})"
-        by_name = f"{action.name}({', '.join(f'{n}={literal(v)}' for n, v in variant.items())})"
-        for call in (by_place, by_name):
-            if problem := _unusable(call, config, {action.tool or "": schema}):
-                return [], Trial(action.name, call, "failed", problem)
-        calls.append(by_place)
-    return calls, Trial(action.name, calls[0], "not tried", "the rollout ended before")
+    if place:
+        shown |= {n: place for n, v in values.items() if PLACE.search(n) and _is_filler(v)}
+    call = f"{action.name}({', '.join(map(literal, shown.values()))})"
+    if problem := _unusable(call, config, {action.tool or "": schema}):
+        return [], Trial(action.name, call, "failed", problem)
+    return [call], Trial(action.name, call, "not tried", "the rollout ended before")
 
 
 def _held_back(tool: ToolEntry, reaches: str) -> str:
@@ -255,14 +239,10 @@ def _is_filler(value: Any) -> bool:
     return isinstance(value, str) and bool(value) and not value.strip(".")
 
 
-def _places(files: str | None) -> list[str]:
-    """Paths worth trying in a rollout's folder: the first thing that it begins with, and a file."""
-    if files is None or not Path(files).is_dir():
-        return []
-    found = sorted(path for path in Path(files).glob("*") if path.name[0] != ".")[:1]
-    inside = sorted(path for folder in found for path in folder.glob("*") if path.is_file())
-    shown = [path for path in inside if path.name[0] != "."][:1]
-    return [f"{WORKDIR}/{path.relative_to(files)}" for path in (*found, *shown)]
+def _place(files: str | None) -> str:
+    """Return the first thing in a rollout's folder, to try as a path; "" without one."""
+    names = sorted(path.name for path in Path(files).glob("[!.]*")) if files is not None else []
+    return f"{WORKDIR}/{names[0]}" if names else ""
 
 
 def _unusable(call: str, config: GymConfig, schemas: Mapping[str, Mapping[str, Any]]) -> str:

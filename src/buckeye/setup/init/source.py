@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 import tomllib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
@@ -24,7 +22,6 @@ from buckeye.setup.init.generate import EnvironmentName
 from buckeye.setup.init.named_paths import named_paths, program_at
 
 Server = StdioServer | HttpServer
-_ONLY = "environment"
 _VARIABLE = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 
 
@@ -32,7 +29,7 @@ _VARIABLE = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 class Source:
     """An environment to look at. `serving` gives a server of it for one session, each time it is entered, and
     `beside` are other servers that its tasks act on; `tools` are those of a lock file, if it has them with
-    their schemas; `tasks` is a task file beside it. The folder `to_build` must be made the image first.
+    their schemas; `tasks` is a task file beside it.
 
     `written` is the server as tasks name it, where they can. `paths` are what it is given of the user's, by
     the name in a rollout's folder, and `files` a folder with copies of them; it `reaches` an address, of
@@ -40,11 +37,10 @@ class Source:
 
     environment: EnvironmentName
     serving: Callable[[], AbstractAsyncContextManager[Server]]
-    name: str = _ONLY
+    name: str = "environment"
     beside: Mapping[str, Server] = field(default_factory=dict)
     tools: Sequence[ToolEntry] | None = None
     tasks: Path | None = None
-    to_build: Path | None = None
     shown: str
     written: Server | None = None
     paths: Mapping[str, Path] = field(default_factory=dict)
@@ -53,8 +49,8 @@ class Source:
     notes: tuple[str, ...] = ()
 
 
-def find_source(env: str | None, *, command: str | None, headers: Mapping[str, str], build: bool) -> Source:
-    """What is meant; nothing is started. With `build`, a folder means its image. Raises UsageError."""
+def find_source(env: str | None, *, command: str | None, headers: Mapping[str, str]) -> Source:
+    """Return what is meant; nothing is started. Raises UsageError."""
     need("mcp", "An MCP environment")
     if (env is None) == (command is None):
         raise UsageError('say which environment: `buckeye rl init ENV` or `buckeye rl init --command "..."`')
@@ -68,12 +64,8 @@ def find_source(env: str | None, *, command: str | None, headers: Mapping[str, s
         return _of_address(env, headers)
     path = Path(env).expanduser()
     if path.is_dir():
-        return _of_folder(path, build=build)
-    if build:
-        raise UsageError(f"--build builds the image of a folder, and {env} is none")
-    if path.is_file() and path.suffix not in (".yaml", ".yml"):
-        return _of_program(path)
-    if path.is_file():
+        return _of_folder(path)
+    if path.is_file() and path.suffix in (".yaml", ".yml"):
         return _locked(read_lock(path), path.parent)
     image = parse_image(env)
     if image is not None and (image.tag or image.digest) and not _is_path(env):
@@ -130,10 +122,6 @@ def _of_command(command: str) -> Source:
     words = split_command(command)
     if not words:
         raise UsageError("--command is empty: write the program and its arguments")
-    return _of_words(words)
-
-
-def _of_words(words: Sequence[str]) -> Source:
     named = named_paths(words)
     rest = named.words[1:] if named.words[0] == "env" and len(named.words) > 1 else named.words
     given = list(takewhile(_VARIABLE.fullmatch, rest[:-1]))
@@ -141,16 +129,6 @@ def _of_words(words: Sequence[str]) -> Source:
     env = dict(word.split("=", 1) for word in given)
     server = escaped(StdioServer(command=program, args=arguments, env=env))
     return replace(of_server(server), environment=_named(_name_of_command(words)), paths=named.paths)
-
-
-def _of_program(path: Path) -> Source:
-    if os.access(path, os.X_OK):
-        return _of_words([str(path)])
-    runner = {".py": "python", ".js": "node", ".mjs": "node"}.get(path.suffix)
-    hint = (
-        f' To start it: --command "{runner} {path}"' if runner else " Give an image, a folder, or an address."
-    )
-    raise UsageError(f"{path} is a file that cannot be run, and no {LOCK_FILE}.{hint}")
 
 
 def _name_of_command(words: Sequence[str]) -> str:
@@ -163,11 +141,8 @@ def _name_of_command(words: Sequence[str]) -> str:
 
 def _of_address(url: str, headers: Mapping[str, str]) -> Source:
     server = HttpServer(url=url, headers=dict(headers))
-    parts = urlsplit(url)
-    last = [part for part in parts.path.split("/") if part and part not in ("mcp", "sse")]
     image = next((parse_image(value) for key, value in headers.items() if key.lower() == "mcp-image"), None)
-    name = last[-1] if last else parts.hostname or "env"
-    called = _of_image_name(image) if image is not None else _named(name)
+    called = _of_image_name(image) if image is not None else _named(urlsplit(url).hostname or "env")
     given = nullcontext(server)
     return Source(environment=called, serving=lambda: given, shown=shown_address(url), written=server)
 
@@ -177,10 +152,7 @@ def _of_image(image: ImageName) -> Source:
     return Source(environment=_of_image_name(image), serving=lambda: _image_server(shown), shown=shown)
 
 
-def _of_folder(folder: Path, *, build: bool) -> Source:
-    if build:
-        image = folder_image(folder)
-        return replace(_of_image(image), tasks=_tasks(folder), to_build=folder)
+def _of_folder(folder: Path) -> Source:
     lock = folder / LOCK_FILE
     if lock.exists():
         return _locked(read_lock(lock), folder)
@@ -192,7 +164,7 @@ def _of_folder(folder: Path, *, build: bool) -> Source:
             shown=str(folder),
         )
     if (folder / "Dockerfile").exists():
-        raise UsageError(f"{folder} has a Dockerfile and no {LOCK_FILE}. Add --build to build its image.")
+        raise UsageError(f"{folder} has no {LOCK_FILE}. Build its image first: buckeye env build {folder}")
     raise UsageError(
         f"{folder} is no environment: it has no pyproject.toml, no Dockerfile and no {LOCK_FILE}."
     )
@@ -244,17 +216,10 @@ def _is_path(env: str) -> bool:
 
 
 def _nothing(env: str, image: ImageName | None) -> str:
-    hint = ""
-    if "/" not in env and shutil.which(env) is not None:
-        hint = f" There is a program of that name: --command {env}"
-    elif image is not None and not _is_path(env):
+    hint = ' An image is written as my-env:latest, a program as --command "...".'
+    if image is not None and not _is_path(env):
         hint = f" For an image, write its tag: {env}:latest."
-    elif not _is_path(env) and "/" not in env:
-        hint = ' An image is written as my-env:latest, a program as --command "...".'
-    return (
-        f"there is no folder or file {env} (this is {Path.cwd()}), and it is not the name of an image with a "
-        f"tag.{hint}"
-    )
+    return f"{env} is neither a folder (this is {Path.cwd()}) nor the name of an image with a tag.{hint}"
 
 
 @asynccontextmanager

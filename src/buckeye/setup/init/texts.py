@@ -57,17 +57,11 @@ def _why(proof: Proof) -> str:
         return f"{proof.problem}\nThe file stays; look at the environment."
     if failed:
         return f"{', '.join(failed)} did not work. The file stays; look at those actions."
-    if not proof.trials:
-        return "no tool is mapped. Look at what is marked CHECK in the file, or map it with --include TOOL."
-    waiting = [trial for trial in proof.trials if trial.ending == "not tried"]
-    if len(waiting) == len(proof.trials):
-        return "no action could be tried. Look at what is marked CHECK in the file."
+    if all(trial.ending == "not tried" for trial in proof.trials):
+        return "no action could be tried. Look at what is marked CHECK in the file, or add --include TOOL."
     if proof.stop_reason != "done":
         return f"the rollout ended with {proof.stop_reason}, not with done."
-    return (
-        "every tool refused made-up arguments. If that is right, the file is; to be sure, name tasks that "
-        "prepare the environment with --tasks."
-    )
+    return "every tool refused made-up arguments. Name tasks that prepare the environment with --tasks."
 
 
 def _count(number: int, what: str) -> str:

@@ -46,7 +46,6 @@ PLACE = re.compile(
     r"(?:^|_|\b)(?:path|file|filepath|filename|dir|directory|folder|root|repo|repository)(?:$|_)", re.I
 )
 """What is in the name of an argument that says where something is in a folder."""
-_FEWEST_FOR_CONTEXT = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +61,12 @@ class Parameter:
 @dataclass(frozen=True, slots=True)
 class PlannedAction:
     """An action for a tool. `parameters` are those with a position, in order: required ones, then the others.
-    `dropped` are those that no action can give; `known` is False if the tool announces no schema."""
+    `dropped` are those that no action can give."""
 
     name: str
     tool: ToolEntry
     parameters: tuple[Parameter, ...]
     dropped: tuple[str, ...] = ()
-    known: bool = True
 
     @property
     def schema(self) -> Mapping[str, Any]:
@@ -86,32 +84,26 @@ class Flagged:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What becomes of the tools. `context` are arguments that every action has, by the tool's name: they are
-    the same in every call. `left_out` is why a tool has no action, by tool."""
+    """What becomes of the tools. `context` are arguments that every action has, by the tool's name, with the
+    value that is the same in every call. `left_out` is why a tool has no action, by tool."""
 
     actions: tuple[PlannedAction, ...]
     flagged: tuple[Flagged, ...]
-    context: Mapping[str, Parameter]
+    context: Mapping[str, str | int]
     left_out: Mapping[str, str]
 
 
-def chosen_tools(
-    tools: Sequence[ToolEntry], include: Sequence[str], exclude: Sequence[str]
-) -> list[ToolEntry]:
-    """The tools whose names fit one of the patterns `include` (none: all of them), and none of `exclude`.
-    Raises UsageError for a pattern that fits no tool."""
+def chosen_tools(tools: Sequence[ToolEntry], include: Sequence[str]) -> list[ToolEntry]:
+    """Return the tools whose names fit one of the patterns `include`; without patterns all of them.
+
+    Raises UsageError for a pattern that fits no tool.
+    """
     names = [tool.name for tool in tools]
-    there = f" There are: {', '.join(map(harmless, names))}."
-    for flag, patterns in (("--include", include), ("--exclude", exclude)):
-        for pattern in patterns:
-            if not any(_fits(name, [pattern]) for name in names):
-                near = did_you_mean(closest(pattern, names)) or there
-                raise UsageError(f"{flag} {pattern}: no tool is called so.{near}")
-    kept = [tool for tool in tools if not include or _fits(tool.name, include)]
-    kept = [tool for tool in kept if not _fits(tool.name, exclude)]
-    if not kept:
-        raise UsageError("--include and --exclude leave no tool")
-    return kept
+    for pattern in include:
+        if not any(_fits(name, [pattern]) for name in names):
+            near = did_you_mean(closest(pattern, names)) or f" There are: {', '.join(map(harmless, names))}."
+            raise UsageError(f"--include {pattern}: no tool is called so.{near}")
+    return [tool for tool in tools if not include or _fits(tool.name, include)]
 
 
 def _fits(name: str, patterns: Sequence[str]) -> bool:
@@ -125,10 +117,13 @@ def plan_actions(
     grading: Collection[str] = (),
     wanted: Sequence[str] = (),
     private: bool = False,
+    values: Mapping[str, str | int],
+    place: str | None,
 ) -> Plan:
     """Sort the tools. Tasks set up with those called `preparing`, and grade with `grading`. Whoever names a
     tool, or a pattern for it, in `wanted` wants it; what a tool destroys is no harm where it acts on files
-    that are `private` to a rollout."""
+    that are `private` to a rollout. An argument that every action requires, and that says where it
+    acts, has its value from `values`, by name, or is the `place`."""
     actions: list[PlannedAction] = []
     flagged: list[Flagged] = []
     left_out: dict[str, str] = {}
@@ -149,7 +144,7 @@ def plan_actions(
             flagged.append(Flagged(action, reason))
         else:
             actions.append(action)
-    return Plan(tuple(actions), tuple(flagged), _context(actions), left_out)
+    return Plan(tuple(actions), tuple(flagged), _context(actions, values, place), left_out)
 
 
 def says(tool: ToolEntry, hint: str) -> bool:
@@ -193,8 +188,6 @@ def _action(tool: ToolEntry, taken: Collection[str]) -> PlannedAction:
         tool=tool,
         parameters=tuple(parameters),
         dropped=tuple(name for name in ordered if not name or name.startswith("_")),
-        known=tool.input_schema is not None
-        and ("properties" in tool.input_schema or tool.input_schema.get("additionalProperties") is False),
     )
 
 
@@ -216,22 +209,15 @@ def _unique(name: str, taken: Collection[str]) -> str:
     return next(one for one in itertools.chain([name], numbered) if one not in taken)
 
 
-def _context(actions: Sequence[PlannedAction]) -> dict[str, Parameter]:
-    """Required texts and numbers by one name that every action has, and that names where it acts."""
-    if len(actions) < _FEWEST_FOR_CONTEXT:
+def _context(
+    actions: Sequence[PlannedAction], values: Mapping[str, str | int], place: str | None
+) -> dict[str, str | int]:
+    required = [{one.name for one in action.parameters if one.required} for action in actions]
+    if len(actions) < 3:
         return {}
     found = {}
-    for parameter in actions[0].parameters:
-        same = [
-            other
-            for action in actions
-            for other in action.parameters
-            if other.name == parameter.name
-            and other.required
-            and other.schema.get("type") in ("string", "integer")
-            and other.schema.get("type") == parameter.schema.get("type")
-            and "enum" not in other.schema
-        ]
-        if len(same) == len(actions) and _CONTEXT.fullmatch(parameter.name):
-            found[parameter.name] = parameter
+    for name in sorted(set.intersection(*required)):
+        value = values.get(name, place if PLACE.search(name) else None)
+        if value is not None and _CONTEXT.fullmatch(name):
+            found[name] = value
     return found

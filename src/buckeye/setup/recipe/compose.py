@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from buckeye.config.flags import apply, parse_flags
 from buckeye.config.problems import report
 from buckeye.config.rl import RLConfig
 from buckeye.config.settings import KeyPath, Settings, dotted
-from buckeye.config.structure import read_none, resolve
+from buckeye.config.structure import shape_at
 from buckeye.errors import ConfigError, UsageError
 from buckeye.mcp.environment import NAME
 from buckeye.setup.recipe.model import ModelFacts
@@ -80,17 +80,16 @@ def settings_of(recipe: Recipe) -> dict[str, Any]:
 
 def run_text(recipe: Recipe, words: Sequence[str] = ()) -> str:
     """The text of the file, with the settings that the flags `words` make over those of the recipe. Raises
-    ConfigError for flags that are no settings, and UsageError for None, which TOML does not have."""
+    ConfigError for flags that are no settings, and UsageError for None in a table of names and values."""
     settings = Settings(settings_of(recipe))
     flags = parse_flags(RLConfig, words)
     problems = [*flags.problems, *apply(flags.assignments, settings)]
-    read_none(settings, RLConfig)
     if problems:
         raise ConfigError(report(problems))
     given = {one.path for one in flags.assignments}
-    for path in given:
-        if settings.get(path) is None:
-            _leave_out(path, settings)
+    for path, value in list(settings.leaves()):
+        if value is None:
+            settings.get(path[:-1])[path[-1]] = _none(path)
     evaluation, steps = settings.get(_INTERVAL[:-1]), settings.get(("max_steps",))
     if isinstance(evaluation, dict) and isinstance(steps, int) and _INTERVAL not in given:
         evaluation[_INTERVAL[-1]] = steps  # after the last step, however many are asked for
@@ -99,15 +98,8 @@ def run_text(recipe: Recipe, words: Sequence[str] = ()) -> str:
     return head + tomli_w.dumps(settings.values)
 
 
-def _leave_out(path: KeyPath, settings: Settings) -> None:
-    """Take out a setting that is None by itself."""
-    section = resolve(RLConfig, [str(key) for key in path[:-1]]).shape
-    fields = [table.model_fields.get(str(path[-1])) for table in section.tables] if section else []
-    if not fields or any(field is None or field.get_default() is not None for field in fields):
-        raise UsageError(
-            f"{dotted(path)}: a TOML file cannot say None. Leave it out here, and add it where the "
-            "configuration is started, as `buckeye rl @ run.toml --NAME None`"
-        )
-    table: Mapping[str, Any] = settings.get(path[:-1])
-    assert isinstance(table, dict)
-    del table[path[-1]]
+def _none(path: KeyPath) -> str:
+    """Return what a TOML file says for None; only a setting reads it so."""
+    if shape_at(RLConfig, path) is None:
+        raise UsageError(f"{dotted(path)}: a TOML file cannot say None here. Leave it out")
+    return "None"

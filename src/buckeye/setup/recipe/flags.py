@@ -9,7 +9,8 @@ from typing import Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from buckeye.config.flags import apply, parse_bool, parse_flags
+from buckeye.config.flag_values import parse_bool
+from buckeye.config.flags import apply, parse_flags
 from buckeye.config.problems import closest, report
 from buckeye.config.rl import RLConfig
 from buckeye.config.settings import Settings
@@ -22,7 +23,6 @@ _WITH_FILES = {"dry_run", "provider", "yes"}
 _RESUME = "--resume"
 _ELSEWHERE = {"host", "region", "max_price", "max_hours", "keep", "disk_gb", "identity_file"}
 _REMOTE = {"gpus"} | _ELSEWHERE
-_RENTED = {"region", "max_price", "disk_gb"}
 _EVALUATION = ("orchestrator", "eval")
 _WHOLE = ("--trainer", "--orchestrator")  # sections without which no configuration is a whole one
 _INSTEAD = {
@@ -114,7 +114,6 @@ class Words:
                 raise UsageError(
                     f"{one.place.text} sets an evaluation, and --no-eval has none: leave one out"
                 )
-        self._check_place()
         given = sorted(self.flags.model_fields_set & _ELSEWHERE)
         if given and not self.flags.remote:
             raise UsageError(
@@ -133,7 +132,6 @@ class Words:
     def plain_settings(self) -> list[str]:
         """The settings, where they are the whole run. Raises UsageError for flags that go with its parts
         only."""
-        self._check_place()
         given = self.flags.model_fields_set - _WITH_FILES
         given -= _REMOTE if self.flags.remote else set()
         if given:
@@ -145,20 +143,6 @@ class Words:
             )
         said = [f"--dry-run={self.flags.dry_run}".lower()] if "dry_run" in self.flags.model_fields_set else []
         return [*self.settings, *said]
-
-    def _check_place(self) -> None:
-        """Raises UsageError for what can be said of a rented machine, or of this one, only."""
-        given = sorted(self.flags.model_fields_set & _RENTED)
-        if given and self.flags.provider == "ssh":
-            raise UsageError(
-                f"--{written(given[0])} says what to rent, and --provider ssh rents nothing: it takes the "
-                "host that you name. Leave it out, or rent with --provider prime"
-            )
-
-    @property
-    def is_dry(self) -> bool:
-        """Whether a run that is put together here, of no file, is only to be shown."""
-        return self.flags.dry_run
 
     @property
     def resumes(self) -> bool:
@@ -207,15 +191,11 @@ def _split(words: list[str]) -> tuple[list[str], list[str]]:
         own.append(word)
         if "=" in word:
             continue
-        shape = fields_of(TrainFlags)[name]
-        if shape.is_flag:
-            own += [words.pop(0)] if words and parse_bool(words[0]) is not None else []
-        else:
-            several = shape.element is not None
-            while words and not words[0].startswith(("--", "@")):
-                own.append(words.pop(0))
-                if not several:
-                    break
+        following = words[0] if words else "--"
+        if fields_of(TrainFlags)[name].is_flag:
+            own += [words.pop(0)] if parse_bool(following) is not None else []
+        elif not following.startswith(("--", "@")):
+            own.append(words.pop(0))
     return own, settings
 
 

@@ -1,0 +1,74 @@
+"""From the text of a flag to a value."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+from buckeye.config.source import load_json
+from buckeye.config.structure import Shape
+
+
+def is_none(text: str, shape: Shape) -> bool:
+    """Whether the text stands for None here."""
+    return shape.optional and text in ("None", "null")
+
+
+def parse_bool(text: str) -> bool | None:
+    """True or false; None if the text is neither."""
+    return {"true": True, "false": False}.get(text.lower())
+
+
+def parse_text(text: str, shape: Shape) -> Any:
+    """The value that `text` stands for where `shape` is expected.
+
+    Text that is not of the expected type stays text, for validation to complain about. Raises ValueError
+    where only JSON can be meant and it is not valid.
+    """
+    if is_none(text, shape):
+        return None
+    if shape.tables or shape.free is not None:
+        value = _json(text)
+        if not isinstance(value, dict):
+            raise ValueError(f"expected settings as JSON, as '{{\"name\": value}}', not {text}")
+        return value
+    if shape.element is not None:
+        return _list(text, shape.element)
+    if shape.scalars or shape.choices:
+        return _scalar(text, shape)
+    return _anything(text)
+
+
+def _scalar(text: str, shape: Shape) -> Any:
+    if bool in shape.scalars and (value := parse_bool(text)) is not None:
+        return value
+    for number in (int, float):
+        if number in shape.scalars:
+            with suppress(ValueError):
+                return number(text)
+    return text
+
+
+def _list(text: str, element: Shape) -> list[Any]:
+    if element.tables or text.lstrip().startswith("["):
+        value = _json(text)
+        return value if isinstance(value, list) else [value]
+    return [parse_text(item.strip(), element) for item in text.split(",")] if text.strip() else []
+
+
+def _json(text: str) -> Any:
+    try:
+        return load_json(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{text!r} is not valid JSON: {error}") from None
+
+
+def _anything(text: str) -> Any:
+    """A value for code that is not ours: JSON or Python words where it reads as such, text otherwise."""
+    words: dict[str, Any] = {"None": None, "True": True, "False": False}
+    if text in words:
+        return words[text]
+    try:
+        return load_json(text)
+    except (ValueError, RecursionError):
+        return text

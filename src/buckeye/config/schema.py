@@ -1,0 +1,30 @@
+"""JSON Schemas of the configuration files, for editors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from buckeye.config.shared import BaseConfig
+
+_NONE = {"const": "None", "description": "None, in TOML."}
+
+
+def json_schema(model: type[BaseConfig]) -> dict[str, Any]:
+    """The JSON Schema (draft 2020-12) of a file that is read with `@ FILE`.
+
+    Nothing is required, since every file may be completed by others or by flags; the text "None" is
+    accepted where null is.
+    """
+    schema = model.model_json_schema()
+    definitions = schema.get("$defs", {})
+    for definition in (schema, *definitions.values()):
+        _complete(definition)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+
+
+def _complete(definition: dict[str, Any]) -> None:
+    definition.pop("required", None)
+    for part in definition.get("properties", {}).values():
+        options = part.get("anyOf", [])
+        if {"type": "null"} in options:
+            options.append(_NONE)
