@@ -51,13 +51,6 @@ def open_environment(env_id: str, args: Mapping[str, Any], settings: WorkerSetti
     UsageError for a version that was not asked for, wrong arguments, a result that is no environment, and an
     environment that its worker cannot load.
     """
-    here = open_here(env_id, args, settings)
-    return here if here is not None else _open_worker(env_id, args, settings)
-
-
-def open_here(env_id: str, args: Mapping[str, Any], settings: WorkerSettings) -> Environment | None:
-    """The environment, unless it is played by workers; then only that there is one. Raises as
-    `open_environment`."""
     if settings.isolation == "none":
         loader = find_here(env_id)
         if loader is None:
@@ -67,8 +60,7 @@ def open_here(env_id: str, args: Mapping[str, Any], settings: WorkerSettings) ->
         built = _built_here(env_id, args)
         if built is not None:
             return built
-    _interpreter_of(env_id, settings)
-    return None
+    return _open_worker(env_id, args, settings)
 
 
 def _built_here(env_id: str, args: Mapping[str, Any]) -> Environment | None:

@@ -3,12 +3,11 @@ leaves no trace."""
 
 import shutil
 
-import psutil
 import pytest
 
 from buckeye.config.load import load_config
 from buckeye.config.rl import RLConfig
-from buckeye.launch.preflight.tasks import check_tasks, check_tasks_at_once
+from buckeye.launch.preflight.tasks import check_tasks
 from tests.ports import free_port
 from tests.run.conftest import ENVIRONMENT
 
@@ -135,16 +134,3 @@ def test_gpus_that_are_not_here_are_slots_of_the_processor_and_that_is_said(proj
     assert "the ids mean CPU slots" in shown.stderr
     assert "inference_gpu_ids = [0, 1]; trainer_gpu_ids = [6]" in shown.stderr
     assert "CPU slots" not in project.here(project.rl("out", "--dry-run")).stderr
-
-
-@pytest.mark.parametrize(
-    "code", ["while True: pass", "import os; os._exit(1)", "import os; os.kill(os.getpid(), 9)"]
-)
-def test_an_environment_that_takes_long_or_dies_is_not_waited_for_at_a_start(tmp_path, monkeypatch, code):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "hard.py").write_text(f"{code}\n{ENVIRONMENT}")
-    words = ["--trainer", "--orchestrator.env.0.id", "gone.py", "--orchestrator.eval.env.0.id", "hard.py"]
-    before = psutil.Process().children()
-    found = check_tasks_at_once(load_config(RLConfig, words))
-    assert [check.state for check in found] == ["failed"]  # what was found before that counts
-    assert psutil.Process().children() == before  # nobody is left

@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
-import resource
-import select
-import signal
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from buckeye.base.process import die_with_parent
 from buckeye.config.environments import EnvConfig
 from buckeye.config.rl import RLConfig
-from buckeye.envs.base import Environment, Task
-from buckeye.envs.settings import WorkerSettings
+from buckeye.envs.base import Task
 from buckeye.errors import BuckeyeError
 from buckeye.inference.render import ChatRenderer
 from buckeye.launch.preflight.check import Check, failed, ok, warning
@@ -31,20 +21,14 @@ from buckeye.orchestrator.environments import (
     tasks_of,
     worker_settings,
 )
-from buckeye.workers.opening import open_environment, open_here
+from buckeye.workers.opening import open_environment
 
-Open = Callable[[str, Mapping[str, Any], WorkerSettings], Environment | None]
 _Found = tuple[NamedEnvironment, Mapping[str, Sequence[Task]]]
 
-_CPU_SECONDS = 1  # of a start that looks before it begins
-_SECONDS = 10.0
 
-
-def check_tasks(
-    config: RLConfig, model_path: Path | None, *, open_one: Open = open_environment
-) -> Iterator[Check]:
-    """A line for each environment of training and of evaluation. Prompts are counted with the tokenizer of
-    the model, if it is here. What `open_one` does not open is passed over."""
+def check_tasks(config: RLConfig, model_path: Path | None) -> Iterator[Check]:
+    """Check each environment of training and of evaluation. Prompts are counted with the tokenizer of the
+    model, if it is on this machine."""
     orchestrator = config.orchestrator
     try:
         renderer = ChatRenderer(model_path) if model_path is not None else None
@@ -60,15 +44,14 @@ def check_tasks(
     loaded = []
     for title, one, name, splits in named:
         try:
-            found = _find(one, name, splits, open_one)
+            found = _find(one, name, splits)
         except BuckeyeError as error:
             yield failed(title, str(error), "")
         except Exception as error:  # of the environment's own code
             yield failed(title, f"{type(error).__name__}: {error}", f"buckeye env check {one.id}")
         else:
-            if found is not None:
-                loaded += [found[0]] if splits is trained else []
-                yield _check_prompts(title, found[1], renderer, orchestrator.seq_len)
+            loaded += [found[0]] if splits is trained else []
+            yield _check_prompts(title, found[1], renderer, orchestrator.seq_len)
     if orchestrator.curriculum and len(loaded) == len(orchestrator.env):
         try:
             load_curricula(loaded, orchestrator.seed, {})
@@ -79,48 +62,6 @@ def check_tasks(
 def title_of(one: EnvConfig) -> str:
     """What the check of the tasks to train on is called."""
     return f"tasks of {one.name or short_name(one.id)}"
-
-
-def check_tasks_at_once(config: RLConfig) -> list[Check]:
-    """What `check_tasks` finds in a second of computing, without workers and without prompts. A child looks,
-    so that nothing of the environments stays in this process; what takes it longer is not told."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if not child:
-        try:
-            os.close(reading)
-            _look(config, writing)
-        finally:
-            os._exit(0)
-    os.close(writing)
-    try:
-        lines = _read(reading, time.monotonic() + _SECONDS).splitlines(keepends=True)
-    finally:
-        os.close(reading)
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-    return [Check(**json.loads(line)) for line in lines if line.endswith(b"\n")]
-
-
-def _look(config: RLConfig, writing: int) -> None:
-    die_with_parent()
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_CPU, (_CPU_SECONDS, _CPU_SECONDS))
-    nowhere = os.open(os.devnull, os.O_RDWR)
-    for stream in (0, 1, 2):
-        os.dup2(nowhere, stream)
-    for check in check_tasks(config, None, open_one=open_here):
-        os.write(writing, json.dumps(asdict(check)).encode() + b"\n")
-
-
-def _read(reading: int, deadline: float) -> bytes:
-    data = b""
-    while select.select([reading], [], [], max(0.0, deadline - time.monotonic()))[0]:
-        piece = os.read(reading, 1 << 16)
-        if not piece:
-            break
-        data += piece
-    return data
 
 
 def _named(
@@ -135,10 +76,10 @@ def _named(
         yield f"{title_of(measured)} to evaluate", measured, name, [measured.split]
 
 
-def _find(one: EnvConfig, name: str, splits: Sequence[str | None], open_one: Open) -> _Found | None:
-    opened = open_one(one.id, one.args, worker_settings(one, name, one.rollout_timeout or 600.0, None))
-    if opened is None:
-        return None
+def _find(one: EnvConfig, name: str, splits: Sequence[str | None]) -> _Found:
+    opened = open_environment(
+        one.id, one.args, worker_settings(one, name, one.rollout_timeout or 600.0, None)
+    )
     environment = NamedEnvironment(name=name, environment=opened)
     played = [evaluated_split(environment, split) for split in splits]
     return environment, {split: tasks_of(environment, split) for split in played}
