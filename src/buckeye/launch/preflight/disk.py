@@ -20,12 +20,7 @@ DISK = "disk"
 _STEPS_WITHOUT_END = 1000  # what a run without max_steps is estimated for
 _BYTES_PER_ROLLOUT = 400  # measured on rollouts/*.jsonl: what is around the text
 _BYTES_PER_ROLLOUT_TOKEN = 12  # and the text, as JSON: of samples, and again of messages
-_BYTES_PER_BATCH_TOKEN = 17  # the arrays of a batch
-_BYTES_PER_TRAINED_TOKEN = 21  # and the trainer's log-probs
-_BYTES_PER_EVALUATED_ROLLOUT = 1_000  # of evals/*/*.jsonl, beside the messages
-_BYTES_PER_EVALUATED_TOKEN = 6
-_BYTES_PER_STEP_OF_LOGS = 6_000  # measured: metrics.jsonl, run.log, what the processes print
-_TASKS_OF_A_SPLIT = 2_000  # taken for "all of them": how many there are, only the environment knows
+_BYTES_PER_TRAINED_TOKEN = 21  # the arrays of a batch, and the trainer's log-probs
 _SMALL_FILES = (".json", ".jinja", ".txt", ".model")  # configuration and tokenizer, which every copy has
 
 
@@ -66,7 +61,8 @@ def estimate_disk(config: RLConfig, model_path: Path | None) -> DiskEstimate:
     """Estimate a run from its settings and, if it is known, the model's directory.
 
     Weights and checkpoints are as large as the parameters that are trained; how much text there will be is
-    bounded by `seq_len`. A run without `max_steps` is estimated for 1000 steps.
+    bounded by `seq_len`. A run without `max_steps` is estimated for 1000 steps. Batches, logs and evaluations
+    are small beside these and not counted.
     """
     orchestrator = config.orchestrator
     steps = orchestrator.max_steps or _STEPS_WITHOUT_END
@@ -74,18 +70,8 @@ def estimate_disk(config: RLConfig, model_path: Path | None) -> DiskEstimate:
         needs=(
             _checkpoints(config, model_path, steps),
             _weights(config, model_path),
-            _batches(config),
             _trained_batches(config, steps),
             _rollouts(orchestrator, steps),
-            _evaluations(orchestrator, steps),
-            DiskNeed(
-                kind="logs",
-                size=steps * _BYTES_PER_STEP_OF_LOGS,
-                why=f"{steps} steps x {human_bytes(_BYTES_PER_STEP_OF_LOGS)}",
-                setting="disk.keep_logs",
-                at_most=True,
-                paths=("logs", "metrics.jsonl", "events.jsonl"),
-            ),
         )
     )
 
@@ -219,20 +205,6 @@ def _weights(config: RLConfig, model_path: Path | None) -> DiskNeed:
     )
 
 
-def _batches(config: RLConfig) -> DiskNeed:
-    orchestrator = config.orchestrator
-    count = orchestrator.max_async_level + 2
-    one = orchestrator.batch_size * orchestrator.seq_len * _BYTES_PER_BATCH_TOKEN
-    return DiskNeed(
-        kind="batches",
-        size=count * one,
-        why=f"{count} of {human_bytes(one)}",
-        setting="max_async_level",
-        at_most=True,
-        paths=("batches",),
-    )
-
-
 def _trained_batches(config: RLConfig, steps: int) -> DiskNeed:
     orchestrator, kept = config.orchestrator, config.trainer.trained
     count = steps if kept.keep is None else min(steps, kept.keep)
@@ -258,27 +230,6 @@ def _rollouts(orchestrator: OrchestratorConfig, steps: int) -> DiskNeed:
         setting="orchestrator.rollouts.keep",
         at_most=True,
         paths=("rollouts",),
-    )
-
-
-def _evaluations(orchestrator: OrchestratorConfig, steps: int) -> DiskNeed:
-    """At the start, every `interval` steps, and at the end."""
-    settings = orchestrator.eval
-    once, times = 0, 0
-    each = orchestrator.seq_len * _BYTES_PER_EVALUATED_TOKEN + _BYTES_PER_EVALUATED_ROLLOUT
-    if settings is not None:
-        times = 2 + steps // settings.interval
-        for env in orchestrator.evaluated_env:
-            examples = settings.num_examples if env.num_examples is None else env.num_examples
-            tasks = _TASKS_OF_A_SPLIT if examples < 0 else examples
-            once += tasks * (env.rollouts_per_example or settings.rollouts_per_example)
-    return DiskNeed(
-        kind="evaluations",
-        size=times * once * each,
-        why=f"{times} x {once} rollouts x {human_bytes(each)}" if times else "none",
-        setting="orchestrator.eval.interval",
-        at_most=True,
-        paths=("evals",),
     )
 
 
