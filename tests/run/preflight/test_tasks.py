@@ -48,13 +48,19 @@ def project(runner):
 
 
 @pytest.mark.parametrize(("words", "said"), KNOWN.values(), ids=KNOWN)
-def test_what_is_known_is_said_before_a_start_and_leaves_no_folder(project, words, said):
+def test_a_dry_run_shows_what_is_known_and_leaves_no_folder(project, words, said):
     before = sorted(project.root.rglob("*"))
-    started = project.here(project.rl("out", *words))
-    assert (started.returncode, said in started.stderr) == (2, True), started.stderr
     shown = project.here(project.rl("out", *words, "--dry-run"))
     assert (shown.returncode, said in shown.stderr) == (0, True), shown.stderr
     assert [path for path in sorted(project.root.rglob("*")) if "__pycache__" not in str(path)] == before
+
+
+@pytest.mark.parametrize("name", ["a file of a loss", "the loss in it"])
+def test_wrong_settings_are_refused_before_a_start_and_leave_no_folder(project, name):
+    words, said = KNOWN[name]
+    started = project.here(project.rl("out", *words))
+    assert (started.returncode, said in started.stderr) == (2, True), started.stderr
+    assert not (project.root / "out").exists()
 
 
 def test_a_server_that_does_not_answer_is_refused_before_a_start(project):
