@@ -7,8 +7,6 @@ from buckeye.config.rl import RLConfig
 from buckeye.errors import ConfigError
 from buckeye.launch.preflight.trainer_checks import reference_warnings, trainer_warnings
 
-LORA = "--trainer.model.experimental.lora.target-modules"
-
 
 @pytest.fixture(autouse=True)
 def _offline(monkeypatch):
@@ -38,9 +36,6 @@ def warned(words, model=None, *, on_gpu=False):
             "--trainer.loss.kl-coef 0.1 --trainer.loss.reference-model ./gone",
             "./gone are not on this machine",
         ),
-        ('--trainer.optim.groups [{"names":["*.q_prog.*"]}]', "no parameter of the model has a name like"),
-        (f"{LORA} q_proj,query", "target_modules: query is no hidden linear layer of the model; it has"),
-        (f"{LORA} embed_tokens", "embed_tokens is no hidden linear layer"),
     ],
 )
 def test_what_a_trainer_would_refuse(tiny_model, words, said):
@@ -54,10 +49,6 @@ def test_what_it_would_take(tiny_model, tmp_path):
     assert warned("--trainer.loss.type custom --trainer.loss.import-path json.decoder:scanstring") == []
     words = f"--trainer.loss.kl-coef 0.1 --trainer.loss.reference-model {tiny_model}"
     assert warned(words, tiny_model) == []
-    words = '--trainer.optim.groups [{"names":["*.q_proj.*","model.norm.weight"]}]'
-    assert warned(words, tiny_model) == []
-    assert warned(f"{LORA} q_proj,layers.0.mlp.up_proj", tiny_model) == []
-    assert warned(f"{LORA} whatever", None) == []  # the model is not here
 
 
 def test_8_bit_moments_and_shards():

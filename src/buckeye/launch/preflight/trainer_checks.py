@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
-import fnmatch
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,32 +11,19 @@ from buckeye.config.losses import LossConfig
 from buckeye.config.rl import RLConfig
 from buckeye.config.shared import OwnFunctionConfig
 from buckeye.errors import InferenceError
-from buckeye.inference.engine.architecture import read_config, tensor_shapes
-from buckeye.launch.preflight.disk import is_one_of
+from buckeye.inference.engine.architecture import read_config
 from buckeye.launch.preflight.model import find_model
 from buckeye.trainer.model.trainable import untrainable
 
-_OUTER = ("embed_tokens", "lm_head")  # which are no hidden layers
-
 
 def trainer_warnings(config: RLConfig, model_path: Path | None, *, on_gpu: bool) -> list[str]:
-    """One line for each setting that the trainer of a run will refuse, a model that it cannot train, or a
-    function of the user's that is not there; names of the model's parameters are those in its files, so
-    nothing is said of a model that is not here."""
+    """Return a line for each setting that the trainer of a run will refuse, a model that it cannot train, and
+    a function of the user's that is not there."""
     found = [*_own_functions(config), *_sharding_warnings(config, on_gpu=on_gpu)]
     if model_path is not None:
         with suppress(InferenceError):  # no configuration at all: the check of the model says so
             refused = untrainable(read_config(model_path / "config.json"))
             found += [f"model.name: {model_path}/config.json: {reason}" for reason in refused]
-    shapes = tensor_shapes(model_path) if model_path is not None else {}
-    if shapes:
-        lora = config.trainer.model.experimental.lora
-        if lora is None:
-            patterns = [name for group in config.trainer.optim.groups for name in group.names]
-            found += _pattern_warnings(patterns, shapes)
-        else:
-            matrices = [name.rpartition(".")[0] for name, shape in shapes.items() if len(shape) == 2]
-            found += _target_warnings(lora.target_modules, matrices)
     return found
 
 
@@ -70,25 +55,4 @@ def _sharding_warnings(config: RLConfig, *, on_gpu: bool) -> Iterator[str]:
         yield (
             "trainer.optim.type: adamw8bit cannot update a model that is divided among GPUs; set "
             'trainer.model.sharding = "none", or use adamw'
-        )
-
-
-def _pattern_warnings(patterns: Collection[str], names: Collection[str]) -> Iterator[str]:
-    for pattern in patterns:
-        if not any(fnmatch.fnmatchcase(name, pattern) for name in names):
-            close = difflib.get_close_matches(pattern, names, n=3, cutoff=0.0)
-            yield (
-                f"trainer.optim.groups: no parameter of the model has a name like {pattern!r}; "
-                f"it has {', '.join(close)} ..."
-            )
-
-
-def _target_warnings(targets: Collection[str], matrices: Collection[str]) -> Iterator[str]:
-    hidden = [name for name in matrices if name.rpartition(".")[2] not in _OUTER]
-    missing = [target for target in targets if not any(is_one_of(name, [target]) for name in hidden)]
-    if missing or not targets:
-        kinds = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in hidden))
-        yield (
-            f"trainer.model.experimental.lora.target_modules: {', '.join(missing) or 'an empty list'} is no "
-            f"hidden linear layer of the model; it has {kinds}"
         )
