@@ -24,7 +24,6 @@ from buckeye.launch.preflight.places import (
     check_directory,
     check_ports,
     check_shared_memory,
-    file_system,
 )
 from buckeye.launch.preflight.software import check_libraries, check_torch_build
 from buckeye.orchestrator.evaluation import EvalResult
@@ -107,12 +106,9 @@ def test_without_a_gpu_the_smaller_torch_is_told():
 
 
 def test_a_directory(tmp_path):
-    assert check_directory(tmp_path / "not" / "yet").state in ("ok", "warning")
+    assert check_directory(tmp_path / "not" / "yet").state == "ok"
     assert not (tmp_path / "not").exists()
     assert list(tmp_path.iterdir()) == []
-    kind, mount = file_system(tmp_path)
-    assert kind != "unknown"
-    assert tmp_path.is_relative_to(mount)
     if os.path.isdir("/proc/self"):
         assert check_directory(type(tmp_path)("/proc/self/fd")).state == "failed"
 

@@ -12,7 +12,7 @@ from buckeye.launch.processes import Processes
 from buckeye.launch.progress import human_duration
 from buckeye.launch.recorder import Recorder
 from buckeye.launch.restarts import Restarts
-from buckeye.launch.waits import circle, sentence, waits_of
+from buckeye.launch.waits import sentence, waits_of
 from buckeye.transport.checkpoint import checkpoints_by_age
 
 log = logging.getLogger(__name__)
@@ -129,8 +129,6 @@ class Supervisor:
         for child in self._processes.children:
             self._processes.ask_for_stacks(child)
             lines.append(f"  {child.role.title}: its Python stacks are in {child.stdout}")
-        if (names := circle(waits)) is not None:
-            lines.insert(len(waits), f"  they wait for each other: {' -> '.join(names)}")
         log.warning(
             "No step was finished for %s. Who waits for whom:\n%s",
             human_duration(now - self._stepped),

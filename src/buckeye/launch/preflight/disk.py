@@ -93,27 +93,17 @@ def disk_table(config: RLConfig, estimate: DiskEstimate) -> str:
     return f"{aligned(rows)}\n  in all {human_bytes(estimate.total)}; {note}"
 
 
-def disk_shortage(config: RLConfig, estimate: DiskEstimate) -> str | None:
-    """Why a run cannot have the disk that it needs, with the arithmetic; None if it can. Only what it surely
-    takes counts."""
-    return _shortage(config, estimate, [need for need in estimate.needs if not need.at_most], "needs")
-
-
-def disk_warning(config: RLConfig, estimate: DiskEstimate) -> str | None:
-    """As `disk_shortage`, for everything that it may take."""
-    return _shortage(config, estimate, estimate.needs, "may need")
-
-
 def check_disk(config: RLConfig, estimate: DiskEstimate) -> Check:
     """Compare what the run will leave with what is free. Only what it surely takes is a failure; with
     `disk.check` off it is a warning."""
     lines = disk_table(config, estimate).splitlines()
     if estimate.total is None:
         return skipped(DISK, "how much the run needs is not known before the model is here")
-    shortage = disk_shortage(config, estimate)
+    sure = [need for need in estimate.needs if not need.at_most]
+    shortage = _shortage(config, estimate, sure, "needs")
     if shortage is not None and config.disk.check:
         return failed(DISK, shortage, "To start all the same: --disk.check false", lines)
-    short = shortage or disk_warning(config, estimate)
+    short = shortage or _shortage(config, estimate, estimate.needs, "may need")
     if short is not None:
         return warning(DISK, short, "lower what the table names, or choose another --output-dir", lines)
     needed, free = human_bytes(estimate.total), human_bytes(free_bytes(config.output_dir))

@@ -6,7 +6,6 @@ import tempfile
 from pathlib import Path
 
 import httpx
-import psutil  # type: ignore[import-untyped]
 
 from buckeye.base.disk import free_bytes, human_bytes, total_bytes
 from buckeye.base.keys import key
@@ -17,11 +16,10 @@ from buckeye.launch.preflight.ports import is_free
 from buckeye.monitor.tracking import check_trackers
 from buckeye.transport.object_store import Store
 
-SERVERS, PORTS = "inference servers", "ports"
+DIRECTORY, SERVERS, PORTS = "run directory", "inference servers", "ports"
 STORE = "checkpoint store"
 _SERVER_SECONDS = 5.0
 _SMALL_SHM = 1_000_000_000
-_NETWORK = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "lustre", "gpfs", "beegfs", "ceph", "glusterfs")
 _SHM = Path("/dev/shm")  # noqa: S108  the mount itself is looked at
 
 
@@ -66,41 +64,19 @@ def _answers(url: str) -> bool:
 
 
 def check_directory(output_dir: Path) -> Check:
-    """Whether the run can write, and on what."""
-    name = "run directory"
+    """Check that the run can write its directory."""
     there = output_dir
     while not there.exists():
         there = there.parent
-    kind, mount = file_system(there)
-    seen = f"{output_dir}, on {kind} ({mount})"
     try:
         with tempfile.NamedTemporaryFile(dir=there, prefix=".buckeye-doctor-"):
-            pass
+            return ok(DIRECTORY, str(output_dir))
     except OSError as error:
         return failed(
-            name, f"{there} cannot be written: {error.strerror}", "choose another --output-dir, or its owner"
+            DIRECTORY,
+            f"{there} cannot be written: {error.strerror}",
+            "choose another --output-dir, or its owner",
         )
-    if kind in _NETWORK or kind.startswith("fuse."):
-        return warning(
-            name,
-            f"{seen}, which is a network file system",
-            "prefer a local disk: locks and renames are slower there, and checkpoints cross the network",
-        )
-    if kind in ("tmpfs", "ramfs"):
-        return warning(name, f"{seen}, which is in memory", "checkpoints there do not survive a reboot")
-    return ok(name, seen)
-
-
-def file_system(path: Path) -> tuple[str, str]:
-    """The type of the file system that a path is on, and where that is mounted."""
-    path = path.resolve()
-    mounts = [
-        (part.mountpoint, part.fstype)
-        for part in psutil.disk_partitions(all=True)
-        if path.is_relative_to(part.mountpoint)
-    ]
-    mount, kind = max(mounts, key=lambda found: len(found[0]), default=("/", "unknown"))
-    return kind, mount
 
 
 def check_ports(config: RLConfig) -> Check:

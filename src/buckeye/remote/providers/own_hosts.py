@@ -5,14 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
 
 from buckeye.errors import UsageError
 from buckeye.remote.base import GpuRequest, Offer, Pod, PodSpec, PodStatus
 from buckeye.remote.connection import parse_target
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 class SshProvider:
