@@ -227,12 +227,10 @@ class Landlord:
             return 200, {"data": [status(pod) for pod in asked]}
         if path == "/pods/history":
             return self._page(self.history, query)
-        match = re.fullmatch(r"/pods/([0-9a-f]+)(/logs?)?", path)
+        match = re.fullmatch(r"/pods/([0-9a-f]+)", path)
         if match is None or match[1] not in self.pods:
             return 404, {"detail": "Not found"}
         pod = self.pods[match[1]]
-        if match[2]:
-            return 200, {"logs": f"starting {pod['name']}\n"}
         if method == "DELETE":
             pod["_deletes"] += 1
             if pod["_deletes"] >= self.deletes_needed:

@@ -27,16 +27,14 @@ def offer(price: float, **given) -> Offer:
     )
 
 
-@pytest.mark.parametrize("width", [36, 60, 80, 200])
-def test_the_table_fits_and_never_loses_the_price(width):
-    lines = offer_table([offer(price) for price in (2.5, 12.25)], width=width).splitlines()
-    assert max(map(len, lines)) <= width
+def test_the_table_has_a_line_for_each_offer():
+    lines = offer_table([offer(price) for price in (2.5, 12.25)]).splitlines()
     assert [line.split()[2] for line in lines[1:]] == ["2.50", "12.25"]
-    assert ("secure" in lines[1]) == (width == 200)
+    assert "secure" in lines[1]
 
 
 def test_what_is_not_shown_is_counted():
-    table = offer_table([offer(price) for price in range(1, 8)], width=80, most=3)
+    table = offer_table([offer(price) for price in range(1, 8)], most=3)
     assert table.splitlines()[-1] == "(4 more, which cost more)"
 
 

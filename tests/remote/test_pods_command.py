@@ -24,7 +24,7 @@ def landlord(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("BUCKEYE_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("PRIME_API_KEY", KEY)
-    for name in ("PRIME_TEAM_ID", "PRIME_CONTEXT", "PRIME_BASE_URL", "PRIME_SSH_KEY_PATH"):
+    for name in ("PRIME_TEAM_ID", "PRIME_SSH_KEY_PATH"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
     key = tmp_path / ".ssh" / "prime_key.pem"

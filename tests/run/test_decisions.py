@@ -1,11 +1,13 @@
 """What is decided about processes, with a clock of one's own: who hangs, who is started again and when."""
 
+from types import SimpleNamespace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from buckeye.config.supervision import SupervisionConfig
-from buckeye.launch.heartbeats import Vitals, described, illness
+from buckeye.launch.heartbeats import described, illness
 from buckeye.launch.restarts import Again, Budget, GiveUp
 
 LIMITS = SupervisionConfig(heartbeat_timeout=30, stall_timeout=100, start_timeout=200)
@@ -13,7 +15,7 @@ LIMITS = SupervisionConfig(heartbeat_timeout=30, stall_timeout=100, start_timeou
 
 def vitals(**changes):
     known = {"started": 0.0, "heard": 1000.0, "progressed": 1000.0, "waits_on": None, "pulse": None}
-    return Vitals(**{**known, **changes})
+    return SimpleNamespace(**{**known, **changes})
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,6 @@ def test_the_exit_code_and_the_last_lines(ended, tmp_path):
 )
 def test_who_killed_it(ended, tmp_path, monkeypatch, counts, expected):
     monkeypatch.setattr(module.Memory, "now", classmethod(lambda cls: counts))
-    monkeypatch.setattr(module, "_LITTLE_MEMORY", 0.0)
     child = ended("import os; os.kill(os.getpid(), 9)")
     child.memory = 3_100_000_000
     text = say(child, tmp_path)

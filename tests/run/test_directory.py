@@ -11,13 +11,10 @@ import pytest
 
 from buckeye.errors import UsageError
 from buckeye.run_files.directory import (
-    attempt_logs,
     begin_attempt,
     claimed,
     clean,
-    earlier_logs,
     files_of_a_run,
-    link_log,
     locked,
     put_aside,
     refuse_used,
@@ -189,19 +186,6 @@ def test_a_file_system_without_locks_is_a_warning_and_no_other_run(tmp_path, mon
     monkeypatch.setattr(logging.getLogger("buckeye"), "propagate", True)
     with locked(tmp_path):
         assert "has no locks" in caplog.text
-
-
-def test_a_log_of_an_earlier_version_is_put_away_and_not_replaced(tmp_path):
-    logs = tmp_path / "logs"
-    for attempt in (2, 3):
-        attempt_logs(tmp_path, attempt).mkdir(parents=True)
-    (logs / "trainer.stdout").write_text("of attempt 1")
-    for attempt in (2, 3):
-        (attempt_logs(tmp_path, attempt) / "trainer.stdout").write_text(f"of attempt {attempt}")
-        link_log(tmp_path, attempt, "trainer.stdout")
-        assert (logs / "trainer.stdout").read_text() == f"of attempt {attempt}"
-    assert (logs / "attempt_1" / "trainer.stdout").read_text() == "of attempt 1"
-    assert [path.name for path in earlier_logs(tmp_path)] == ["attempt_1", "attempt_2"]
 
 
 def test_clean_deletes_the_evaluations_of_a_run_and_no_others(tmp_path):

@@ -99,19 +99,6 @@ def test_text_is_bounded_by_tokens_and_by_what_is_kept(tmp_path):
     assert estimate_disk(_config(tmp_path, **settings), None).of("rollouts").size == 50 * 10 * each
     kept = _config(tmp_path, **settings, rollouts=RolloutsConfig(keep=4))
     assert estimate_disk(kept, None).of("rollouts").size == 5 * 10 * each  # four, and one being written
-    assert estimate_disk(kept, None).of("batches").size == 3 * 10 * 100 * 17
-    assert estimate_disk(kept, None).of("logs").size == 50 * 6000
-
-
-def test_evaluations_are_counted_at_the_start_in_between_and_at_the_end(tmp_path):
-    evaluation = EvalConfig(
-        interval=10,
-        num_examples=20,
-        rollouts_per_example=2,
-        env=[EvalEnvConfig(id="x"), EvalEnvConfig(id="y", num_examples=5, rollouts_per_example=1)],
-    )
-    estimate = estimate_disk(_config(tmp_path, max_steps=35, seq_len=200, eval=evaluation), None)
-    assert estimate.of("evaluations").size == (2 + 3) * (20 * 2 + 5) * (1000 + 200 * 6)
 
 
 @pytest.fixture
@@ -170,7 +157,7 @@ def test_the_table_has_every_kind_and_what_is_free(tmp_path, tiny_model, disk):
     config = _config(tmp_path, max_steps=1000)
     lines = disk_table(config, estimate_disk(config, tiny_model)).splitlines()
     kinds = [line.split()[0] for line in lines]
-    assert kinds == ["disk", "checkpoints", "weights", "batches", "trained", "rollouts", "logs", "in"]
+    assert kinds == ["disk", "checkpoints", "weights", "trained", "rollouts", "in"]
     assert "free: 4.0 MB, of which 1.0 kB are kept in reserve" in lines[-1]
 
 

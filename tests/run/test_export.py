@@ -145,9 +145,8 @@ def test_the_card_says_what_was_done_and_nothing_of_this_machine(reinforced, tin
         f"Made from a local model, `{tiny_model.name}` by reinforcement learning with Buckeye.",
         "| letters, split `eval`, mean reward of 12 rollouts | 0.1000 | 0.9000 |",
         "| words, split `eval`, mean reward of 12 rollouts | 0.2000 | 0.5000 |",
-        "| Reward while training, mean of 2 steps | 0.0500 | 0.2500 |",
         "| Optimizer steps | 4 |",
-        "| Environments | letters |",
+        "| Trained on | letters |",
         f"| torch | {torch.__version__} |",
     ):
         assert line in card
@@ -220,7 +219,7 @@ def test_a_fine_tuned_model_is_chosen_by_validation_loss(tuned):
     assert said[0] == "step 4: the best of 3 measured checkpoints by validation loss (0.2500)"
     card = (exported.directory / "README.md").read_text()
     assert "| Validation loss | 9.0000 | 0.2500 |" in card
-    assert "| Data | chats.jsonl |" in card
+    assert "| Trained on | chats.jsonl |" in card
 
 
 def test_a_validation_loss_that_was_no_number(tuned):

@@ -24,10 +24,10 @@ def test_no_port_is_given_twice_as_long_as_it_is_held(folder):
         assert len(set(ports)) == 45
         assert all(map(is_free, ports))
         with pytest.raises(UsageError, match=f"Port {ports[0]} .*is in use"):
-            other.take(ports[:1], patience=0.0)
+            other.take(ports[:1])
     assert list(folder.iterdir()) == []
     with held_ports() as later:
-        later.take(ports, patience=0.0)
+        later.take(ports)
 
 
 def test_one_run_asks_for_ports_again_and_gets_others(monkeypatch):
@@ -37,7 +37,7 @@ def test_one_run_asks_for_ports_again_and_gets_others(monkeypatch):
         assert not set(some) & set(ports.choose(20))
 
 
-def test_a_port_that_somebody_listens_on_is_waited_for_and_refused():
+def test_a_port_that_somebody_listens_on_is_refused():
     ports = Ports()
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
@@ -45,10 +45,10 @@ def test_a_port_that_somebody_listens_on_is_waited_for_and_refused():
         port = server.getsockname()[1]
         assert not is_free(port)
         with pytest.raises(UsageError, match=f"Port {port}"):
-            ports.take([port], patience=0.3)
+            ports.take([port])
     ports.close()
     with held_ports() as free:
-        free.take([port], patience=30.0)
+        free.take([port])
 
 
 def test_a_port_is_free_again_when_its_holder_is_killed(folder):
@@ -61,10 +61,10 @@ def test_a_port_is_free_again_when_its_holder_is_killed(folder):
     port = int(holder.stdout.readline())
     with held_ports() as ports:
         with pytest.raises(UsageError):
-            ports.take([port], patience=0.0)
+            ports.take([port])
         holder.kill()
         holder.communicate()
-        ports.take([port], patience=0.0)
+        ports.take([port])
     assert list(folder.iterdir()) == []
 
 

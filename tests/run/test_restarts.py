@@ -88,21 +88,3 @@ def test_without_restarts_the_first_end_is_the_last(processes, tmp_path):
     limits = SupervisionConfig(restart=False)
     with pytest.raises(RunError, match="exit code 1"):
         tend_until(Restarts(processes, tmp_path, limits, first_delay=0.02), lambda: False)
-
-
-def test_a_server_whose_port_is_taken_is_told_apart(processes, tmp_path):
-    says = "from buckeye.base import heartbeat; heartbeat.start(); "
-    says += "heartbeat.failed('Cannot listen', error='PortTakenError', final=False); raise SystemExit(1)"
-    child = processes.start(server(says))
-    restarts = Restarts(processes, tmp_path, LIMITS, first_delay=60)
-    homeless = []
-    tend_until_any(restarts, homeless)
-    assert homeless == [child]
-
-
-def tend_until_any(restarts, found):
-    def tended():
-        found.extend(restarts.tend(0))
-        return found
-
-    wait_for(tended)

@@ -12,7 +12,6 @@ from buckeye.config.rl import RLConfig
 from buckeye.errors import UsageError
 from buckeye.launch.resume import beginning
 from buckeye.runs.stop import continuation
-from buckeye.trainer.model.tiny import TinySize, make_tiny_model
 from buckeye.trainer.rl import run_trainer
 from buckeye.transport.batches import Batch, Sample, write_batch
 from tests.trainer.trainer_config import trainer_config
@@ -26,14 +25,6 @@ def kept(run):
     """All that says how a run is resumed, and whether it was started again."""
     names = ("status.json", "configs/rl.json", "configs/trainer.json", "run.json", "events.jsonl")
     return {name: (run / name).read_bytes() for name in names if (run / name).exists()}
-
-
-@pytest.fixture(scope="module")
-def other_shape(tmp_path_factory):
-    path = tmp_path_factory.mktemp("other") / "tiny"
-    size = TinySize(vocab_size=310, layers=1, hidden=128, max_length=128)
-    make_tiny_model(path, texts=["say 1 2 3 4 5 6 7 8 9 a b c d"] * 20, size=size, seed=0)
-    return path
 
 
 def trained_once(run, model, lora=None):
@@ -72,14 +63,12 @@ def adapter_run(tmp_path_factory, tiny_model):
         (["--trainer.optim.type", "sgd"], "trainer.optim.type: adamw in the checkpoint, sgd now"),
         (["--resume"], None),
         ([LORA], "lora: it holds a complete model and no adapter"),
-        (["--model.name", "OTHER"], "model.name: hidden_size: 64 in the checkpoint, 128 now"),
     ],
     ids=lambda words: words[0] if isinstance(words, list) else "",
 )
-def test_what_a_complete_model_cannot_become(runner, other_shape, model_run, words, reason):
+def test_what_a_complete_model_cannot_become(runner, model_run, words, reason):
     run = shutil.copytree(model_run, runner.root / "out")
     before = kept(run)
-    words = [str(other_shape) if word == "OTHER" else word for word in words]
     dry = runner.here(runner.rl("out", *words, "--resume", "--dry-run"))
     assert dry.returncode == 0, dry.stderr
     if reason is None:
@@ -99,26 +88,17 @@ AS_IT_WAS = (f"{LORA}.rank", 4, f"{LORA}.target-modules", "q_proj,v_proj", f"{LO
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        ([*AS_IT_WAS, f"{LORA}.rank", 8], "lora.rank: 4 in the checkpoint, 8 now"),
-        ([*AS_IT_WAS, f"{LORA}.alpha", 8], "lora.alpha: 16.0 in the checkpoint, 8.0 now"),
-        (
-            AS_IT_WAS[:2] + AS_IT_WAS[4:],
-            "lora.target_modules: ['q_proj', 'v_proj'] in the checkpoint, ['down",
-        ),
-        (AS_IT_WAS[:4], "lora.modules_to_save: ['model.norm'] in the checkpoint, [] now"),
         ([], "lora: it holds an adapter and no complete model"),
         (
             [*AS_IT_WAS, "--trainer.optim.type", "muon"],
             "trainer.optim.type: adamw in the checkpoint, muon now",
         ),
-        ([*AS_IT_WAS, "--model.name", "OTHER"], "model.name: its adapter was trained on other weights"),
         (AS_IT_WAS, None),
     ],
-    ids=range(8),
+    ids=range(3),
 )
-def test_what_an_adapter_cannot_become(runner, other_shape, adapter_run, words, reason):
+def test_what_an_adapter_cannot_become(runner, adapter_run, words, reason):
     shutil.copytree(adapter_run, runner.root / "out")
-    words = [str(other_shape) if word == "OTHER" else word for word in words]
     command = runner.rl("out", *words, "--resume", "--dry-run")
     done = runner.here(command)
     assert done.returncode == 0, done.stderr

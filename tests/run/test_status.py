@@ -11,7 +11,7 @@ import pytest
 
 from buckeye.cli.run_texts import run_list, status_text
 from buckeye.errors import RunError, UsageError
-from buckeye.launch.waits import Wait, circle, sentence, waits
+from buckeye.launch.waits import sentence, waits
 from buckeye.run_files.record import ProcessRecord, read_record
 from buckeye.runs.status import run_status
 from buckeye.runs.stop import stop_run
@@ -146,32 +146,6 @@ def test_who_waits_for_whom(tmp_path):
         "orchestrator waits for rollouts of batch 3 from inference (for 22 s)",
         "trainer waits for batch 2 from orchestrator (for 21 s)",  # both ranks
     ]
-    assert circle(found) is None
-
-
-@pytest.mark.parametrize(
-    ("whom", "expected"),
-    [
-        ((None, "trainer", "orchestrator"), ["orchestrator", "trainer", "orchestrator"]),
-        (("orchestrator", "inference", None), ["inference", "orchestrator", "inference"]),
-        (("orchestrator", "trainer", None), None),
-        (("orchestrator", "disk", "orchestrator"), None),
-        (("trainer", "inference", "orchestrator"), ["inference", "trainer", "orchestrator", "inference"]),
-    ],
-)
-def test_a_circle_is_found(whom, expected):
-    names = ("inference", "orchestrator", "trainer")
-    found = [Wait(who=w, whom=o, what="x", since=0.0) for w, o in zip(names, whom, strict=True)]
-    assert circle(found) == expected
-
-
-def test_a_kind_of_which_one_works_is_in_no_circle():
-    found = [
-        Wait(who="inference 0", whom="orchestrator", what="x", since=0.0),
-        Wait(who="inference 1", whom=None, what="x", since=0.0),
-        Wait(who="orchestrator", whom="inference", what="x", since=0.0),
-    ]
-    assert circle(found) is None
 
 
 @pytest.mark.parametrize(("age", "stale"), [(5, False), (7200, True)])

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import time
 
 import psutil
@@ -57,6 +56,13 @@ def of_kind(runner, kind, output="out"):
     return [event for event in events(runner, output) if event["event"] == kind]
 
 
+def has_trained(runner, *, attempt):
+    """Return True if the trainer of an attempt has done a step."""
+    lines = (runner.root / "out" / "metrics.jsonl").read_text().splitlines()
+    known = [(line["process"], line["attempt"]) for line in map(json.loads, lines)]
+    return ("trainer", attempt) in known
+
+
 def after(runner, steps):
     wait_for(lambda: len(trained(runner)) >= steps, f"step {steps}")
 
@@ -98,9 +104,9 @@ def test_a_run_survives_the_end_of_its_trainer_its_orchestrator_and_its_engine(r
     running = start(runner.rl("out", *SOON, steps=18, level=0))
     wait_for(lambda: of_kind(runner, "checkpoint"), "a checkpoint")
     child(runner, "trainer 0").send_signal(signal.SIGKILL)
-    wait_for(lambda: of_kind(runner, "recovered"), "the next step")
+    wait_for(lambda: has_trained(runner, attempt=2), "the next step")
     child(runner, "orchestrator").send_signal(signal.SIGKILL)
-    wait_for(lambda: len(of_kind(runner, "recovered")) == 2, "the step after that")
+    wait_for(lambda: has_trained(runner, attempt=3), "the step after that")
     assert child_count(runner, "inference") == 1  # it went on all the time
     child(runner, "inference 0").send_signal(signal.SIGKILL)
     printed = ended_well(running)
@@ -116,8 +122,6 @@ def test_a_run_survives_the_end_of_its_trainer_its_orchestrator_and_its_engine(r
     begun = [(event["attempt"], event["resumed_step"]) for event in of_kind(runner, "attempt")]
     assert [attempt for attempt, _ in begun] == [2, 3]
     assert 3 <= begun[0][1] < begun[1][1]
-    trained_again = [event["seconds"] for event in of_kind(runner, "recovered")]
-    assert min(trained_again[:2]) > 0  # the third may be at once: of what the engine had sampled already
     assert child_count(runner, "inference") == 2
     out = runner.root / "out"
     assert os.readlink(out / "logs" / "trainer.stdout") == "attempt_3/trainer.stdout"
@@ -278,29 +282,3 @@ def test_the_ranks_of_a_trainer_begin_together_again(runner, start):
     assert "Trainer 1 was ended by SIGKILL" in printed
     assert sorted(set(trained(runner))) == list(range(9))
     assert child_count(runner, "trainer") == 4
-
-
-@pytest.mark.slow
-def test_a_server_whose_port_was_taken_gets_another(runner, start):
-    running = start(runner.rl("out", *SOON, steps=12))
-    after(runner, 4)
-    server = child(runner, "inference 0")
-    (taken,) = [e["port"] for e in of_kind(runner, "process") if e["port"] is not None]
-    server.send_signal(signal.SIGKILL)
-    with socket.socket() as other:
-        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        wait_for(lambda: bound(other, taken), "the end of the server")
-        other.listen()
-        printed = ended_well(running)
-    assert f"Cannot listen on 127.0.0.1:{taken}" in printed
-    ports = [e["port"] for e in of_kind(runner, "process") if e["port"] is not None]
-    assert (len(ports), len(set(ports))) == (3, 2)
-    assert sorted(set(trained(runner))) == list(range(12))
-
-
-def bound(other, port):
-    try:
-        other.bind(("127.0.0.1", port))
-    except OSError:
-        return False
-    return True

@@ -8,7 +8,6 @@ import resource
 import socket
 import subprocess
 import sys
-import time
 from importlib.metadata import PackageNotFoundError
 
 import pytest
@@ -22,12 +21,9 @@ from buckeye.launch.preflight import software
 from buckeye.launch.preflight.devices import gpus, main_memory, read_gpus
 from buckeye.launch.preflight.model import has_template, missing_files
 from buckeye.launch.preflight.places import (
-    check_clock,
     check_directory,
-    check_open_files,
     check_ports,
     check_shared_memory,
-    file_system,
 )
 from buckeye.launch.preflight.software import check_libraries, check_torch_build
 from buckeye.orchestrator.evaluation import EvalResult
@@ -110,12 +106,9 @@ def test_without_a_gpu_the_smaller_torch_is_told():
 
 
 def test_a_directory(tmp_path):
-    assert check_directory(tmp_path / "not" / "yet").state in ("ok", "warning")
+    assert check_directory(tmp_path / "not" / "yet").state == "ok"
     assert not (tmp_path / "not").exists()
     assert list(tmp_path.iterdir()) == []
-    kind, mount = file_system(tmp_path)
-    assert kind != "unknown"
-    assert tmp_path.is_relative_to(mount)
     if os.path.isdir("/proc/self"):
         assert check_directory(type(tmp_path)("/proc/self/fd")).state == "failed"
 
@@ -133,15 +126,6 @@ def test_ports():
     assert check_ports(load_config(RLConfig, words)).state == "ok"
 
 
-def test_open_files(monkeypatch):
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 4096))
-    check = check_open_files(None)
-    assert check.state == "warning"
-    assert "may need 4096" in check.do
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (65536, 65536))
-    assert check_open_files(None).state == "ok"
-
-
 def test_every_process_raises_its_limit_of_open_files():
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     code = (
@@ -153,16 +137,9 @@ def test_every_process_raises_its_limit_of_open_files():
     assert int(shown.stdout) == (hard if hard != resource.RLIM_INFINITY else 65_536)
 
 
-def test_shared_memory_and_clock(tmp_path):
+def test_shared_memory(tmp_path):
     assert check_shared_memory(needed=True, path=tmp_path / "none").state == "skipped"
     assert check_shared_memory(needed=False, path=tmp_path).state == "ok"
-    assert check_clock(tmp_path).state == "ok"
-    (tmp_path / "run.json").write_text("{}")
-    later = time.time() + 7200
-    os.utime(tmp_path / "run.json", (later, later))
-    check = check_clock(tmp_path)
-    assert check.state == "warning"
-    assert "120 minutes before" in check.seen or "119 minutes before" in check.seen
 
 
 def test_files_of_a_model(tmp_path):

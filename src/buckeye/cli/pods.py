@@ -6,7 +6,6 @@ import dataclasses
 import json
 import os
 import shlex
-import shutil
 import sys
 import time
 from collections.abc import Sequence
@@ -72,8 +71,7 @@ def offers(
     if as_json:
         typer.echo(json.dumps([dataclasses.asdict(offer) for offer in fitting.offers]))
         return
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 10_000
-    typer.echo(offer_table(fitting.offers, width=width, most=len(fitting.offers)))
+    typer.echo(offer_table(fitting.offers, most=len(fitting.offers)))
     if fitting.left_out:
         typer.echo(f"Left out: {left_out_text(fitting.left_out)}", err=True)
 

@@ -93,12 +93,6 @@ class Attempts:
         """The run has made progress."""
         self._budget.refill()
 
-    def move(self, plan: RolePlan, now: float) -> None:
-        """Begin a new attempt under another plan."""
-        self.plan = plan
-        if self._state == "running":
-            self._end_members(self.members, now, delay=0.0)
-
     def _failed(self, child: Child, now: float, step: int) -> None:
         code = child.returncode
         assert code is not None
@@ -116,7 +110,7 @@ class Attempts:
         self._memory = Memory.now()
         self._distrust = self._distrust or (failure is not None and failure.error == CheckpointError.__name__)
         how = how_it_ended(child, code)
-        self._note(Ended(title=child.role.title, cause=how, at=now, ends_attempt=True))
+        self._note(Ended(title=child.role.title, cause=how))
         self._end_members([child], now, delay=verdict.delay)
 
     def _end_members(self, dead: list[Child], now: float, *, delay: float) -> None:

@@ -76,9 +76,6 @@ class Recorder:
         self._processes: dict[tuple[int, int], ProcessRecord] = {}
         self._seen = {"weights": self._versions("weights"), "checkpoints": self._versions("checkpoints")}
         self._restarts: Counter[str] = Counter()
-        self._ended: Ended | None = None
-        self._ended_attempt: int | None = None
-        self._trained = 0
         self._next_save = self._alive_until = 0.0
         self._broken = False
         self._save()
@@ -86,12 +83,10 @@ class Recorder:
         on = {"system": platform.platform(), "cores": usable_cores()}
         self.note("start", directory=where, resumed_step=resume_step, versions=made_by, machine=on)
 
-    def observe(self, processes: Processes, *, trained: int) -> None:
-        """Note what has changed since the last call; to be called again and again. The attempts of this start
-        have `trained` so many steps."""
+    def observe(self, processes: Processes) -> None:
+        """Note what has changed since the last call; to be called again and again."""
         changed = self._observe_children(processes.children)
         self._observe_files()
-        self._observe_recovery(trained)
         ready = bool(self._processes) and all(known.ready for known in self._processes.values())
         if ready and self._record.state == "starting":
             self.note("ready", process="all")
@@ -110,9 +105,6 @@ class Recorder:
         """A process has ended and will be started again."""
         self.note("restart", process=ended.title, cause=ended.cause)
         self._restarts[ended.title] += 1
-        self._ended = self._ended or ended
-        if ended.ends_attempt:
-            self._ended_attempt = self._record.attempt
         self._update(restarts=self._record.restarts + 1)
 
     def stopping(self) -> None:
@@ -184,16 +176,6 @@ class Recorder:
             since=since,
             restarts=self._restarts[known.title],
         )
-
-    def _observe_recovery(self, trained: int) -> None:
-        """The first step that is trained after an end says how long that has cost. What the trainer finishes
-        of an attempt that has ended does not count."""
-        ended_with_it = self._ended is not None and self._ended_attempt == self._record.attempt
-        if self._ended is not None and trained > self._trained and not ended_with_it:
-            seconds = round(time.monotonic() - self._ended.at, 1)
-            self.note("recovered", process=self._ended.title, seconds=seconds)
-            self._ended = None
-        self._trained = trained
 
     def _observe_files(self) -> None:
         """A directory with a new inode is a new version, also under a step that there was before."""

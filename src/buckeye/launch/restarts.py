@@ -17,8 +17,6 @@ from buckeye.transport.inference_servers import take_restart_requests
 
 log = logging.getLogger(__name__)
 
-# How often, and after how long, what has died is started again. Pure: the times are given.
-
 FIRST_DELAY = 1.0
 _LONGEST_DELAY = 60.0
 _SAME_AT_EVERY_STEP = 3
@@ -86,21 +84,16 @@ class Budget:
         )
 
 
-# Inference servers and gateways that die are started again, within limits; everything else goes on.
-
 NODE_SECONDS = 1.0
 """Until a start is tried again for which a node was not there."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ended:
-    """A process that has ended and will be started again: what it is called, why it ended in one line, when
-    on the monotonic clock, and whether the attempt ends with it."""
+    """A process that has ended and will be started again: its title, and why it ended in one line."""
 
     title: str
     cause: str
-    at: float
-    ends_attempt: bool = False
 
 
 class Restarts:
@@ -126,40 +119,27 @@ class Restarts:
         self._due: list[tuple[float, Role]] = []
         take_restart_requests(output_dir)  # those of an earlier start are not for these servers
 
-    def tend(self, step: int) -> list[Child]:
-        """Look after the servers of a run that has done `step` steps; to be called again and again. Returns
-        those that cannot have their port: they are not started again. Raises RunError with the last lines of
-        a server that ended too often."""
+    def tend(self, step: int) -> None:
+        """Look after the servers of a run that has done `step` steps; to be called again and again. Raises
+        RunError with the last lines of a server that ended too often."""
         for request in take_restart_requests(self._output_dir):
             for child in self._processes.of_kind("inference"):
                 if request.url == child.role.url and child.running:
                     log.warning("%s is ended to be started anew: %s", child.role.title, request.reason)
                     self._processes.kill(child, f"was not right ({request.reason})")
-        homeless = []
         for child in self._processes.of_kind("gateway", "workers", "inference"):
-            code = child.returncode
-            if code is None:
-                continue
-            child.heartbeats.read(time.monotonic())
-            failure = child.heartbeats.failure
-            if child.role.kind == "inference" and failure and failure.error == "PortTakenError":
-                homeless.append(child)
-            self._schedule(child, code, step)
+            if (code := child.returncode) is not None:
+                child.heartbeats.read(time.monotonic())
+                self._schedule(child, code, step)
         now = time.monotonic()
         for due in [due for due in self._due if due[0] <= now]:
             self._due.remove(due)
             self._start(due[1], now)
-        return homeless
 
     def refill(self) -> None:
         """The run has made progress."""
         for budget in self._budgets.values():
             budget.refill()
-
-    def move(self, roles: list[Role]) -> None:
-        """Use these roles, which have other ports, for servers that are to be started again."""
-        moved = {role.index: role for role in roles}
-        self._due = [(at, moved[role.index] if role.kind == "inference" else role) for at, role in self._due]
 
     def _start(self, role: Role, now: float) -> None:
         if self._processes.absent([role]):  # the run goes on without it, as long as it can
@@ -185,7 +165,7 @@ class Restarts:
             described(verdict, self._limits),
         )
         self._memory = Memory.now()
-        self._note(Ended(title=child.role.title, cause=how, at=now))
+        self._note(Ended(title=child.role.title, cause=how))
         self._due.append((now + verdict.delay, child.role))
         self._processes.forget(child)
 

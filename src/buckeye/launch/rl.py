@@ -20,7 +20,6 @@ from buckeye.launch.attempts import Launch
 from buckeye.launch.changed_settings import changed_settings, earlier_start, record_config
 from buckeye.launch.child_warnings import ChildWarnings
 from buckeye.launch.engines import other_nodes
-from buckeye.launch.environment_hosts import run_hosts
 from buckeye.launch.hosts import Nodes, site_of, sites_of
 from buckeye.launch.plan import RolePlan, make_plan
 from buckeye.launch.preflight.devices import this_machine
@@ -40,6 +39,7 @@ from buckeye.launch.resume import (
 from buckeye.launch.run_keys import forget_other_keys, played_environments
 from buckeye.launch.supervisor import Supervisor
 from buckeye.launch.uploads import uploads_of
+from buckeye.launch.worker_hosts import run_hosts
 from buckeye.monitor.learning import nothing_learnt
 from buckeye.monitor.log import run_log, setup_logging
 from buckeye.monitor.metrics import Step, read_run
@@ -63,13 +63,9 @@ from buckeye.transport.checkpoint_resume import bring
 
 log = logging.getLogger(__name__)
 
-
-# `rl`: start inference, orchestrator and trainer, watch them, show progress, end them all in good order.
-
 _POLL_SECONDS = 0.1
 _AT_ONCE_SECONDS = 1.0
 _LONGEST_SHOWN = 3000  # characters of a rollout's text
-_PORT_SECONDS = 30.0  # of a server that was ended a moment ago
 
 
 def run_rl(config: RLConfig, command: Sequence[str]) -> int:
@@ -118,7 +114,7 @@ def _run_planned(
     disk = check_disk(config, plan.disk)
     if disk.state == "failed":
         raise UsageError(f"{disk.seen}\n{disk.do}")
-    ports.take(plan.fixed_ports, patience=_PORT_SECONDS)
+    ports.take(plan.fixed_ports)
     aside = None
     if not begin.again and config.clean:
         clean(output_dir, needed=[model_path])
@@ -149,7 +145,7 @@ def _run_planned(
     forget_other_keys(config)
     trackers = config.trackers(config.trainer.wandb)
     with tracked(trackers, output_dir=output_dir, run_id=identity.run_id, config=config):
-        return _run_recorded(launch, plan, command, ports, hosts.env, before, uploads)
+        return _run_recorded(launch, plan, command, hosts.env, before, uploads)
 
 
 def _tell_beginning(begin: Beginning, config: RLConfig, before: RunRecord | None) -> None:
@@ -169,7 +165,6 @@ def _run_recorded(
     launch: Launch,
     plan: RolePlan,
     command: Sequence[str],
-    ports: Ports,
     env: Mapping[str, str],
     before: RunRecord | None,
     uploads: AbstractContextManager[Any],
@@ -178,7 +173,7 @@ def _run_recorded(
     recorder = Recorder(launch.config, launch.first, arguments_of(command), launch.step, before=before)
     try:
         with uploads as uploaded:
-            code = _run(launch, plan, command, recorder, ports, env)
+            code = _run(launch, plan, command, recorder, env)
         if uploaded is not None and uploaded.left and code != INTERRUPTED:
             raise RunError("All steps are done, but not all checkpoints are in the store (ckpt.store).")
         why = None if code == INTERRUPTED else _last_words(launch.config, time.monotonic() - started)
@@ -206,7 +201,6 @@ def _run(
     plan: RolePlan,
     command: Sequence[str],
     recorder: Recorder,
-    ports: Ports,
     env: Mapping[str, str],
 ) -> int:
     stop = StopFlag().install()
@@ -218,7 +212,7 @@ def _run(
     processes.begin(identity)
     progress = Progress(config.output_dir / "metrics.jsonl", max_steps=config.trainer.max_steps)
     warnings = ChildWarnings(run_log(config.output_dir), own=LAUNCHER)
-    supervisor = Supervisor(launch, plan, processes, recorder, ports)
+    supervisor = Supervisor(launch, plan, processes, recorder)
     untold = identity.attempt == 1 and config.orchestrator.rollouts.show_first
     try:
         supervisor.start()

@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import replace
 
-from buckeye.errors import RunError
 from buckeye.launch.attempts import Attempts, Launch
 from buckeye.launch.heartbeats import described, illness
 from buckeye.launch.plan import RolePlan
-from buckeye.launch.preflight.ports import Ports
-from buckeye.launch.processes import Child, Origin, Processes, write_role_configs
+from buckeye.launch.processes import Processes
 from buckeye.launch.progress import human_duration
 from buckeye.launch.recorder import Recorder
 from buckeye.launch.restarts import Restarts
-from buckeye.launch.waits import circle, sentence, waits_of
+from buckeye.launch.waits import sentence, waits_of
 from buckeye.transport.checkpoint import checkpoints_by_age
 
 log = logging.getLogger(__name__)
-
-
-# Looking after the processes of a run: what hangs is killed, what dies is started again, waits are shown.
 
 _GAP_SECONDS = 5.0
 _LOOK_SECONDS = 2.0
@@ -32,13 +26,10 @@ _PROGRESS_STEPS = 3
 class Supervisor:
     """Starts the processes of a run and looks after them until they are done."""
 
-    def __init__(
-        self, launch: Launch, plan: RolePlan, processes: Processes, recorder: Recorder, ports: Ports
-    ) -> None:
+    def __init__(self, launch: Launch, plan: RolePlan, processes: Processes, recorder: Recorder) -> None:
         self._launch = launch
         self._processes = processes
         self._recorder = recorder
-        self._ports = ports
         self._limits = launch.config.supervision
         self._attempts = Attempts(launch, plan, processes, began=recorder.began, note=recorder.restarting)
         self._restarts = Restarts(processes, launch.config.output_dir, self._limits, note=recorder.restarting)
@@ -76,11 +67,9 @@ class Supervisor:
             self._look_at = now + _LOOK_SECONDS
             self._look(now)
         self._end_the_ill(now)
-        homeless = self._restarts.tend(step)
-        if homeless:
-            self._move(homeless, now)
+        self._restarts.tend(step)
         self._attempts.tend(now, step)
-        self._recorder.observe(self._processes, trained=trained)
+        self._recorder.observe(self._processes)
         working = self._attempts.members
         return self._attempts.running and all(child.returncode == 0 for child in working)
 
@@ -123,8 +112,7 @@ class Supervisor:
         """What hangs is killed; what still can writes its Python stacks first."""
         before, self._doomed = self._doomed, {}
         for child in self._processes.children:
-            vitals = child.heartbeats.vitals
-            ill = illness(vitals, self._limits, now)
+            ill = illness(child.heartbeats, self._limits, now)
             if ill is None or not child.running or child.killed is not None:
                 continue
             at = self._doomed[child.key] = before.get(child.key, now + _STACK_SECONDS)
@@ -133,7 +121,7 @@ class Supervisor:
             elif now >= at:
                 newest = child.heartbeats.newest
                 doing = newest.doing if newest is not None else "nothing"
-                self._processes.kill(child, described(ill, vitals, doing, now))
+                self._processes.kill(child, described(ill, child.heartbeats, doing, now))
 
     def _tell_the_stall(self, now: float) -> None:
         waits = waits_of(self._processes.children)
@@ -141,8 +129,6 @@ class Supervisor:
         for child in self._processes.children:
             self._processes.ask_for_stacks(child)
             lines.append(f"  {child.role.title}: its Python stacks are in {child.stdout}")
-        if (names := circle(waits)) is not None:
-            lines.insert(len(waits), f"  they wait for each other: {' -> '.join(names)}")
         log.warning(
             "No step was finished for %s. Who waits for whom:\n%s",
             human_duration(now - self._stepped),
@@ -150,36 +136,3 @@ class Supervisor:
         )
         seconds = round(now - self._stepped, 1)
         self._recorder.note("stall", seconds=seconds, waits=[sentence(wait, now) for wait in waits])
-
-    def _another_port(self, child: Child) -> int:
-        node = child.role.node
-        choose = self._launch.nodes.hosts[node].choose_ports if node else self._ports.choose
-        return choose(1)[0]
-
-    def _follow(self, plan: RolePlan, now: float) -> None:
-        """Go on by another plan."""
-        write_role_configs(
-            self._launch.config, plan, model_path=self._launch.model_path, origin=Origin(self._launch.step)
-        )
-        self._restarts.move(plan.of_kind("inference"))
-        self._attempts.move(plan, now)
-
-    def _move(self, homeless: list[Child], now: float) -> None:
-        """Give servers that cannot have their port another, and tell the orchestrator by a new attempt."""
-        if self._attempts.plan.fixed_ports:
-            taken = homeless[0]
-            raise RunError(
-                f"{taken.role.title.capitalize()} cannot have port {taken.role.port}, which another process "
-                "has taken. Stop that one, choose another inference.server.port, or leave it out."
-            )
-        ports = {child.role.index: self._another_port(child) for child in homeless}
-        plan = self._attempts.plan
-        roles = tuple(
-            replace(role, port=ports[role.index])
-            if role.kind == "inference" and role.index in ports
-            else role
-            for role in plan.roles
-        )
-        moved = replace(plan, roles=roles)
-        log.warning("Other ports are taken for %d servers: a new attempt begins", len(homeless))
-        self._follow(moved, now)

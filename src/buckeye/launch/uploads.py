@@ -46,15 +46,13 @@ _LAST_TRIES = 3  # of what is denied then
 
 class State(msgspec.Struct, kw_only=True, frozen=True):
     """How the uploads of a run are. `committed` is the step of the newest checkpoint in the store, `waiting`
-    has those that are not there yet, `sent` of `size` bytes the one that is uploaded now. `failures` are in a
-    row, and `error` is the last of them."""
+    has those that are not there yet, `uploading` the one that is uploaded now. `failures` are in a row, and
+    `error` is the last of them."""
 
     url: str
     committed: int | None = None
     waiting: list[int] = []
     uploading: int | None = None
-    sent: int = 0
-    size: int = 0
     failures: int = 0
     error: str | None = None
 
@@ -74,8 +72,6 @@ class Uploads:
         self._there: set[tuple[int, int]] | None = None
         self._kept_before: list[int] = []
         self._state = State(url=store.url)
-        self._wrote = 0.0
-        self._telling = threading.Lock()
         self._denied = 0
         self._ending = threading.Event()
 
@@ -170,7 +166,7 @@ class Uploads:
     def _upload(self, info: CheckpointInfo, local: Sequence[CheckpointInfo]) -> None:
         step, began, size = info.step, time.monotonic(), size_of(info.path)
         log.info("Uploading the checkpoint of step %d: %s", step, human_bytes(size))
-        self._tell(uploading=step, sent=0, size=size)
+        self._tell(uploading=step)
         try:
             with _held(info.path):
                 commit = read_commit(info.path)
@@ -180,7 +176,6 @@ class Uploads:
                     name_in_store(info, commit),
                     self._run,
                     kept=self._kept(local) or (),
-                    told=lambda count: self._tell(sent=count),
                 )
         except (FileNotFoundError, CheckpointError):
             if info in checkpoints_by_age(self._root):
@@ -188,7 +183,7 @@ class Uploads:
             log.info("The checkpoint of step %d went away before it was uploaded", step)
             return
         finally:
-            self._tell(uploading=None, sent=0, size=0)
+            self._tell(uploading=None)
         seconds, failures = time.monotonic() - began, self._state.failures
         log.info("Uploaded the checkpoint of step %d: %s in %.1f s", step, human_bytes(sent), seconds)
         metrics = MetricsLog(self._run / "metrics.jsonl")
@@ -237,24 +232,19 @@ class Uploads:
         time.sleep(_LAST_PAUSE)
 
     def _tell(self, **changes: Any) -> None:
-        """Let others see how it is: at once, and now and then how much is sent."""
-        with self._telling:  # several files are sent at a time
-            self._state = msgspec.structs.replace(self._state, **changes)
-            if set(changes) == {"sent"} and time.monotonic() < self._wrote + _LOOK_SECONDS:
-                return
-            self._wrote = time.monotonic()
-            if self._root.is_dir():  # not before there is a checkpoint
-                said = {**msgspec.to_builtins(self._state), "text": describe(self._state)}
-                with suppress(OSError):  # a full disk is others' to tell
-                    write_file(self._run / UPLOADS_FILE, json.dumps(said))
+        """Record how the uploads are."""
+        self._state = msgspec.structs.replace(self._state, **changes)
+        if self._root.is_dir():  # not before there is a checkpoint
+            said = {**msgspec.to_builtins(self._state), "text": describe(self._state)}
+            with suppress(OSError):  # a full disk is others' to tell
+                write_file(self._run / UPLOADS_FILE, json.dumps(said))
 
 
 def describe(state: State) -> str:
     """How the uploads of a run are, in one line."""
     parts = [f"step {state.committed} is there" if state.committed is not None else "nothing is there yet"]
     if state.uploading is not None:
-        sizes = f"{human_bytes(state.sent)} of {human_bytes(state.size)}"
-        parts.append(f"step {state.uploading} is uploaded now, {sizes}")
+        parts.append(f"step {state.uploading} is uploaded now")
     waiting = [str(step) for step in state.waiting if step != state.uploading]
     if waiting:
         parts.append(f"steps {', '.join(waiting)} wait")

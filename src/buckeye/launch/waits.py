@@ -52,21 +52,6 @@ def sentence(wait: Wait, now: float) -> str:
     return f"{wait.who} waits for {wait.what} from {wait.whom} (for {since})"
 
 
-def circle(found: Sequence[Wait]) -> list[str] | None:
-    """The kinds of processes that wait for each other in a circle, the first again at the end; None if there
-    is no circle. A kind waits if all its processes do."""
-    whom: dict[str, set[str | None]] = defaultdict(set)
-    for wait in found:
-        whom[_kind(wait.who)].add(wait.whom)
-    for first in whom:
-        path = [first]
-        while len(nexts := whom.get(path[-1], {None})) == 1 and (following := next(iter(nexts))) is not None:
-            if following in path:
-                return [*path[path.index(following) :], following]
-            path.append(following)
-    return None
-
-
 def _merged(found: Iterable[Wait]) -> list[Wait]:
     by_kind: dict[str, list[Wait]] = defaultdict(list)
     for wait in found:

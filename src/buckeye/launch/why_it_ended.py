@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 from dataclasses import dataclass
 from pathlib import Path
-
-import psutil
 
 from buckeye.base.disk import free_bytes, human_bytes
 from buckeye.base.process import INTERRUPTED
@@ -16,7 +13,6 @@ from buckeye.launch.processes import Child, last_lines
 
 _SHOWN_LINES = 20
 _FULL_DISK_BYTES = 16_000_000
-_LITTLE_MEMORY = 0.1
 _CLOCK = re.compile(r"^\d\d:\d\d:\d\d +")
 _ERROR_LINE = re.compile(r"error|exception|cannot|failed", re.IGNORECASE)
 
@@ -89,16 +85,10 @@ def _who_killed(child: Child, before: Memory) -> str:
         return _joined(
             "the kernel killed it because memory ran out (the limit of this container or job)", used
         )
-    if _kernel_log_names(child.process.pid):
-        return _joined("the kernel killed it because memory ran out, as its log says", used)
     if _more(before.on_machine, now.on_machine):
         return _joined(
             "probably by the kernel because memory ran out: it has just killed a process for that", used
         )
-    left = psutil.virtual_memory()
-    if left.available < _LITTLE_MEMORY * left.total:
-        what = f"probably by the kernel because memory ran out: only {human_bytes(left.available)} are left"
-        return _joined(what, used)
     return _joined("by someone, or by the kernel because memory ran out", used)
 
 
@@ -133,19 +123,3 @@ def _cgroup_file() -> Path | None:
     except OSError:
         return None
     return None
-
-
-def _kernel_log_names(pid: int) -> bool:
-    """Whether the kernel's log, where it may be read, says that it killed this process."""
-    try:
-        handle = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
-    except OSError:
-        return False
-    try:
-        while True:
-            if re.search(rf"Killed process {pid}\b", os.read(handle, 8192).decode(errors="replace")):
-                return True
-    except OSError:  # the end, or no right to read
-        return False
-    finally:
-        os.close(handle)

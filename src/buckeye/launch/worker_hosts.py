@@ -18,9 +18,10 @@ from typing import Any
 from buckeye.base import heartbeat
 from buckeye.base.process import die_with_parent, forbid_looking
 from buckeye.base.process_guard import GUARD
-from buckeye.config.environments import TrainEnvConfig
+from buckeye.config.environments import EnvConfig, TrainEnvConfig
 from buckeye.envs.settings import PLACED_VARIABLE
 from buckeye.errors import UsageError
+from buckeye.launch.mcp_gateways import run_gateways
 from buckeye.launch.plan import Hosts, Role, Site
 from buckeye.monitor.log import setup_logging
 from buckeye.orchestrator.environments import short_name
@@ -36,6 +37,21 @@ _CHUNK = 1 << 16
 _MOST_ASKED = 1 << 20  # bytes of what is to be started
 _KEY_SECONDS = 10.0
 _TURN_SECONDS = 2.0
+
+
+def run_hosts(
+    environments: Sequence[EnvConfig], *, rollouts: int, sites: Mapping[int, Site], address: str | None
+) -> Hosts:
+    """Return what a run that plays `rollouts` at a time must start for its environments: gateways for MCP
+    servers, and worker hosts on other nodes at `sites`, which reach this one at `address`. Raises UsageError
+    for tasks that cannot be read, and for what cannot be placed."""
+    hosts = run_gateways(environments, rollouts=rollouts)
+    placed = [env for env in environments if isinstance(env, TrainEnvConfig) and any(env.placement or ())]
+    if not placed:
+        return hosts
+    assert address is not None, "a placed environment has other nodes, which reach this one"
+    more = worker_hosts(placed, sites=sites, address=address)
+    return Hosts(roles=(*hosts.roles, *more.roles), env={**hosts.env, **more.env})
 
 
 def worker_hosts(environments: Sequence[TrainEnvConfig], *, sites: Mapping[int, Site], address: str) -> Hosts:

@@ -153,10 +153,6 @@ class Provider(Protocol):
         """How a pod is; one that does not exist is `gone`."""
         ...
 
-    def logs(self, pod_id: str) -> str:
-        """What the provider has recorded of a pod's start."""
-        ...
-
     def terminate(self, pod_id: str) -> None:
         """Order the end of a pod; that it is over, `status` says. For one that is gone, nothing happens."""
         ...

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 from buckeye.base.disk import human_bytes
@@ -53,7 +52,7 @@ def _offers_text(provider: Provider, request: RemoteRequest, needed: int) -> str
     first = fitting.offers[0]
     hours = "" if request.max_hours is None else f", for at most {request.max_hours:g} hours"
     lines = [
-        offer_table(fitting.offers, width=shutil.get_terminal_size((100, 24)).columns),
+        offer_table(fitting.offers),
         f"would be ordered now: {first.gpus} from {first.cloud} with {needed} GB of disk, "
         f"{price_text(first)}{hours}",
     ]

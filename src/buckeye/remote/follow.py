@@ -40,7 +40,6 @@ class Follower:
     tell: Callable[[str], None]
     stop: asyncio.Event = field(default_factory=asyncio.Event)
     """Set to ask the job to end, with a checkpoint."""
-    _fetched: int = 0
     _told_log: bool = False
 
     async def until_end(self) -> int:
@@ -134,20 +133,11 @@ class Follower:
             await asyncio.sleep(_PULL_SECONDS)
 
     async def _keep_looking(self, asked: Questions) -> None:
-        """Show that somebody is here, and how far it is, while large files come."""
-        told = time.monotonic()
+        """Show that somebody is here while large files come."""
         while True:
             await asked.request("look")
             await asyncio.sleep(_PULL_SECONDS)
-            if time.monotonic() - told > _TELL_SECONDS:
-                self.tell(f"Bringing home what is not here yet: {human_bytes(self._fetched)} so far")
-                told = time.monotonic()
 
     async def _pull_all(self, asked: Questions) -> None:
-        async def counted(question: str, **words: Any) -> tuple[dict[str, Any], bytes]:
-            said, content = await asked.request(question, **words)
-            self._fetched += len(content)
-            return said, content
-
         look, _ = await asked.request("look")
-        await self.mirror.update(listing(look["files"]), counted, final=True)
+        await self.mirror.update(listing(look["files"]), asked.request, final=True)

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from buckeye.base.columns import aligned
 from buckeye.errors import RemoteError, UsageError
 from buckeye.remote.base import GpuRequest, Offer, Provider, RemoteRequest
 
@@ -49,8 +50,8 @@ def price_text(offer: Offer) -> str:
     return f"${offer.price_per_hour:.2f} an hour"
 
 
-def offer_table(offers: Sequence[Offer], *, width: int, most: int = 10) -> str:
-    """Offers as aligned text of at most `width` columns: what matters least is left out first."""
+def offer_table(offers: Sequence[Offer], *, most: int = 10) -> str:
+    """Return offers as aligned text."""
     rows = [("", "GPUs", "$/h", "from", "region", "place", "disk", "socket", "security")]
     for number, offer in enumerate(offers[:most], 1):
         rows.append(
@@ -66,13 +67,7 @@ def offer_table(offers: Sequence[Offer], *, width: int, most: int = 10) -> str:
                 (offer.security or "?").removesuffix("_cloud"),
             )
         )
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    columns = len(widths)
-    while columns > 4 and sum(widths[:columns]) + 2 * (columns - 1) > width:
-        columns -= 1
-    lines = [
-        "  ".join(c.ljust(w) for c, w in zip(row[:columns], widths, strict=False)).rstrip() for row in rows
-    ]
+    lines = [aligned(rows)]
     if len(offers) > most:
         lines.append(f"({len(offers) - most} more, which cost more)")
     return "\n".join(lines)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -177,7 +176,7 @@ class _Rental:
 
     def _offers(self) -> Sequence[Offer]:
         fitting = fitting_offers(self.provider, self.request, disk_gb=self.disk_gb)
-        self.tell(offer_table(fitting.offers, width=shutil.get_terminal_size((100, 24)).columns))
+        self.tell(offer_table(fitting.offers))
         if fitting.left_out:
             self.tell(f"Left out: {left_out_text(fitting.left_out)}")
         return fitting.offers

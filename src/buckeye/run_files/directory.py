@@ -188,10 +188,6 @@ def link_log(output_dir: Path, attempt: int, name: str) -> None:
     link = log_path(output_dir, name)
     temporary = link.with_name(f".{name}.tmp-{os.getpid()}")
     try:
-        if link.is_file() and not link.is_symlink():  # an earlier version of Buckeye has written it
-            before = attempt_logs(output_dir, attempt - 1)
-            before.mkdir(exist_ok=True)
-            link.replace(before / name)
         temporary.unlink(missing_ok=True)
         temporary.symlink_to(Path(attempt_logs(output_dir, attempt).name, name))
         temporary.replace(link)

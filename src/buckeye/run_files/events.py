@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,7 +21,6 @@ EventKind = Literal[
     "process",
     "ready",
     "restart",
-    "recovered",
     "stall",
     "checkpoint",
     "weights",
@@ -33,26 +33,17 @@ EventKind = Literal[
 ]
 
 
-_unwritten: dict[Path, bytes] = {}
-"""Lines that there was no room for, by the file they belong to."""
-
-
 def write_event(output_dir: Path, event: EventKind, *, attempt: int, **details: Any) -> None:
     """Append `{"time": seconds since the epoch, "event": ..., "attempt": ..., **details}`. Where the disk is
-    full, nobody waits: the line is written together with the next one that there is room for."""
+    full, the line is lost: nobody waits for room."""
     path = output_dir / EVENTS_FILE
     line = json.dumps({"time": round(time.time(), 3), "event": event, "attempt": attempt, **details})
-    unwritten = _unwritten.pop(path, b"") + line.encode() + b"\n"
     try:
-        file = LineFile(path)
-        try:
-            file.append(unwritten)
-        finally:
-            file.close()
+        with closing(LineFile(path)) as file:
+            file.append(line.encode() + b"\n")
     except OSError as error:
         if not disk_is_full(error):
             raise
-        _unwritten[path] = unwritten
 
 
 def read_events(output_dir: Path) -> Iterator[dict[str, Any]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,6 @@ from buckeye.base.distribution import versions
 from buckeye.base.storage import read_json
 from buckeye.errors import UsageError
 from buckeye.monitor.metrics import read_run
-from buckeye.monitor.redact import redacted
 from buckeye.transport.checkpoint import (
     CheckpointInfo,
     Score,
@@ -80,34 +78,20 @@ def _best_by_loss(checkpoints: Mapping[int, CheckpointInfo], run: Path) -> Choic
     return Choice(info=checkpoints[best], reason=reason)
 
 
-_MOST_STEPS = 10
-"""Over how many steps training rewards are averaged, where there are as many."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TrainingRewards:
-    """Mean rewards of the first and of the last `steps` steps before a checkpoint."""
-
-    steps: int
-    first: float
-    last: float
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunFacts:
-    """`base` is the model that training started from, a directory or a name on the hub; `base_id` the same
-    if it is such a name. `settings` are the important ones of the run, by the names that a card shows.
-    `before` and `after` are evaluations at the start and of the exported checkpoint; `losses` are validation
-    losses of the same, None where there was none that is a number."""
+    """`base` is the model that training started from, a directory or a name on the hub; `base_id` is the same
+    if it is such a name. `trained_on` are its environments, or its data. `before` and `after` are evaluations
+    at the start and of the exported checkpoint; `losses` are validation losses of the same, None where there
+    was none that is a number."""
 
     kind: str
     base: str
     base_id: str | None
-    settings: Mapping[str, str]
+    trained_on: str
     progress: Mapping[str, int]
     before: Sequence[Score]
     after: Sequence[Score]
-    rewards: TrainingRewards | None
     losses: tuple[float | None, float | None] | None
     versions: Mapping[str, str]
 
@@ -139,11 +123,10 @@ def gather_facts(run: Path, choice: Choice, scores: Sequence[Score]) -> RunFacts
         kind=kind,
         base=base,
         base_id=None if _is_local(base) else base,
-        settings=settings_of(kind, config),
+        trained_on=_trained_on(kind, config),
         progress={name: int(progress[name]) for name in ("step", "samples", "tokens")},
         before=[s for s in scores if s.step == first and s.step < step],
         after=scores_of(choice.info, scores),
-        rewards=_training_rewards(run, step),
         losses=_validation_losses(run, step),
         versions=versions(),
     )
@@ -160,67 +143,11 @@ def _is_local(name: str) -> bool:
     return name.startswith((".", "/", "~")) or name.count("/") > 1
 
 
-def settings_of(kind: str, config: Mapping[str, Any]) -> dict[str, str]:
-    """The important settings of a run of `rl` or `sft`, for people."""
-    settings: dict[str, str] = redacted(_rl_settings(config) if kind == "rl" else _sft_settings(config))
-    return settings
-
-
-def _rl_settings(config: Mapping[str, Any]) -> dict[str, str]:
-    trainer, orchestrator = config["trainer"], config["orchestrator"]
-    environments = [_environment(str(env["id"])) for env in orchestrator["env"]]
-    return {
-        "Environments": ", ".join(environments),
-        "Loss": _flat(trainer["loss"]),
-        "Advantages": _flat(orchestrator["advantage"]) or "none: plain rewards",
-        **_optimization(trainer),
-        "Rollouts of a step": str(orchestrator["batch_size"]),
-        "Rollouts of a task": str(orchestrator["rollouts_per_example"]),
-        "Sampling may run ahead by": f"{orchestrator['max_async_level']} steps",
-        "Longest rollout": f"{orchestrator['seq_len']} tokens",
-        "Seeds": f"trainer {trainer['seed']}, orchestrator {orchestrator['seed']}",
-    }
-
-
-def _environment(name: str) -> str:
-    return Path(name).stem if name.endswith(".py") else public_name(name)
-
-
-def _sft_settings(config: Mapping[str, Any]) -> dict[str, str]:
-    return {
-        "Data": Path(config["data"]["path"]).name,
-        **_optimization(config),
-        "Conversations of a step": str(config["batch_size"]),
-        "Longest conversation": f"{config['seq_len']} tokens",
-        "Seeds": f"trainer {config['seed']}, data {config['data']['seed']}",
-    }
-
-
-def _optimization(trainer: Mapping[str, Any]) -> dict[str, str]:
-    lora = trainer["model"]["experimental"]["lora"]
-    return {
-        "Optimizer": _flat(trainer["optim"]),
-        "Learning rate over the run": _flat(trainer["scheduler"]),
-        **({"LoRA": _flat(lora)} if lora is not None else {}),
-    }
-
-
-def _flat(section: Mapping[str, Any] | None) -> str:
-    """`type, key = value, ...`, without what is not set."""
-    if section is None:
-        return ""
-    parts = [f"{k} = {v}" for k, v in section.items() if k != "type" and v not in (None, False, [], {})]
-    return ", ".join([*([str(section["type"])] if "type" in section else []), *parts])
-
-
-def _training_rewards(run: Path, step: int) -> TrainingRewards | None:
-    known = read_run(run / "metrics.jsonl").values("orchestrator/reward/mean")
-    rewards = [reward for number, reward in known.items() if number < step]
-    steps = min(_MOST_STEPS, len(rewards) // 2)
-    if steps == 0:
-        return None
-    first, last = (statistics.fmean(part) for part in (rewards[:steps], rewards[-steps:]))
-    return TrainingRewards(steps=steps, first=first, last=last)
+def _trained_on(kind: str, config: Mapping[str, Any]) -> str:
+    if kind == "sft":
+        return Path(config["data"]["path"]).name
+    names = [str(env["id"]) for env in config["orchestrator"]["env"]]
+    return ", ".join(Path(name).stem if name.endswith(".py") else public_name(name) for name in names)
 
 
 def _validation_losses(run: Path, step: int) -> tuple[float | None, float | None] | None:

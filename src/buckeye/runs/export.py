@@ -22,29 +22,25 @@ from buckeye.transport.checkpoint import CheckpointInfo, read_scores, trainer_st
 if TYPE_CHECKING:
     from buckeye.trainer.output.release import Passages
 
-
-# An exported model on the Hugging Face hub.
-
 _NAME = re.compile(r"[A-Za-z0-9][\w.\-]*/[A-Za-z0-9][\w.\-]*", re.ASCII)
 _MADE_BY_THE_HUB = {".gitattributes"}
 
 
 class Hub:
-    """A repository `org/name` of a `kind` that is to be filled, and made, `private` or public, if it is not
+    """A model repository `org/name` that is to be filled, and made, `private` or public, if it is not
     there. Raises UsageError, before anything is exported, for a name that is none, without a token in
     HF_TOKEN, and for a repository that already has files."""
 
-    def __init__(self, name: str, *, private: bool, kind: str = "model") -> None:
+    def __init__(self, name: str, *, private: bool) -> None:
         from huggingface_hub import HfApi
 
         if not _NAME.fullmatch(name):
-            raise UsageError(f"--push {name}: write the name of a {kind} repository as ORG/NAME")
+            raise UsageError(f"--push {name}: write the name of a model repository as ORG/NAME")
         token = key("HF_TOKEN")
         if not token:
             raise UsageError("--push needs a token that may write: `buckeye auth set HF_TOKEN`")
         self.name = name
         self._private = private
-        self._kind = kind
         self._api = HfApi(token=token)
         self._there = self._refuse_used()
 
@@ -58,16 +54,15 @@ class Hub:
     def upload(self, directory: Path) -> str:
         """Create the repository, upload every file of a directory in one commit, and return the address."""
         try:
-            url = self._api.create_repo(self.name, exist_ok=True, private=self._private, repo_type=self._kind)
+            url = self._api.create_repo(self.name, exist_ok=True, private=self._private)
             self._api.upload_folder(
                 repo_id=self.name,
                 folder_path=directory,
-                repo_type=self._kind,
-                commit_message=f"{self._kind.capitalize()} exported by Buckeye",
+                commit_message="Model exported by Buckeye",
             )
         except Exception as error:  # network, rights, quota: one message whatever the library raises
             raise RunError(
-                f"The {self._kind} is complete in {directory}; uploading it to {self.name} failed: "
+                f"The model is complete in {directory}; uploading it to {self.name} failed: "
                 f"{_reason(error)}\n"
                 "The same command tries the upload again."
             ) from error
@@ -78,7 +73,7 @@ class Hub:
         from huggingface_hub.errors import RepositoryNotFoundError
 
         try:
-            files: list[Any] = self._api.list_repo_files(self.name, repo_type=self._kind)
+            files: list[Any] = self._api.list_repo_files(self.name)
         except RepositoryNotFoundError:
             return False
         except Exception as error:
@@ -95,8 +90,6 @@ def _reason(error: Exception) -> str:
     text = str(error).strip()
     return text.splitlines()[0] if text else type(error).__name__
 
-
-# Exporting one checkpoint: choose, write, verify, describe, push.
 
 _ADAPTER_CONFIG = "adapter_config.json"
 

@@ -82,20 +82,7 @@ def open_index(run: Path) -> sqlite3.Connection:
             return _updated(sqlite3.connect(path, timeout=_WAIT_SECONDS), run)
     except sqlite3.DatabaseError as error:  # locked, damaged, or on a disk that is full or read only
         log.debug("%s is not used: %s", path, error)
-    return _updated(_temporary(path), run)
-
-
-def _temporary(path: Path) -> sqlite3.Connection:
-    """A database in a file without a name, with what can be had of the one that cannot be written."""
-    made = sqlite3.connect("")
-    with suppress(sqlite3.DatabaseError):
-        known = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=0)
-        try:
-            known.execute("SELECT 1 FROM files LIMIT 1")  # raises where it is locked: `backup` would wait
-            known.backup(made)
-        finally:
-            known.close()
-    return made
+    return _updated(sqlite3.connect(""), run)  # a temporary file
 
 
 def _updated(index: sqlite3.Connection, run: Path) -> sqlite3.Connection:

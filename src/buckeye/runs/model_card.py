@@ -20,7 +20,7 @@ def model_card(facts: RunFacts, *, title: str, reason: str, verified: str, adapt
         f"{what} {_linked(facts.base_id) if facts.base_id else base} by {_KINDS[facts.kind]} with Buckeye.\n",
         _results(facts),
         "## Training\n",
-        _table(("", ""), {**_progress(facts), **facts.settings, "Checkpoint": reason}.items()),
+        _table(("", ""), {**_progress(facts), "Trained on": facts.trained_on, "Checkpoint": reason}.items()),
         "## Versions\n",
         _table(("", ""), facts.versions.items()),
         f"After the export: {verified}.\n",
@@ -64,10 +64,6 @@ def _results(facts: RunFacts) -> str:
         )
         for score in facts.after
     ]
-    if facts.rewards is not None:
-        rewards = facts.rewards
-        title = f"Reward while training, mean of {rewards.steps} steps"
-        rows.append((title, f"{rewards.first:.4f}", f"{rewards.last:.4f}"))
     if facts.losses is not None:
         shown = ("not measured" if loss is None else f"{loss:.4f}" for loss in facts.losses)
         rows.append(("Validation loss", *shown))

@@ -42,11 +42,10 @@ _ID = re.compile(r"[\w-]{1,64}", re.ASCII)
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _PARTS = ("trainer", "orchestrator")
 _FILES_AT_ONCE = 4
-_BLOCK, _BLOCKS = 8 * 2**20, 4  # bytes of a request of a download, and how many of a file go on at once
+_PARTS_AT_ONCE = 4  # of a file that is uploaded
 _MOST_MANIFEST = 64 * 2**20
 _MOST_RUN = 2**20
 _PAUSES = (1.0, 30.0)  # after the first failure, and at most
-_TELL_SECONDS = 15.0
 _REQUEST_SECONDS = 60
 
 
@@ -94,7 +93,7 @@ class Store:
 
         settings: dict[str, Any] = {"use_listings_cache": False}
         settings |= {"requests_timeout": _REQUEST_SECONDS} if kind == "gs" else {}
-        settings |= {"max_concurrency": _BLOCKS} if kind == "s3" else {}
+        settings |= {"max_concurrency": _PARTS_AT_ONCE} if kind == "s3" else {}
         with self._telling("be opened"):
             self._fs, self._root = fsspec.core.url_to_fs(self.url, **settings)
 
@@ -132,11 +131,9 @@ class Store:
         run: Path,
         *,
         kept: Collection[int] = (),
-        told: Callable[[int], None] = lambda _: None,
     ) -> int:
         """Commit the checkpoint in a directory to the store as `name`; `commit` is its COMMITTED, `run` the
-        run's directory, `kept` the steps that stay however old they are. Returns the bytes sent, and calls
-        `told` with those so far.
+        run's directory, `kept` the steps that stay however old they are. Returns the bytes sent.
 
         Those that are there are not sent again, since a name stands for their content. Raises
         FileNotFoundError if the directory goes away meanwhile.
@@ -144,7 +141,7 @@ class Store:
         here = {file: directory / file for file in commit["files"]}
         sizes = {file: path.stat().st_size for file, path in here.items()}
         there = self._objects(name)
-        sent = self._send({f: here[f] for f in here if there.get(f) != sizes[f]}, name, told=told)
+        sent = self._send({f: here[f] for f in here if there.get(f) != sizes[f]}, name)
         there = self._objects(name)
         wrong = [f for f in commit["files"] if there.get(f) != sizes[f]]
         if wrong:
@@ -157,23 +154,12 @@ class Store:
         fault_point("store.committed")
         return sent
 
-    def _send(
-        self, files: Mapping[str, Path], name: str, *, told: Callable[[int], None] = lambda _: None
-    ) -> int:
+    def _send(self, files: Mapping[str, Path], name: str) -> int:
         """Write files of the checkpoint `name`, several at a time; returns their bytes."""
-        from fsspec.callbacks import Callback
-
-        done: dict[str, int] = {}
 
         def put(file: str) -> None:
-            def hook(size: int, value: int, **_: Any) -> None:
-                done[file] = value
-                told(sum(done.values()))
-
             with self._telling("be written to", local=files[file]):
-                self._fs.put_file(
-                    str(files[file]), f"{self._root}/{name}/{file}", callback=Callback(hooks={"tell": hook})
-                )
+                self._fs.put_file(str(files[file]), f"{self._root}/{name}/{file}")
             fault_point("store.upload")
 
         _at_once(put, list(files))
@@ -198,15 +184,16 @@ class Store:
         return [info.step for info in old]
 
     def fetch(self, info: CheckpointInfo, root: Path) -> None:
-        """Have a checkpoint of the store in `root`, verified, in one step; what an earlier try has brought,
-        and what is right in the directory of that step, is not brought again. Raises CheckpointError for a
-        damaged one, DiskFullError if there is no room."""
+        """Download a checkpoint to `root`, verified, in one step. Files that an earlier try has downloaded,
+        or that the directory of that step has, are not downloaded again. Raises CheckpointError for a damaged
+        one, DiskFullError if there is no room."""
         manifest = self.manifest(info)
         final, incoming = storage.step_directory(root, info.step), root / f".{info.path.name}{DOWNLOAD}"
         incoming.mkdir(parents=True, exist_ok=True)
         _make_room(manifest, incoming, f"{self.url}/{info.path}")
         here, began = _same_here(final, manifest), time.monotonic()
-        progress = _Progress(f"Downloading the checkpoint of step {info.step}", sum(manifest.sizes.values()))
+        size = human_bytes(sum(manifest.sizes.values()))
+        log.info("Downloading the checkpoint of step %d: %s", info.step, size)
 
         def get(file: str) -> None:
             target = incoming / file
@@ -214,7 +201,7 @@ class Store:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 if file in here and not target.exists():
                     storage.link_or_copy(str(final / file), str(target))
-                self._get(f"{self._root}/{info.path}/{file}", target, manifest, file, progress)
+                self._get(f"{self._root}/{info.path}/{file}", target, manifest.files[file])
             except (NotADirectoryError, IsADirectoryError, FileExistsError) as error:
                 raise CheckpointError(
                     f"{self.url}/{info.path} has two files in one place: {error}."
@@ -226,8 +213,7 @@ class Store:
         storage.write_directory(final, lambda made: _move(incoming, made), replace=True)
         for rest in root.glob(f".*{DOWNLOAD}"):
             shutil.rmtree(rest, ignore_errors=True)
-        size, seconds = progress.size, time.monotonic() - began
-        log.info("Downloaded the checkpoint of step %d: %s in %.1f s", info.step, human_bytes(size), seconds)
+        log.info("Downloaded the checkpoint of step %d in %.1f s", info.step, time.monotonic() - began)
 
     @staticmethod
     def patiently(work: Callable[[], object], *, seconds: float) -> None:
@@ -247,32 +233,17 @@ class Store:
             time.sleep(pause)
             pause = min(most, 2 * pause)
 
-    def _get(self, source: str, target: Path, manifest: Manifest, file: str, progress: _Progress) -> None:
-        """Bring the rest of a file, and compare the whole."""
-        size, digest = manifest.sizes[file], hashlib.sha256()
-        with target.open("a+b") as content:
-            if target.stat().st_size > size:
-                content.truncate(0)
-            content.seek(0)
-            while block := content.read(_BLOCK):
-                digest.update(block)
-            begun = content.tell()
-            progress.add(begun)
-            for start in range(begun, size, _BLOCK * _BLOCKS):
-                starts = list(range(start, min(size, start + _BLOCK * _BLOCKS), _BLOCK))
-                ends = [min(size, each + _BLOCK) for each in starts]
-                with self._telling("be read"):
-                    blocks = self._fs.cat_ranges([source] * len(starts), starts, ends, on_error="raise")
-                for block in blocks:
-                    content.write(block)
-                    digest.update(block)
-                    progress.add(len(block))
-        if digest.hexdigest() != manifest.files[file]:
+    def _get(self, source: str, target: Path, digest: str) -> None:
+        """Download a file, unless an earlier try has brought all of it, and compare its SHA-256."""
+        if target.is_file() and storage.sha256_file(target) == digest:
+            return
+        target.unlink(missing_ok=True)
+        with self._telling("be read"):
+            self._fs.get_file(source, str(target))
+        if storage.sha256_file(target) != digest:
             target.unlink()
-            if not begun:
-                name = self.url + source.removeprefix(self._root)
-                raise CheckpointError(f"{name} is not the file that was committed (SHA-256 differs).")
-            self._get(source, target, manifest, file, progress)  # not what an earlier try has left
+            name = self.url + source.removeprefix(self._root)
+            raise CheckpointError(f"{name} is not the file that was committed (SHA-256 differs).")
 
     def _objects(self, below: str = "") -> dict[str, int]:
         """The bytes of all objects below a name, by the rest of their names."""
@@ -397,20 +368,6 @@ def _at_once(work: Callable[[str], None], names: Sequence[str]) -> None:
             each.result()
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-class _Progress:
-    """Tells now and then how much is done."""
-
-    def __init__(self, what: str, size: int) -> None:
-        self._what, self.size = what, size
-        self._done, self._told = 0, time.monotonic()
-
-    def add(self, count: int) -> None:
-        self._done += count
-        if time.monotonic() > self._told + _TELL_SECONDS:
-            self._told = time.monotonic()
-            log.info("%s: %s of %s", self._what, human_bytes(self._done), human_bytes(self.size))
 
 
 def _reason(error: Exception) -> tuple[str, bool]:

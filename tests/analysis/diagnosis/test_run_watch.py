@@ -4,12 +4,9 @@ import json
 import logging
 
 import pytest
-from tests.analysis.diagnosis.made_runs import Made, make
 from tests.orchestrator.played import group, rollout
-from tests.waiting import wait_for
 
 from buckeye.config.orchestrator import OrchestratorConfig
-from buckeye.monitor import run_watch as watch
 from buckeye.monitor.run_watch import RunWatch
 from buckeye.orchestrator.batch import batch_metrics
 
@@ -69,34 +66,3 @@ def test_rewards_that_are_advantages_need_no_spread(told):
 )
 def test_the_cause_is_named(told, groups, advice):
     assert advice in told([groups] * 3)[12][0]
-
-
-def test_all_records_are_looked_at_by_another_process(tmp_path, caplog, monkeypatch):
-    run = make(tmp_path / "run", Made(advantages=lambda advantages, rng: -advantages))
-    monkeypatch.setattr(watch, "_FIRST_SECONDS", 0.0)
-    looking = RunWatch(run)
-    with caplog.at_level(logging.WARNING):
-        wait_for(lambda: looking.look() or caplog.messages, "the records are looked at")
-        looking.look()
-    (told,) = caplog.messages  # once
-    assert told.startswith("232 of 320 samples are trained with another advantage than was computed")
-    assert told.endswith(f"See: buckeye rl rollouts {run} --step 0 --group 0 --rollout 0 --json")
-
-
-def test_what_ends_within_a_minute_is_looked_at_when_it_has_ended(tmp_path, monkeypatch):
-    run = make(tmp_path / "run", Made())
-    monkeypatch.setattr(watch, "ChildProcess", lambda *given, **named: pytest.fail("a process was started"))
-    RunWatch(run).look()
-
-
-def test_a_look_that_does_not_end_is_given_up(tmp_path, monkeypatch, caplog):
-    run = make(tmp_path / "run", Made())
-    monkeypatch.setattr(watch, "_FIRST_SECONDS", 0.0)
-    monkeypatch.setattr(watch, "_LONGEST_SECONDS", 0.0)
-    looking = RunWatch(run)
-    with caplog.at_level(logging.INFO):
-        looking.look()
-        child = looking._whole[0]
-        looking.look()
-    assert child.returncode is not None
-    assert "could not be looked at" in caplog.text

@@ -14,10 +14,10 @@ from tests.waiting import wait_for
 
 from buckeye.config.environments import EnvConfig, TrainEnvConfig
 from buckeye.errors import RunError, UsageError
-from buckeye.launch.environment_hosts import run_hosts
 from buckeye.launch.mcp_gateways import ensure_gateway, task_gateway
 from buckeye.launch.plan import Site
 from buckeye.launch.preflight.devices import Machine
+from buckeye.launch.worker_hosts import run_hosts
 
 
 def answers(port):

@@ -733,7 +733,7 @@ def _offers(folder):
     account = PrimeAccount(api_key="k", url="http://p", team_id=None, ssh_key_path=None)
     provider = PrimeProvider(account, clock=FakeTime(), transport=transport)
     found = provider.offers(GpuRequest(count=2, type="A100_80GB"), disk_gb=100)
-    return offer_table(found, width=80)
+    return offer_table(found)
 
 
 def _offers_answer() -> bytes:

@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +19,6 @@ from buckeye.base.process import run_program, usable_cores
 from buckeye.config.problems import closest, did_you_mean
 from buckeye.config.rl import RLConfig
 from buckeye.errors import UsageError
-
-# What this machine has: processors, GPUs. Facts only, read without torch.
 
 log = logging.getLogger(__name__)
 
@@ -60,8 +58,6 @@ def _visible_gpus() -> tuple[int, ...]:
     allowed = {int(part) for part in parts}
     return tuple(gpu for gpu in found if gpu in allowed)
 
-
-# What there is to compute with: GPUs with their memory and whoever is on them, and main memory.
 
 _QUERY_SECONDS = 20.0
 _MIB = 2**20
@@ -216,11 +212,6 @@ def parse_gpus(text: str) -> Gpus:
 def short_name(gpu_type: str) -> str:
     """The name of a type without its memory: A100 of A100_80GB."""
     return gpu_type.rpartition("_")[0]
-
-
-def alike(gpu_type: str, name: Callable[[str], str] = short_name) -> list[str]:
-    """The other types that have the same name where types are called by `name`."""
-    return [one for one in GPU_MEMORY_GB if one != gpu_type and name(one) == name(gpu_type)]
 
 
 def _full_name(word: str, text: str) -> str:

@@ -20,12 +20,7 @@ DISK = "disk"
 _STEPS_WITHOUT_END = 1000  # what a run without max_steps is estimated for
 _BYTES_PER_ROLLOUT = 400  # measured on rollouts/*.jsonl: what is around the text
 _BYTES_PER_ROLLOUT_TOKEN = 12  # and the text, as JSON: of samples, and again of messages
-_BYTES_PER_BATCH_TOKEN = 17  # the arrays of a batch
-_BYTES_PER_TRAINED_TOKEN = 21  # and the trainer's log-probs
-_BYTES_PER_EVALUATED_ROLLOUT = 1_000  # of evals/*/*.jsonl, beside the messages
-_BYTES_PER_EVALUATED_TOKEN = 6
-_BYTES_PER_STEP_OF_LOGS = 6_000  # measured: metrics.jsonl, run.log, what the processes print
-_TASKS_OF_A_SPLIT = 2_000  # taken for "all of them": how many there are, only the environment knows
+_BYTES_PER_TRAINED_TOKEN = 21  # the arrays of a batch, and the trainer's log-probs
 _SMALL_FILES = (".json", ".jinja", ".txt", ".model")  # configuration and tokenizer, which every copy has
 
 
@@ -66,7 +61,8 @@ def estimate_disk(config: RLConfig, model_path: Path | None) -> DiskEstimate:
     """Estimate a run from its settings and, if it is known, the model's directory.
 
     Weights and checkpoints are as large as the parameters that are trained; how much text there will be is
-    bounded by `seq_len`. A run without `max_steps` is estimated for 1000 steps.
+    bounded by `seq_len`. A run without `max_steps` is estimated for 1000 steps. Batches, logs and evaluations
+    are small beside these and not counted.
     """
     orchestrator = config.orchestrator
     steps = orchestrator.max_steps or _STEPS_WITHOUT_END
@@ -74,18 +70,8 @@ def estimate_disk(config: RLConfig, model_path: Path | None) -> DiskEstimate:
         needs=(
             _checkpoints(config, model_path, steps),
             _weights(config, model_path),
-            _batches(config),
             _trained_batches(config, steps),
             _rollouts(orchestrator, steps),
-            _evaluations(orchestrator, steps),
-            DiskNeed(
-                kind="logs",
-                size=steps * _BYTES_PER_STEP_OF_LOGS,
-                why=f"{steps} steps x {human_bytes(_BYTES_PER_STEP_OF_LOGS)}",
-                setting="disk.keep_logs",
-                at_most=True,
-                paths=("logs", "metrics.jsonl", "events.jsonl"),
-            ),
         )
     )
 
@@ -107,27 +93,17 @@ def disk_table(config: RLConfig, estimate: DiskEstimate) -> str:
     return f"{aligned(rows)}\n  in all {human_bytes(estimate.total)}; {note}"
 
 
-def disk_shortage(config: RLConfig, estimate: DiskEstimate) -> str | None:
-    """Why a run cannot have the disk that it needs, with the arithmetic; None if it can. Only what it surely
-    takes counts."""
-    return _shortage(config, estimate, [need for need in estimate.needs if not need.at_most], "needs")
-
-
-def disk_warning(config: RLConfig, estimate: DiskEstimate) -> str | None:
-    """As `disk_shortage`, for everything that it may take."""
-    return _shortage(config, estimate, estimate.needs, "may need")
-
-
 def check_disk(config: RLConfig, estimate: DiskEstimate) -> Check:
     """Compare what the run will leave with what is free. Only what it surely takes is a failure; with
     `disk.check` off it is a warning."""
     lines = disk_table(config, estimate).splitlines()
     if estimate.total is None:
         return skipped(DISK, "how much the run needs is not known before the model is here")
-    shortage = disk_shortage(config, estimate)
+    sure = [need for need in estimate.needs if not need.at_most]
+    shortage = _shortage(config, estimate, sure, "needs")
     if shortage is not None and config.disk.check:
         return failed(DISK, shortage, "To start all the same: --disk.check false", lines)
-    short = shortage or disk_warning(config, estimate)
+    short = shortage or _shortage(config, estimate, estimate.needs, "may need")
     if short is not None:
         return warning(DISK, short, "lower what the table names, or choose another --output-dir", lines)
     needed, free = human_bytes(estimate.total), human_bytes(free_bytes(config.output_dir))
@@ -219,20 +195,6 @@ def _weights(config: RLConfig, model_path: Path | None) -> DiskNeed:
     )
 
 
-def _batches(config: RLConfig) -> DiskNeed:
-    orchestrator = config.orchestrator
-    count = orchestrator.max_async_level + 2
-    one = orchestrator.batch_size * orchestrator.seq_len * _BYTES_PER_BATCH_TOKEN
-    return DiskNeed(
-        kind="batches",
-        size=count * one,
-        why=f"{count} of {human_bytes(one)}",
-        setting="max_async_level",
-        at_most=True,
-        paths=("batches",),
-    )
-
-
 def _trained_batches(config: RLConfig, steps: int) -> DiskNeed:
     orchestrator, kept = config.orchestrator, config.trainer.trained
     count = steps if kept.keep is None else min(steps, kept.keep)
@@ -258,27 +220,6 @@ def _rollouts(orchestrator: OrchestratorConfig, steps: int) -> DiskNeed:
         setting="orchestrator.rollouts.keep",
         at_most=True,
         paths=("rollouts",),
-    )
-
-
-def _evaluations(orchestrator: OrchestratorConfig, steps: int) -> DiskNeed:
-    """At the start, every `interval` steps, and at the end."""
-    settings = orchestrator.eval
-    once, times = 0, 0
-    each = orchestrator.seq_len * _BYTES_PER_EVALUATED_TOKEN + _BYTES_PER_EVALUATED_ROLLOUT
-    if settings is not None:
-        times = 2 + steps // settings.interval
-        for env in orchestrator.evaluated_env:
-            examples = settings.num_examples if env.num_examples is None else env.num_examples
-            tasks = _TASKS_OF_A_SPLIT if examples < 0 else examples
-            once += tasks * (env.rollouts_per_example or settings.rollouts_per_example)
-    return DiskNeed(
-        kind="evaluations",
-        size=times * once * each,
-        why=f"{times} x {once} rollouts x {human_bytes(each)}" if times else "none",
-        setting="orchestrator.eval.interval",
-        at_most=True,
-        paths=("evals",),
     )
 
 

@@ -15,10 +15,8 @@ from buckeye.launch.preflight.devices import Gpu, gpus
 from buckeye.launch.preflight.disk import check_disk, estimate_disk
 from buckeye.launch.preflight.model import check_model, check_tokenizer, fetch_small_files, find_model
 from buckeye.launch.preflight.places import (
-    check_clock,
     check_directory,
     check_keys,
-    check_open_files,
     check_ports,
     check_servers,
     check_shared_memory,
@@ -132,12 +130,8 @@ CHECKS: Sequence[PreflightCheck] = (
         lambda this: check_gpus(this.config, this.gpus), ("start", "dry run", "doctor"), needs_config=False
     ),
     PreflightCheck(lambda this: check_cores(), needs_config=False),
-    PreflightCheck(lambda this: check_open_files(this.config), ("start", "doctor"), needs_config=False),
     PreflightCheck(
         lambda this: check_shared_memory(needed=this.shares_memory), ("start", "doctor"), needs_config=False
-    ),
-    PreflightCheck(
-        lambda this: check_clock(this.config.output_dir if this.config else None), needs_config=False
     ),
     PreflightCheck(
         lambda this: check_directory(this.config.output_dir if this.config else Path.cwd()),

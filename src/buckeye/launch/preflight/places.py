@@ -1,18 +1,12 @@
-"""The surroundings of a run: its directory and file system, servers, ports, keys, shared memory, open files,
-the clock."""
+"""Checks around a run: its directory and file system, servers, ports, keys, shared memory."""
 
 from __future__ import annotations
 
-import os
-import resource
 import tempfile
-import time
 from pathlib import Path
 
 import httpx
-import psutil  # type: ignore[import-untyped]
 
-import buckeye
 from buckeye.base.disk import free_bytes, human_bytes, total_bytes
 from buckeye.base.keys import key
 from buckeye.config.rl import RLConfig
@@ -22,34 +16,11 @@ from buckeye.launch.preflight.ports import is_free
 from buckeye.monitor.tracking import check_trackers
 from buckeye.transport.object_store import Store
 
-OPEN_FILES, SERVERS, PORTS = "open files", "inference servers", "ports"
+DIRECTORY, SERVERS, PORTS = "run directory", "inference servers", "ports"
 STORE = "checkpoint store"
 _SERVER_SECONDS = 5.0
-_FEW_FILES = 4096
-_FILES_OF_A_ROLLOUT = 2
 _SMALL_SHM = 1_000_000_000
-_NETWORK = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "lustre", "gpfs", "beegfs", "ceph", "glusterfs")
 _SHM = Path("/dev/shm")  # noqa: S108  the mount itself is looked at
-
-
-def check_open_files(config: RLConfig | None) -> Check:
-    """How many files and connections a process may have; every process raises its limit by itself."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = _FEW_FILES
-    if config is not None:
-        orchestrator = config.orchestrator
-        played = orchestrator.batch_size * (1 + orchestrator.max_async_level)
-        needed = max(needed, _FILES_OF_A_ROLLOUT * (orchestrator.max_concurrent or played))
-    unlimited = soft == resource.RLIM_INFINITY
-    seen = "no limit" if unlimited else f"{soft} (the most that this user may have: {hard})"
-    if unlimited or soft >= needed:
-        return ok(OPEN_FILES, seen)
-    return warning(
-        OPEN_FILES,
-        seen,
-        f"rollouts that are played at a time may need {needed}: raise the hard limit (ulimit -Hn, "
-        "/etc/security/limits.conf), or set orchestrator.max_concurrent",
-    )
 
 
 def check_store(config: RLConfig) -> Check:
@@ -93,41 +64,19 @@ def _answers(url: str) -> bool:
 
 
 def check_directory(output_dir: Path) -> Check:
-    """Whether the run can write, and on what."""
-    name = "run directory"
+    """Check that the run can write its directory."""
     there = output_dir
     while not there.exists():
         there = there.parent
-    kind, mount = file_system(there)
-    seen = f"{output_dir}, on {kind} ({mount})"
     try:
         with tempfile.NamedTemporaryFile(dir=there, prefix=".buckeye-doctor-"):
-            pass
+            return ok(DIRECTORY, str(output_dir))
     except OSError as error:
         return failed(
-            name, f"{there} cannot be written: {error.strerror}", "choose another --output-dir, or its owner"
+            DIRECTORY,
+            f"{there} cannot be written: {error.strerror}",
+            "choose another --output-dir, or its owner",
         )
-    if kind in _NETWORK or kind.startswith("fuse."):
-        return warning(
-            name,
-            f"{seen}, which is a network file system",
-            "prefer a local disk: locks and renames are slower there, and checkpoints cross the network",
-        )
-    if kind in ("tmpfs", "ramfs"):
-        return warning(name, f"{seen}, which is in memory", "checkpoints there do not survive a reboot")
-    return ok(name, seen)
-
-
-def file_system(path: Path) -> tuple[str, str]:
-    """The type of the file system that a path is on, and where that is mounted."""
-    path = path.resolve()
-    mounts = [
-        (part.mountpoint, part.fstype)
-        for part in psutil.disk_partitions(all=True)
-        if path.is_relative_to(part.mountpoint)
-    ]
-    mount, kind = max(mounts, key=lambda found: len(found[0]), default=("/", "unknown"))
-    return kind, mount
 
 
 def check_ports(config: RLConfig) -> Check:
@@ -145,23 +94,6 @@ def check_ports(config: RLConfig) -> Check:
             "choose another --inference.server.port, or leave it out: free ones are found",
         )
     return ok(PORTS, f"{', '.join(map(str, ports))} free")
-
-
-def check_clock(output_dir: Path | None) -> Check:
-    """Check that the clock is not behind the files that were written with it."""
-    name, now = "clock", time.time()
-    newest = Path(buckeye.__file__).stat().st_mtime
-    if output_dir is not None and output_dir.is_dir():
-        newest = max([newest, *(entry.stat().st_mtime for entry in os.scandir(output_dir))])
-    shown = time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(now))
-    if newest > now + 60:
-        behind = (newest - now) / 60
-        return warning(
-            name,
-            f"{shown}, which is {behind:.0f} minutes before the time of files that are there",
-            "set it: times in logs and certificates depend on it",
-        )
-    return ok(name, shown)
 
 
 def check_keys(config: RLConfig) -> Check:

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import fcntl
 import ipaddress
-import logging
 import os
 import random
 import socket
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
@@ -21,11 +19,8 @@ import psutil
 from buckeye.base.storage import private_folder
 from buckeye.errors import RunError, UsageError
 
-log = logging.getLogger(__name__)
-
 # Below what systems give to outgoing connections, which could take the port of a server that is down.
 _CHOICE = range(20000, 32000)
-_POLL_SECONDS = 0.2
 
 
 class Ports:
@@ -47,22 +42,14 @@ class Ports:
                     self._release(port)
         raise RunError(f"No {count} free ports were found from {_CHOICE.start} to {_CHOICE.stop - 1}.")
 
-    def take(self, ports: Sequence[int], *, patience: float) -> None:
-        """Hold the ports that the user wants, waiting at most `patience` seconds for them to become free.
-        Raises UsageError for one that is not."""
-        deadline = time.monotonic() + patience
-        told = False
+    def take(self, ports: Sequence[int]) -> None:
+        """Hold the ports that the user wants. Raises UsageError for one that is in use."""
         for port in ports:
-            while not self._hold(port) or not is_free(port):
-                if time.monotonic() > deadline:
-                    raise UsageError(
-                        f"Port {port} (inference.server.port) is in use by another process. Stop that one, "
-                        "choose another port, or leave it out: then a free one is taken."
-                    )
-                if not told:
-                    log.info("Waiting at most %.0f s for port %d to become free", patience, port)
-                told = True
-                time.sleep(_POLL_SECONDS)
+            if not self._hold(port) or not is_free(port):
+                raise UsageError(
+                    f"Port {port} (inference.server.port) is in use by another process. Stop that one, "
+                    "choose another port, or leave it out: then a free one is taken."
+                )
 
     def close(self) -> None:
         """Hold nothing any more."""
@@ -120,8 +107,6 @@ def is_free(port: int) -> bool:
             return False
     return True
 
-
-# Which interface of this host has an address, and which of its addresses reaches another host.
 
 _CHOSEN_BY = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 

@@ -9,8 +9,6 @@ from buckeye.errors import UsageError
 from buckeye.remote.providers.own_hosts import SshProvider
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from buckeye.remote.providers.prime import PrimeProvider
 
 

@@ -5,14 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
 
-from buckeye.errors import RemoteError, UsageError
+from buckeye.errors import UsageError
 from buckeye.remote.base import GpuRequest, Offer, Pod, PodSpec, PodStatus
 from buckeye.remote.connection import parse_target
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 class SshProvider:
@@ -54,10 +50,6 @@ class SshProvider:
         if pod_id != self._id:
             return PodStatus(state="gone", detail="another host")
         return PodStatus(state="ready", ssh=self._targets, price_per_hour=0.0)
-
-    def logs(self, pod_id: str) -> str:
-        """Raises RemoteError: nobody has recorded how the hosts were started."""
-        raise RemoteError(f"{pod_id} was not started by a provider, so there is no log of its start.")
 
     def terminate(self, pod_id: str) -> None:
         """The hosts stay as they are."""

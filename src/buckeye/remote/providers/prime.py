@@ -101,16 +101,6 @@ class PrimeProvider:
         except NotFoundError:
             return PodStatus(state="gone", detail="unknown to the provider")
 
-    def logs(self, pod_id: str) -> str:
-        """What the provider has recorded. Its form is not documented: text is shown as text."""
-        answer = self._api.get(f"/pods/{pod_id}/log")
-        for key in ("logs", "log", "data"):
-            if isinstance(answer.get(key), str):
-                return str(answer[key])
-            if isinstance(answer.get(key), list):
-                return "\n".join(map(str, answer[key]))
-        return json.dumps(answer, indent=1)
-
     def terminate(self, pod_id: str) -> None:
         """Order the end of a pod."""
         try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +15,6 @@ from buckeye.errors import UsageError
 
 _DEFAULT_URL = "https://api.primeintellect.ai"
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
-_CONTEXT = re.compile(r"[A-Za-z0-9_.\-]+")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,11 +28,10 @@ class PrimeAccount:
 
 
 def prime_account(environ: Mapping[str, str] | None = None) -> PrimeAccount:
-    """From PRIME_API_KEY, PRIME_API_BASE_URL (or PRIME_BASE_URL), PRIME_TEAM_ID and PRIME_SSH_KEY_PATH, in
-    the environment or `.env`; else from the file of the `prime` program, `~/.prime/config.json`, or of the
-    context that PRIME_CONTEXT names. Raises UsageError."""
+    """Read PRIME_API_KEY, PRIME_API_BASE_URL, PRIME_TEAM_ID and PRIME_SSH_KEY_PATH from the environment or
+    `.env`, else from the file of the `prime` program, `~/.prime/config.json`. Raises UsageError."""
     known = variables(environ)
-    stored = _stored(known.get("PRIME_CONTEXT", ""))
+    stored = _stored()
     key = known.get("PRIME_API_KEY") or stored.get("api_key")
     if not key:
         raise UsageError(
@@ -42,7 +39,7 @@ def prime_account(environ: Mapping[str, str] | None = None) -> PrimeAccount:
             "environment. Keys are made at https://app.primeintellect.ai/dashboard/tokens, with the right to "
             "read availability and to read and write instances."
         )
-    url = known.get("PRIME_API_BASE_URL") or known.get("PRIME_BASE_URL") or stored.get("base_url")
+    url = known.get("PRIME_API_BASE_URL") or stored.get("base_url")
     path = known.get("PRIME_SSH_KEY_PATH") or stored.get("ssh_key_path")
     return PrimeAccount(
         api_key=_one_line(key),
@@ -52,18 +49,11 @@ def prime_account(environ: Mapping[str, str] | None = None) -> PrimeAccount:
     )
 
 
-def _stored(context: str) -> dict[str, str]:
-    folder = Path.home() / ".prime"
-    path = folder / "config.json"
-    if context:
-        if not _CONTEXT.fullmatch(context):
-            raise UsageError(f"PRIME_CONTEXT={context} is no name of a context.")
-        path = folder / "environments" / f"{context}.json"
+def _stored() -> dict[str, str]:
+    path = Path.home() / ".prime" / "config.json"
     try:
         found: Any = read_json(path)
     except FileNotFoundError:
-        if context:
-            raise UsageError(f"PRIME_CONTEXT={context}: there is no {path}.") from None
         return {}
     except (OSError, ValueError) as error:
         raise UsageError(
