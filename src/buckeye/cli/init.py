@@ -43,6 +43,10 @@ def init(
         list[str] | None,
         typer.Option(metavar="TOOL", help="Only this tool, or those that a pattern fits, as 'get_*'."),
     ] = None,
+    exclude: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TOOL", help="Without this tool, or those that a pattern fits."),
+    ] = None,
     try_all: Annotated[
         bool,
         typer.Option("--try-all", help="Also call tools that say they destroy, or act on the outside world."),
@@ -64,6 +68,7 @@ def init(
         force=force or dry_run,
         tasks=tasks,
         include=include or (),
+        exclude=exclude or (),
     )
     if dry_run:
         _print_dry_run(prepared)

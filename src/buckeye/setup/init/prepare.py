@@ -51,6 +51,7 @@ def prepare(
     force: bool = False,
     tasks: Path | None = None,
     include: Sequence[str] = (),
+    exclude: Sequence[str] = (),
 ) -> Prepared:
     """Look at an environment and make its configuration; nothing is written. Raises UsageError, for one whose
     file is there already too, before anything is started."""
@@ -69,7 +70,7 @@ def prepare(
     apart = with_copies(source)
     listed = tools_of(apart)
     return Prepared(
-        generated=_generated(apart, chosen_tools(listed, include), files, known, include),
+        generated=_generated(apart, chosen_tools(listed, include, exclude), files, known, include),
         listed=listed,
         source=apart,
         path=path,

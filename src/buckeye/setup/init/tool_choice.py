@@ -93,17 +93,25 @@ class Plan:
     left_out: Mapping[str, str]
 
 
-def chosen_tools(tools: Sequence[ToolEntry], include: Sequence[str]) -> list[ToolEntry]:
-    """Return the tools whose names fit one of the patterns `include`; without patterns all of them.
+def chosen_tools(
+    tools: Sequence[ToolEntry], include: Sequence[str], exclude: Sequence[str]
+) -> list[ToolEntry]:
+    """Return the tools whose names fit a pattern of `include` (without patterns: all), and none of `exclude`.
 
-    Raises UsageError for a pattern that fits no tool.
+    Raises UsageError for a pattern that fits no tool, and if no tool is left.
     """
     names = [tool.name for tool in tools]
-    for pattern in include:
-        if not any(_fits(name, [pattern]) for name in names):
-            near = did_you_mean(closest(pattern, names)) or f" There are: {', '.join(map(harmless, names))}."
-            raise UsageError(f"--include {pattern}: no tool is called so.{near}")
-    return [tool for tool in tools if not include or _fits(tool.name, include)]
+    for flag, patterns in (("--include", include), ("--exclude", exclude)):
+        for pattern in patterns:
+            if not any(_fits(name, [pattern]) for name in names):
+                all_names = f" There are: {', '.join(map(harmless, names))}."
+                near = did_you_mean(closest(pattern, names)) or all_names
+                raise UsageError(f"{flag} {pattern}: no tool is called so.{near}")
+    kept = [tool for tool in tools if not include or _fits(tool.name, include)]
+    kept = [tool for tool in kept if not _fits(tool.name, exclude)]
+    if not kept:
+        raise UsageError("--include and --exclude leave no tool")
+    return kept
 
 
 def _fits(name: str, patterns: Sequence[str]) -> bool:
