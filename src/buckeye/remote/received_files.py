@@ -1,0 +1,101 @@
+"""Which files of a run on another machine are accepted, and their content as data.
+
+The owner of that machine can list and send anything. So a name has to be one of those that a run writes,
+and a record that decides something here is built anew from its fields.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+from typing import Any
+
+import msgspec
+
+from buckeye.base.json_lines import printable
+from buckeye.errors import RemoteError
+from buckeye.run_files.directory import METRICS_FILE, RUN_FILE
+from buckeye.run_files.events import EVENTS_FILE
+from buckeye.run_files.record import STATUS_FILE, RunRecord
+
+MAX_FILES = 200_000
+_MAX_PARTS, _MAX_NAME = 12, 120
+_NAME = re.compile(r"[A-Za-z0-9_@=+,-][A-Za-z0-9_.@=+, -]*", re.ASCII)
+_STEP = re.compile(r"step_\d{1,12}", re.ASCII)
+_ATTEMPT = re.compile(r"attempt_\d{1,6}", re.ASCII)
+_RUN_ID = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
+_TOP = {METRICS_FILE, EVENTS_FILE, RUN_FILE, STATUS_FILE, "micro_batch.json"}
+CLEANED = frozenset({RUN_FILE, STATUS_FILE})
+"""The records that are made anew here."""
+_RECORDS = {"rollouts", "evals", "evaluations"}
+_MODELS = {"checkpoints", "weights"}
+_OF_LOGS = (".log", ".stdout", ".stderr", ".jsonl")
+_OF_RECORDS = (".jsonl", ".json")
+_OF_MODELS = (".safetensors", ".json", ".jsonl", ".txt", ".md", ".jinja", ".model", ".tiktoken", ".distcp")
+_WITHOUT_SUFFIX = {"COMMITTED", "LICENSE", "NOTICE", "weights"}
+
+
+def comes_home(path: str) -> bool:
+    """Whether a file of that name is one that a run writes and that nobody executes or starts from."""
+    parts = path.split("/")
+    if len(parts) > _MAX_PARTS or not all(_NAME.fullmatch(part) and len(part) <= _MAX_NAME for part in parts):
+        return False
+    kind, name = parts[0], parts[-1]
+    if len(parts) == 1:
+        return kind in _TOP
+    if kind == "logs":
+        return name.endswith(_OF_LOGS)
+    if kind in _RECORDS:
+        return name.endswith(_OF_RECORDS)
+    if kind in ("wandb", "tensorboard"):
+        return name.endswith(".wandb") or name.startswith("events.out.tfevents.")
+    of_model = name.endswith(_OF_MODELS) or name in _WITHOUT_SUFFIX
+    return kind in _MODELS and len(parts) > 2 and _STEP.fullmatch(parts[1]) is not None and of_model
+
+
+def link_comes_home(path: str, target: str) -> bool:
+    """Whether a link is one that a run makes: a log by its name, of the attempt that wrote it last."""
+    folder, _, name = path.rpartition("/")
+    attempt, _, same = target.partition("/")
+    return folder == "logs" and comes_home(path) and same == name and _ATTEMPT.fullmatch(attempt) is not None
+
+
+def cleaned(path: str, content: bytes, place: str) -> bytes:
+    """A record as it is kept here. What says how a run is, and which, is for showing only: it names no
+    process of this machine, no folder of it and no words to start something with. `place` is where the run
+    is. Raises RemoteError for a record that is none."""
+    try:
+        if path == STATUS_FILE:
+            record = msgspec.json.decode(content, type=RunRecord, strict=True)
+            shown = msgspec.convert(_shown(msgspec.to_builtins(record)), RunRecord)
+            host = place if shown.host in ("", socket.gethostname()) else shown.host
+            kept = msgspec.structs.replace(
+                shown, host=host, launcher=None, arguments=(), working_directory="", place=None
+            )
+            _check_run_id(kept.run_id)
+            return msgspec.json.format(msgspec.json.encode(kept), indent=1)
+        if path == RUN_FILE:
+            known = json.loads(content)
+            _check_run_id(known["run_id"])
+            return json.dumps(_shown(known), indent=1).encode()
+    except (msgspec.MsgspecError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise RemoteError(
+            f"The other machine sent a {path} that is none ({printable(str(error))})."
+        ) from None
+    return content
+
+
+def _check_run_id(run_id: Any) -> None:
+    if not isinstance(run_id, str) or not _RUN_ID.fullmatch(run_id):
+        raise ValueError("run_id is no name")
+
+
+def _shown(value: Any) -> Any:
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, list):
+        return [_shown(item) for item in value]
+    if isinstance(value, dict):
+        return {_shown(key): _shown(item) for key, item in value.items()}
+    return value
