@@ -6,16 +6,30 @@ from collections import Counter
 
 import pytest
 from pydantic import ValidationError
-from tests.config.classes import all_classes
 
 from buckeye.config.inference import InferenceConfig
 from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.config.rl import RLConfig
 from buckeye.config.sft import SFTConfig
 from buckeye.config.shared import BaseConfig
+from buckeye.config.structure import fields_of
 from buckeye.config.trainer import TrainerConfig
 
 ROOTS = (RLConfig, TrainerConfig, OrchestratorConfig, InferenceConfig, SFTConfig)
+
+
+def all_classes(model):
+    """The class and those of all sections in it, each once."""
+    found, pending = {model: None}, [model]
+    while pending:
+        for shape in fields_of(pending.pop()).values():
+            for table in shape.tables + (shape.element.tables if shape.element is not None else ()):
+                if table not in found:
+                    found[table] = None
+                    pending.append(table)
+    return list(found)
+
+
 CLASSES = list(dict.fromkeys(cls for root in ROOTS for cls in all_classes(root)))
 
 SECTIONS = [

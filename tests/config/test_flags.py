@@ -145,9 +145,3 @@ def test_files_are_merged_deeply_and_flags_win(load, folder):
     config = load(RLConfig, "@ a.toml --trainer.seed 9 --trainer @ b.toml --orchestrator")
     assert (config.trainer.optim.lr, config.trainer.optim.weight_decay) == (3.0, 2.0)
     assert (config.trainer.seed, config.orchestrator.max_steps) == (9, 5)
-
-
-def test_environment_variables_are_not_settings(load_run, monkeypatch):
-    monkeypatch.setenv("PRIME_MAX_STEPS", "77")
-    monkeypatch.setenv("PRIME_TRAINER__OPTIM__LRR", "1")
-    assert load_run("--clean").max_steps is None

@@ -247,8 +247,8 @@ def test_devices(load_run, words, inference, trainer, dp):
         "--resume --trainer.ckpt.resume-step 5",
     ],
 )
-def test_devices_and_rows_that_do_not_go_together(refused_run, words, wording):
-    assert refused_run(words) == wording
+def test_devices_and_rows_that_do_not_go_together(refused, words, wording):
+    assert refused(RLConfig, f"--trainer --orchestrator --inference {words}") == wording
 
 
 def test_devices_by_flag_decide_over_replicas_in_a_file(load, folder):
