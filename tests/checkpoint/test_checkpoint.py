@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from buckeye.base.faults import DONE, FAULTS
+from buckeye.base.faults import DONE, FAULTS, POINTS
 from buckeye.base.process import RunIdentity
 from buckeye.errors import CheckpointError
 from buckeye.transport.checkpoint import (
@@ -54,12 +53,12 @@ def test_newest_is_by_attempt_then_step(tmp_path):
     assert [info.step for info in list_checkpoints(tmp_path)] == [2, 3, 9]
 
 
-def test_the_error_names_what_there_is(tmp_path):
-    with pytest.raises(CheckpointError, match="no committed checkpoint"):
+def test_the_error_names_what_there_is(tmp_path, refusal):
+    with refusal(CheckpointError):
         resolve_checkpoint(tmp_path, -1)
     _save(tmp_path, 2)
     _save(tmp_path, 10)
-    with pytest.raises(CheckpointError, match=r"step 5 .*2, 10"):
+    with refusal(CheckpointError):
         resolve_checkpoint(tmp_path, 5)
 
 
@@ -77,36 +76,32 @@ def test_saving_a_step_again_replaces_it(tmp_path):
     assert resolve_checkpoint(tmp_path, -1).attempt == 2
 
 
-def test_damage_is_noticed(tmp_path):
+def test_damage_is_noticed(tmp_path, refusal):
     path = _save(tmp_path, 1)
     info = resolve_checkpoint(tmp_path, -1)
     (path / "trainer" / "model.safetensors").write_text("weights of 2")
-    with pytest.raises(CheckpointError, match="SHA-256"):
+    with refusal(CheckpointError):
         verify_checkpoint(info)
     (path / "trainer" / "model.safetensors").unlink()
-    with pytest.raises(CheckpointError, match="missing"):
+    with refusal(CheckpointError):
         verify_checkpoint(info)
     (path / "orchestrator" / "state.json").write_text("")
-    with pytest.raises(CheckpointError, match=r"state\.json"):
+    with refusal(CheckpointError):
         read_orchestrator_state(info)
 
 
-def test_the_newest_that_is_whole(tmp_path, caplog):
+def test_the_newest_that_is_whole(tmp_path, caplog, refusal, wording):
     for step in (1, 2, 3):
         _save(tmp_path, step)
     (tmp_path / "step_4").mkdir()
     (tmp_path / "step_3" / "trainer" / "model.safetensors").write_text("weights of 2")
     assert usable_checkpoint(tmp_path, -1, verify_checkpoint).step == 2
-    assert [record.message.partition(str(tmp_path))[0] for record in caplog.records] == [
-        "Passing over ",
-        "Passing over the checkpoint of step 3, which is damaged: ",
-    ]
-    assert "step_4: it has no readable COMMITTED" in caplog.records[0].message
-    with pytest.raises(CheckpointError, match="SHA-256"):
+    assert caplog.messages == wording
+    with pytest.raises(CheckpointError):
         usable_checkpoint(tmp_path, 3, verify_checkpoint)
     for step in (1, 2):
         (tmp_path / f"step_{step}" / "trainer" / "model.safetensors").unlink()
-    with pytest.raises(CheckpointError, match=r"Every checkpoint in .* is damaged"):
+    with refusal(CheckpointError):
         usable_checkpoint(tmp_path, -1, verify_checkpoint)
 
 
@@ -136,43 +131,6 @@ def test_prune_deletes_the_oldest_and_only_committed_ones(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["step_0", "step_2", "step_3"]
 
 
-_AT_A_POINT = """
-import pathlib, sys
-from buckeye.transport.checkpoint import save_checkpoint
-from buckeye.base.process import RunIdentity
-root = pathlib.Path(sys.argv[1])
-def fill(directory):
-    (directory / "model").write_text("new")
-    return {}
-save_checkpoint(root, 4, fill, orchestrator_state={}, identity=RunIdentity(run_id="run", attempt=2))
-"""
-
-
-@pytest.mark.parametrize(
-    ("point", "attempt"),
-    [
-        ("checkpoint.before_commit", 1),
-        ("storage.temporary_written", 1),
-        ("storage.before_rename", 1),
-        ("storage.after_rename", 2),
-        ("checkpoint.committed", 2),
-    ],
-)
-def test_a_kill_at_any_point_leaves_one_of_the_two(tmp_path, point, attempt):
-    root, marks = tmp_path / "checkpoints", tmp_path / "marks"
-    marks.mkdir()
-    _save(root, 4)
-    environment = {**os.environ, FAULTS: f"{point}=kill", DONE: str(marks)}
-    command = [sys.executable, "-c", _AT_A_POINT, str(root)]
-    killed = subprocess.run(command, env=environment, check=False)
-    assert killed.returncode == -signal.SIGKILL
-    info = resolve_checkpoint(root, -1)
-    verify_checkpoint(info)
-    assert info.attempt == attempt
-    _save(root, 6)
-    assert not list(root.glob(".*"))
-
-
 _DYING = """
 import os, pathlib, sys
 from buckeye.transport.checkpoint import save_checkpoint
@@ -181,27 +139,42 @@ root, when = pathlib.Path(sys.argv[1]), sys.argv[2]
 def fill(directory):
     (directory / "model").write_text("new")
     if when == "fill":
-        os._exit(9)
+        os.kill(os.getpid(), 9)
     return {}
 real = pathlib.Path.write_text
 def write_text(self, *args, **kwargs):
     if self.name == when:
-        os._exit(9)
+        os.kill(os.getpid(), 9)
     return real(self, *args, **kwargs)
 pathlib.Path.write_text = write_text
 save_checkpoint(root, 4, fill, orchestrator_state={}, identity=RunIdentity(run_id="run", attempt=2))
 """
 
 
-@pytest.mark.parametrize("when", ["fill", "state.json", "COMMITTED"])
-def test_a_kill_during_the_commit_leaves_the_earlier_checkpoints(tmp_path, when):
-    _save(tmp_path, 2)
-    _save(tmp_path, 4)
-    killed = subprocess.run([sys.executable, "-c", _DYING, str(tmp_path), when], check=False)
-    assert killed.returncode == 9
-    info = resolve_checkpoint(tmp_path, -1)
+@pytest.mark.parametrize(
+    ("when", "attempt"),
+    [
+        ("fill", 1),
+        ("state.json", 1),
+        ("COMMITTED", 1),
+        ("checkpoint.before_commit", 1),
+        ("storage.temporary_written", 1),
+        ("storage.before_rename", 1),
+        ("storage.after_rename", 2),
+        ("checkpoint.committed", 2),
+    ],
+)
+def test_a_kill_at_any_point_leaves_one_of_the_two_and_the_earlier_ones(tmp_path, when, attempt):
+    root, marks = tmp_path / "checkpoints", tmp_path / "marks"
+    marks.mkdir()
+    _save(root, 2)
+    _save(root, 4)
+    environment = {**os.environ, DONE: str(marks)} | ({FAULTS: f"{when}=kill"} if when in POINTS else {})
+    command = [sys.executable, "-c", _DYING, str(root), when]
+    assert subprocess.run(command, env=environment, check=False).returncode == -signal.SIGKILL
+    info = resolve_checkpoint(root, -1)
     verify_checkpoint(info)
-    assert (info.step, info.attempt) == (4, 1)
-    _save(tmp_path, 6)
-    assert not list(tmp_path.glob(".*"))
-    shutil.rmtree(tmp_path)
+    assert (info.step, info.attempt) == (4, attempt)
+    assert [one.step for one in list_checkpoints(root)] == [2, 4]
+    _save(root, 6)
+    assert not list(root.glob(".*"))

@@ -54,7 +54,7 @@ def test_any_grid_of_pieces_makes_the_tensor(tmp_path_factory, data, rows, colum
     assert loaded["w/code"].tolist() == [0, 1, 2]
 
 
-def test_a_file_that_is_missing_or_damaged_is_an_error(tmp_path):
+def test_a_file_that_is_missing_or_damaged_is_an_error(tmp_path, refusal):
     whole = torch.ones(4, 2)
     directory = tmp_path / "optimizer"
     write_shards(directory, [{"w": (whole[:2], (0, 0))}, {"w": (whole[2:], (2, 0))}])
@@ -62,12 +62,13 @@ def test_a_file_that_is_missing_or_damaged_is_an_error(tmp_path):
     one, two = sorted(directory.iterdir())
     content = one.read_bytes()
     one.unlink()
-    with pytest.raises(CheckpointError, match=r"have only 4 of 8 elements of w"):
+    with refusal(CheckpointError):
         load_shards(directory, lambda name: None)
     one.write_bytes(content)
     two.write_bytes(b"\0" * 20)
-    with pytest.raises(CheckpointError, match="cannot be read"):
+    with pytest.raises(CheckpointError) as caught:
         load_shards(directory, lambda name: None)
+    assert str(directory) in str(caught.value)
 
 
 SAVE = """
@@ -116,6 +117,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.e2e
 def test_four_ranks_save_and_load_shards(tmp_path):
     port = str(free_port())
     processes = [
@@ -127,13 +129,13 @@ def test_four_ranks_save_and_load_shards(tmp_path):
     assert suffixes == [".safetensors"] * 4  # no pickle
 
 
-def test_the_old_format_is_one_clear_error(tmp_path):
+def test_the_old_format_is_one_clear_error(tmp_path, refusal):
     path = tmp_path / "run" / "checkpoints" / "step_4"
     (path / "trainer" / "shards").mkdir(parents=True)
-    with pytest.raises(CheckpointError, match=r"sharded format of an earlier version \(trainer/shards/\)"):
+    with refusal(CheckpointError):
         trainer_state(CheckpointInfo(step=4, attempt=1, path=path))
     model = path / "trainer" / "model"
     model.mkdir()
     (model / "config.json").write_text("{}")
-    with pytest.raises(CheckpointError, match="sharded format"):
+    with refusal(CheckpointError):
         fetch_model(str(model))

@@ -5,7 +5,7 @@ import re
 import shlex
 
 from buckeye.cli.schema import configurations
-from buckeye.cli.tree import BY_WORDS, GROUPS, children, find
+from buckeye.cli.tree import BY_WORDS, children, find
 from buckeye.cli.typed import typer_command
 from buckeye.config.help import flag_names
 from buckeye.setup.recipe.flags import TrainFlags
@@ -56,12 +56,6 @@ def problem(command):
     written in capitals or left out at the end is for the reader to fill in."""
     program, *line = _words(command)
     name, words = find(line if program == "buckeye" else [program, *line])
-    if name in GROUPS and name not in BY_WORDS:
-        return (
-            None
-            if not words or words[0].startswith("-") or words[0].isupper()
-            else f"no such command: {words[0]}"
-        )
     if name not in BY_WORDS:
         return (
             None

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -87,7 +88,7 @@ def test_runs_are_found_by_name_id_and_place(rl, tmp_path):
     assert rl("status", "three")[0] == 2
 
 
-def test_the_list_leaves_out_what_is_gone(rl, tmp_path):
+def test_the_list_leaves_out_what_is_gone(rl, tmp_path, wording):
     made_run(tmp_path / "one", run_id="11110000")
     made_run(tmp_path / "two", run_id="22220000")
     (tmp_path / "state" / "buckeye" / "runs" / "damaged.json").write_text("{")
@@ -100,22 +101,19 @@ def test_the_list_leaves_out_what_is_gone(rl, tmp_path):
     (tmp_path / "two" / "status.json").write_text("{")
     code, out, err = rl("list", "--json")
     assert (code, json.loads(out)) == (0, [])
-    assert "status.json cannot be read" in err
+    assert err == wording
 
 
-def test_status_in_words(rl, tmp_path):
-    made_run(
-        tmp_path / "one", checkpoints=(5,), state="failed", reason="Trainer 0 failed\nits end", ended=1.7e9
-    )
+def test_status_in_words(rl, tmp_path, wording):
+    ended = {"state": "failed", "reason": "Trainer 0 failed\nits end", "ended": 1.7e9}
+    made_run(tmp_path / "one", checkpoints=(5,), **ended)
     code, out, _ = rl("status", "one")
     assert code == 0
-    assert "one (aaaa1111), attempt 1" in out
-    assert " ago: Trainer 0 failed\n" in out
-    assert "its end" not in out
-    assert "step 5" in out
+    lines = [re.sub(r"[\d.]+ \w+ ago", "AGO", line) for line in out.splitlines()]
+    assert [line for line in lines if not line.startswith("disk")] == wording
 
 
-def test_stop_now_kills_all_that_carries_the_run(rl, start, tmp_path):
+def test_stop_now_kills_all_that_carries_the_run(rl, start, tmp_path, wording):
     launcher, child, grandchild, other = (start(DEAF, i) for i in ("", "cafe0001", "cafe0001", "cafe0002"))
     record = {"launcher": recorded(launcher), "processes": (recorded(child, "trainer 0"),)}
     run = made_run(tmp_path / "one", run_id="cafe0001", state="running", **record)
@@ -129,21 +127,21 @@ def test_stop_now_kills_all_that_carries_the_run(rl, start, tmp_path):
     assert other.poll() is None
     assert run_status(run).state == "stopped"
     assert [e["event"] for e in read_events(run)] == ["stop"]
-    assert "does not run: stopped" in rl("stop", "one")[1]
+    assert rl("stop", "one")[1] == wording
 
 
-def test_stop_waits_for_the_launcher(rl, start, tmp_path):
+def test_stop_waits_for_the_launcher(rl, start, tmp_path, wording):
     launcher = start(SLOW, "")
     run = made_run(tmp_path / "one", state="running", launcher=recorded(launcher), checkpoints=(5,))
     code, out, err = rl("stop", run)
     assert code == 0
-    assert "waiting for rl" in err
-    assert "of step 5: buckeye rl resume" in out
+    assert err.startswith("waiting for rl")
+    assert out == wording
     assert read_record(run).state == "stopped"
     assert launcher.wait() == 0
 
 
-def test_a_run_of_another_machine_is_not_touched(rl, start, tmp_path):
+def test_a_run_of_another_machine_is_not_touched(rl, start, tmp_path, wording):
     process = start(SLEEP, "")
     made_run(tmp_path / "one", state="running", host="elsewhere", launcher=recorded(process))
     code, _, err = rl("stop", "one", "--now")
@@ -151,11 +149,10 @@ def test_a_run_of_another_machine_is_not_touched(rl, start, tmp_path):
     assert "elsewhere" in err
     code, _, err = rl("resume", "one")
     assert code == 2
-    assert "running on elsewhere, as was last said" in err
-    assert f"go on here, in {tmp_path}: rl @ run.toml --output-dir out --resume" in err
+    assert err == wording
 
 
-def test_what_continues_a_run(rl, start, tmp_path):
+def test_what_continues_a_run(rl, start, tmp_path, wording):
     words = ("@", "run.toml", "--output_dir=out", "--trainer.ckpt.resume-step", "3", "--max-steps", "9")
     run = made_run(tmp_path / "one", checkpoints=(5,), arguments=words)
     goes_on = continuation(run, ["--max-steps", "12"])
@@ -167,12 +164,9 @@ def test_what_continues_a_run(rl, start, tmp_path):
     (tmp_path / "run.toml").write_text("[trainer.optim]\nlr = 1e-4\n[orchestrator]\nseed = 5\n")
     code, _, err = rl("resume", run, "--max-steps", 12)
     assert code == 2
-    assert (
-        "trainer.optim.lr: 1e-06 in the run, 0.0001 now\n  orchestrator.seed: 42 in the run, 5 now\n" in err
-    )
+    assert err == wording
     as_it_was = f"rl @ {run}/configs/rl.json --resume --output-dir {run} --max-steps 12"
     assert as_it_was in err
-    assert "rl @ run.toml --max-steps 9 --resume" in err
     config = load_config(RLConfig, as_it_was.split()[1:])
     assert (config.max_steps, config.trainer.ckpt.resume_step, config.clean) == (12, -1, False)
     assert changed_settings(run, config) == [
@@ -186,7 +180,7 @@ def test_what_continues_a_run(rl, start, tmp_path):
     assert "--max-steps N" in err
     process = start(SLEEP, "")
     made_run(tmp_path / "busy", state="running", launcher=recorded(process), checkpoints=(5,))
-    assert "is running already" in rl("resume", "busy")[2]
+    assert rl("resume", "busy")[2] == wording
 
 
 def filled_run(directory):
@@ -213,7 +207,7 @@ def _dead_pid():
     return next(pid for pid in range(4_000_000, 2**22) if not psutil.pid_exists(pid))
 
 
-def test_clean_shows_and_deletes_exactly_what_can_be_spared(rl, tmp_path):
+def test_clean_shows_and_deletes_exactly_what_can_be_spared(rl, tmp_path, wording):
     run = filled_run(tmp_path / "one")
     before = tree(run)
     code, out, _ = rl("clean", "one", "--dry-run", "--json")
@@ -225,13 +219,14 @@ def test_clean_shows_and_deletes_exactly_what_can_be_spared(rl, tmp_path):
     code, _, err = rl("clean", "one")  # stdin is no terminal
     assert (code, tree(run)) == (2, before)
     assert "--yes" in err
+    assert rl("clean", "one", "--yes", "--only", "weight")[0] == 2
     assert rl("clean", "one", "--yes", "--only", "logs")[0] == 0
     assert set(before) - set(tree(run)) == {"logs/attempt_1", "logs/attempt_1/trainer.stdout"}
     assert rl("clean", "one", "--yes")[0] == 0
     gone = {name.partition("/")[0] + "/" + name.split("/")[1] for name in set(before) - set(tree(run))}
     unfinished = f"weights/.step_8.tmp-{_dead_pid()}"
     assert gone == {"weights/step_9", "rollouts/step_0.jsonl", "batches/step_3", "logs/attempt_1", unfinished}
-    assert "nothing to delete" in rl("clean", "one", "--dry-run")[1]
+    assert rl("clean", "one", "--dry-run")[1] == wording
 
 
 def test_clean_keeps_the_newest_and_the_best_checkpoints(rl, tmp_path):
@@ -243,26 +238,19 @@ def test_clean_keeps_the_newest_and_the_best_checkpoints(rl, tmp_path):
     assert (run / "weights" / "step_9").exists()
 
 
-def test_clean_leaves_a_run_that_goes_on_what_it_uses(rl, tmp_path):
+def test_clean_leaves_a_run_that_goes_on_what_it_uses(rl, tmp_path, wording):
     run = filled_run(tmp_path / "one")
     before = tree(run)
     with locked(run):
         code, _, err = rl("clean", "one", "--yes", "--only", "weights")
         assert code == 2
-        assert "the run goes on and uses its weights" in err
+        assert err == wording
         assert set(tree(run)) - set(before) == {".lock"}
         code, _, err = rl("clean", "one", "--yes")
         assert code == 0
-        assert "its weights and batches stay" in err
+        assert err == wording
     gone = {"/".join(name.split("/")[:2]) for name in set(before) - set(tree(run))}
     assert gone == {"rollouts/step_0.jsonl", "logs/attempt_1", f"weights/.step_8.tmp-{_dead_pid()}"}
-
-
-def test_clean_refuses_kinds_that_are_none(rl, tmp_path):
-    run = filled_run(tmp_path / "one")
-    before = tree(run)
-    assert "There are: weights" in rl("clean", "one", "--yes", "--only", "weight")[2]
-    assert tree(run) == before
 
 
 def test_a_fork_is_a_run_of_its_own(rl, tmp_path):
@@ -271,7 +259,7 @@ def test_a_fork_is_a_run_of_its_own(rl, tmp_path):
     code, out, _ = rl("fork", "one", "--step", 5)
     assert code == 0
     fork = tmp_path / "one-from-step-5"
-    assert f"buckeye rl resume {fork}" in out
+    assert f"buckeye rl resume {fork}\n" in out
     assert [info.step for info in list_checkpoints(fork / "checkpoints")] == [5]
     part = "checkpoints/step_5/trainer/model.safetensors"
     assert os.path.samefile(run / part, fork / part)
@@ -317,7 +305,7 @@ def test_what_an_environment_prints_does_nothing_to_the_terminal(rl, tmp_path):
     assert (code, out) == (0, "trainer | a\\x1b]0;title\\x07b\\x9b2J\n"), err
 
 
-def test_following_the_logs_ends_quietly(tmp_path):
+def test_following_the_logs_ends_quietly(tmp_path, wording):
     run = made_run(tmp_path / "one")
     (run / "logs").mkdir()
     (run / "logs" / "trainer.stdout").write_text("a\nb\nc\n")
@@ -331,21 +319,21 @@ def test_following_the_logs_ends_quietly(tmp_path):
         following.send_signal(signal.SIGINT)
         out, err = following.communicate()
     assert (following.returncode, out) == (0, "")
-    assert err == "(1 earlier lines are not shown; -n 0 shows all)\n"
+    assert err == wording
 
 
 EQUAL = {"batch/with_spread": 0.0, "reward/std": 0.0, "batch/groups": 4, "batch/rollouts": 32}
 
 
 @pytest.mark.parametrize(
-    ("batch", "said"),
+    "batch",
     [
-        (EQUAL | {"reward/mean": 0.5}, "every reply earns the same reward, 0.5000"),
-        (EQUAL | {"reward/mean": 0.0, "batch/alike": 1.0}, "so the policy has collapsed; go back to"),
-        ({"reward/mean": 0.1, "is_truncated/mean": 1.0}, "raise orchestrator.sampling.max_tokens"),
+        EQUAL | {"reward/mean": 0.5},
+        EQUAL | {"reward/mean": 0.0, "batch/alike": 1.0},
+        {"reward/mean": 0.1, "is_truncated/mean": 1.0},
     ],
 )
-def test_a_status_says_why_nothing_is_learnt(rl, tmp_path, batch, said):
+def test_a_status_says_why_nothing_is_learnt(rl, tmp_path, batch, wording):
     run = made_run(tmp_path / "run")
     for step in range(3):
         assert "warning" not in rl("status", run)[1]
@@ -353,8 +341,7 @@ def test_a_status_says_why_nothing_is_learnt(rl, tmp_path, batch, said):
     code, shown, _ = rl("status", run)
     assert code == 0
     (line,) = [line for line in shown.splitlines() if line.startswith("warning")]
-    assert said in line
-    assert f"See: buckeye rl rollouts {run} --step 2" in line
+    assert line == wording
     (finding,) = json.loads(rl("status", run, "--json")[1])["findings"]
     assert (finding["since"], finding["until"]) == (0, 2)
     assert finding["figures"]["reward/mean"] == pytest.approx(batch["reward/mean"])

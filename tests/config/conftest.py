@@ -58,13 +58,3 @@ def refused(load):
         return str(caught.value)
 
     return refused
-
-
-@pytest.fixture
-def refused_run(load_run):
-    def refused_run(*words):
-        with pytest.raises(ConfigError) as caught:
-            load_run(*words)
-        return str(caught.value)
-
-    return refused_run

@@ -14,18 +14,6 @@ def given(load, words):
     return load(OrchestratorConfig, words)
 
 
-def test_what_an_environment_has_of_its_own_is_unset_by_default(load):
-    (env,) = given(load, "").env
-    own = env.model_dump(exclude={"id", "args", "name", "ratio"})
-    assert own.pop("isolation") == "auto"
-    assert own.pop("workers") == 1
-    assert own.pop("variables") == []
-    assert own.pop("sampling") == {"temperature": None, "max_tokens": None}
-    assert set(own.values()) == {None}
-    limits = {"max_memory_gb", "max_turns", "max_tokens", "rollout_timeout", "max_concurrent", "rate_limit"}
-    assert set(own) == {*limits, "placement", "python", "rollouts_per_example"}
-
-
 def test_a_batch_of_groups_that_differ_in_size_needs_no_multiple(load, refused):
     sizes = "--env.0.rollouts-per-example 4 --env.1.rollouts-per-example 7 --batch-size 25"
     assert given(load, f"{TWO} {sizes}").group_sizes == [4, 7]
@@ -34,27 +22,21 @@ def test_a_batch_of_groups_that_differ_in_size_needs_no_multiple(load, refused):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    "words",
     [
-        ("--env.0.ratio 0", "expected"),
-        ("--env.0.sampling.temperature 0", "always samples the same reply"),
-        ("--env.0.isolation none --env.0.max-turns 3", "is kept by worker processes"),
-        (
-            "--env.0.rollouts-per-example 3 --min-group-size 4 --batch-size 9 --rollouts-per-example 4",
-            "no group",
-        ),
-        ("--env.0.max-turn 3", "max-turns"),
-        (
-            "--max-async-level 0 --env.0.max-concurrent 3",
-            "cannot be kept with max_async_level = 0",
-        ),
-        ("--max-async-level 1 --deterministic", "deterministic = true is for synchronous runs"),
-        ("--max-async-level 0 --eval.env.0.max-concurrent 3", "runs all rollouts of a step at once"),
-        ('--env.0.isolation none --env.0.variables ["A"]', "variables is kept by worker processes"),
+        "--env.0.ratio 0",
+        "--env.0.sampling.temperature 0",
+        "--env.0.isolation none --env.0.max-turns 3",
+        "--env.0.rollouts-per-example 3 --min-group-size 4 --batch-size 9 --rollouts-per-example 4",
+        "--env.0.max-turn 3",
+        "--max-async-level 0 --env.0.max-concurrent 3",
+        "--max-async-level 1 --deterministic",
+        "--max-async-level 0 --eval.env.0.max-concurrent 3",
+        '--env.0.isolation none --env.0.variables ["A"]',
     ],
 )
-def test_what_does_not_go_together_is_refused(refused, words, said):
-    assert said in refused(OrchestratorConfig, f"{TWO} {words}")
+def test_what_does_not_go_together_is_refused(refused, words, wording):
+    assert refused(OrchestratorConfig, f"{TWO} {words}") == wording
 
 
 def test_all_of_it_is_built():
@@ -66,21 +48,20 @@ def test_all_of_it_is_built():
     assert load_with_warnings(OrchestratorConfig, words.split())[1] == []
 
 
-def test_a_limit_for_all_is_ignored_in_lockstep_and_that_is_said():
+def test_a_limit_for_all_is_ignored_in_lockstep_and_that_is_said(wording):
     words = "--max-async-level 0 --max-concurrent 3 --rollouts-per-example 8"
     (warning,) = load_with_warnings(OrchestratorConfig, words.split())[1]
-    assert "max_concurrent" in str(warning).replace("-", "_")
-    assert str(warning).endswith("it is ignored.")
+    assert str(warning) == wording
 
 
-def test_variables_are_given_by_name_and_a_value_is_not_repeated(load, refused):
+def test_variables_are_given_by_name_and_a_value_is_not_repeated(load, refused, refusal, wording):
     env = given(load, '--env.0.id e --env.0.variables ["SEARCH_API_KEY","B2"]').env[0]
     settings = worker_settings(env, "e", 600.0, None)
     assert (settings.isolation, settings.variables) == ("process", ("SEARCH_API_KEY", "B2"))
-    with pytest.raises(UsageError, match="e is to be given the variable SEARCH_API_KEY, which is neither"):
+    with refusal(UsageError):
         load_environments([env.model_copy(update={"name": "e"})])
     said = refused(OrchestratorConfig, '--env.0.variables ["A","SEARCH_API_KEY=sesame"]')
-    assert "1 of its entries are none" in said
+    assert said == wording
     assert "sesame" not in said
 
 
@@ -96,8 +77,8 @@ def test_an_evaluation_that_names_no_environment_is_on_those_of_the_run(load):
 
 
 @pytest.mark.parametrize("words", ["", "--env.0.ratio 2", "--env.0.id a --env.1.ratio 2"])
-def test_nothing_is_played_that_nobody_named(load, words):
-    with pytest.raises(UsageError, match="no environment is named"):
+def test_nothing_is_played_that_nobody_named(load, words, refusal):
+    with refusal(UsageError):
         load_environments(given(load, words).env)
 
 

@@ -43,51 +43,13 @@ a.b = {c = 1, d = 2}
 b = 3
 '''.replace("'it''s'", "'its'")
 
-LINES = {
-    ("top",): 2,
-    ("quoted key",): 3,
-    ("dotted",): 4,
-    ("dotted", "in side", "leaf"): 4,
-    ("dotted", "in side", "leaf", 0): 5,
-    ("dotted", "in side", "leaf", 1): 6,
-    ("dotted", "in side", "leaf", 1, "y"): 6,
-    ("dotted", "in side", "leaf", 1, "y", 0): 7,
-    ("table",): 10,
-    ("table", "text"): 11,
-    ("table", "literal"): 15,
-    ("table", "after"): 18,
-    ("table", "inner", "a.b"): 19,
-    ("table", "inner", "a.b", "z"): 20,
-    ("list",): 21,
-    ("list", 0, "a"): 22,
-    ("list", 0, "nested", 0, "b"): 24,
-    ("list", 0, "nested", 1): 25,
-    ("list", 0, "nested", 1, "b"): 26,
-    ("list", 0, "sub", "c"): 28,
-    ("list", 1): 29,
-    ("list", 1, "a", "b", "d"): 30,
-    ("list", 1, "nested", 0, "b"): 32,
-}
+JSON = json.dumps({"a": [{"b": 'x"}'}, 2], "c": {"d": None}}, indent=1)
 
 
-def test_lines_of_toml():
-    lines = toml_lines(TOML)
-    assert {path: lines.get(path) for path in LINES} == LINES
-
-
-def test_lines_of_json():
-    text = json.dumps({"a": [{"b": 'x"}'}, 2], "c": {"d": None}}, indent=1)
-    lines = json_lines(text)
+@pytest.mark.parametrize(("read", "text"), [(toml_lines, TOML), (json_lines, JSON)], ids=["toml", "json"])
+def test_lines_of_values(read, text, wording):
     rows = text.split("\n")
-    assert {path: rows[line - 1].strip(" ,") for path, line in lines.items()} == {
-        (): "{",
-        ("a",): '"a": [',
-        ("a", 0): "{",
-        ("a", 0, "b"): '"b": "x\\"}"',
-        ("a", 1): "2",
-        ("c",): '"c": {',
-        ("c", "d"): '"d": null',
-    }
+    assert {".".join(map(str, path)): rows[line - 1] for path, line in read(text).items()} == wording
 
 
 values = st.recursive(
@@ -143,13 +105,13 @@ def test_none_as_text(load, folder):
     assert config.env[0].args == {"x": "None"}
 
 
-def test_json_files(load, folder, refused):
+def test_json_files(load, folder, refused, wording):
     folder.write("t.json", '{"ckpt": null,\n "optim": {"lr": 1.5}}')
     assert load(TrainerConfig, "@ t.json").optim.lr == 1.5
     folder.write("bad.json", '{"optim":\n {"lrr": 1.5}}')
-    assert refused(TrainerConfig, "@ bad.json") == "bad.json:2: optim.lrr: no such setting. Did you mean lr?"
+    assert refused(TrainerConfig, "@ bad.json") == wording
     folder.write("twice.json", '{"seed": 1, "seed": 2}')
-    assert refused(TrainerConfig, "@ twice.json") == "twice.json: the key 'seed' is there twice."
+    assert refused(TrainerConfig, "@ twice.json") == wording
 
 
 def test_byte_order_mark_and_windows_line_ends(load, folder):
@@ -157,40 +119,29 @@ def test_byte_order_mark_and_windows_line_ends(load, folder):
     assert load(TrainerConfig, "@ t.toml").optim.lr == 2.0
 
 
-@pytest.mark.parametrize(
-    ("line", "corrected"),
-    [
-        ("name = Qwen/Qwen3-0.6B", 'name = "Qwen/Qwen3-0.6B"'),
-        ("name = Qwen/Qwen3-0.6B  # the model", 'name = "Qwen/Qwen3-0.6B"  # the model'),
-        ("name = 0.6B", 'name = "0.6B"'),
-        ('name = "abc', 'name = "abc"'),
-        ("name = “abc”", 'name = "abc"'),
-        ('name = "C:\\path\\q"', "name = 'C:\\path\\q'"),
-        ("name = outputs\\run", "name = 'outputs\\run'"),
-        ("clean = True", "clean = true"),
-        ("max_steps = None", 'max_steps = "None"'),
-        ("ids = [0, 1", "ids = [0, 1]"),
-        ("args = {a = 1", "args = {a = 1}"),
-    ],
-)
-def test_corrected_lines(refused, folder, line, corrected):
-    folder.write("f.toml", f"first = 1\n{line}\n")
-    message = refused(TrainerConfig, "@ f.toml")
-    assert message.startswith("f.toml:2:")
-    assert f"    {line}\n" in message
-    assert message.endswith(f"Write:\n    {corrected}")
+LINES_TO_CORRECT = [
+    "name = Qwen/Qwen3-0.6B",
+    "name = Qwen/Qwen3-0.6B  # the model",
+    "name = 0.6B",
+    'name = "abc',
+    "name = “abc”",
+    'name = "C:\\path\\q"',
+    "name = outputs\\run",
+    "clean = True",
+    "max_steps = None",
+    "ids = [0, 1",
+    "args = {a = 1",
+    *("lr = .5", "steps = 1,000", "seed = 007", "ids = 0,1", "[model"),  # for which no quotes are offered
+]
 
 
-@pytest.mark.parametrize("line", ["lr = .5", "steps = 1,000", "seed = 007", "ids = 0,1", "[model"])
-def test_no_quotes_are_offered_for_numbers(refused, folder, line):
+@pytest.mark.parametrize("line", LINES_TO_CORRECT)
+def test_corrected_lines(refused, folder, line, wording):
     folder.write("f.toml", f"first = 1\n{line}\n")
-    message = refused(TrainerConfig, "@ f.toml")
-    assert message.startswith("f.toml:2:")
-    assert message.endswith("^")
+    assert refused(TrainerConfig, "@ f.toml") == wording
 
 
 @pytest.mark.parametrize("text", ["seed = 1\nlr = 2\nseed = 3\n", "[seed]\nx = 1\n[seed]\n"])
-def test_set_twice(refused, folder, text):
+def test_set_twice(refused, folder, text, wording):
     folder.write("f.toml", text)
-    message = refused(TrainerConfig, "@ f.toml")
-    assert message.startswith("f.toml:3:")
+    assert refused(TrainerConfig, "@ f.toml") == wording

@@ -36,15 +36,11 @@ def test_values_are_never_rewritten(load):
         ("--clean true", True),
         ("--no-clean --clean", True),
         ("--clean --max-steps 3", True),
+        ("--no_clean", False),
     ],
 )
 def test_switches(load_run, words, expected):
     assert load_run(words).clean is expected
-
-
-def test_nested_negation(load_run):
-    assert load_run("--no-trainer.model.reshard-after-forward").trainer.model.reshard_after_forward is False
-    assert load_run("--no_trainer.model.reshard_after_forward").trainer.model.reshard_after_forward is False
 
 
 @pytest.mark.parametrize(
@@ -68,13 +64,6 @@ def test_a_text_where_a_list_is_meant(load):
     words = ("--client.base-url", "http://a:1/v1", "--client.base-url", "http://b:2/v1")
     assert load(OrchestratorConfig, *words).client.base_url == ["http://a:1/v1", "http://b:2/v1"]
     assert load(OrchestratorConfig, *words[:2]).client.base_url == ["http://a:1/v1"]
-
-
-def test_bare_flag_enables_a_section_with_its_defaults(load_run):
-    config = load_run("--ckpt --trainer.model.ac --trainer.model.compile")
-    assert config.trainer.ckpt.interval == config.orchestrator.ckpt.interval == 10
-    assert config.trainer.model.ac.freq == 1
-    assert config.trainer.model.compile.fullgraph is False
 
 
 def test_dotted_flag_enables_the_section_around_it(load):
@@ -156,9 +145,3 @@ def test_files_are_merged_deeply_and_flags_win(load, folder):
     config = load(RLConfig, "@ a.toml --trainer.seed 9 --trainer @ b.toml --orchestrator")
     assert (config.trainer.optim.lr, config.trainer.optim.weight_decay) == (3.0, 2.0)
     assert (config.trainer.seed, config.orchestrator.max_steps) == (9, 5)
-
-
-def test_environment_variables_are_not_settings(load_run, monkeypatch):
-    monkeypatch.setenv("PRIME_MAX_STEPS", "77")
-    monkeypatch.setenv("PRIME_TRAINER__OPTIM__LRR", "1")
-    assert load_run("--clean").max_steps is None

@@ -2,50 +2,29 @@
 
 import pytest
 
-from buckeye.config.losses import (
-    CISPOLossConfig,
-    CustomLossConfig,
-    DecoupledPPOLossConfig,
-    DPPOLossConfig,
-    DrGRPOLossConfig,
-    GSPOLossConfig,
-    MaskCorrectionConfig,
-    MaskedRatioLossConfig,
-    PPOLossConfig,
-    ReinforceLossConfig,
-    TruncateCorrectionConfig,
-)
+from buckeye.config.losses import MaskCorrectionConfig
 from buckeye.config.rl import RLConfig
 from buckeye.config.trainer import TrainerConfig
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"),
+    "words",
     [
-        ("", MaskedRatioLossConfig()),
-        ("--loss.mask-ratio-high 4", MaskedRatioLossConfig(mask_ratio_high=4)),
-        ("--loss.type ppo --loss.clip-high 0.28", PPOLossConfig(clip_high=0.28)),
-        ("--loss.type dr_grpo", DrGRPOLossConfig(normalization="constant")),
-        ("--loss.type gspo", GSPOLossConfig(normalization="sequence")),
-        ("--loss.type cispo", CISPOLossConfig()),
-        ("--loss.type reinforce", ReinforceLossConfig()),
-        ("--loss.type dppo --loss.kl-tau 0", DPPOLossConfig(kl_tau=0)),
-        (
-            "--loss.type decoupled_ppo --loss.correction",
-            DecoupledPPOLossConfig(correction=TruncateCorrectionConfig()),
-        ),
-        (
-            "--loss.type ppo --loss.correction.type mask --loss.correction.low 0.1",
-            PPOLossConfig(correction=MaskCorrectionConfig(low=0.1)),
-        ),
-        (
-            "--loss.type custom --loss.import-path a.b:c --loss.kwargs.beta 2",
-            CustomLossConfig(import_path="a.b:c", kwargs={"beta": 2}),
-        ),
+        "",
+        "--loss.mask-ratio-high 4",
+        "--loss.type ppo --loss.clip-high 0.28",
+        "--loss.type dr_grpo",
+        "--loss.type gspo",
+        "--loss.type cispo",
+        "--loss.type reinforce",
+        "--loss.type dppo --loss.kl-tau 0",
+        "--loss.type decoupled_ppo --loss.correction",
+        "--loss.type ppo --loss.correction.type mask --loss.correction.low 0.1",
+        "--loss.type custom --loss.import-path a.b:c --loss.kwargs.beta 2",
     ],
 )
-def test_losses_by_flags(load, words, expected):
-    assert load(TrainerConfig, words).loss == expected
+def test_losses_by_flags(load, words, wording):
+    assert load(TrainerConfig, words).loss.model_dump() == wording
 
 
 def test_a_recipe_sets_both_sides_and_what_is_said_stands(load):
@@ -75,22 +54,22 @@ def test_a_loss_in_a_file(load, folder):
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    "words",
     [
-        ("--loss.type grpa", "--loss.type"),
-        ("--loss.clip-high 0.3", "--loss.clip-high"),
-        ("--loss.type ppo --loss.mask-ratio-low 0.3", "--loss.mask-ratio-low"),
-        ("--loss.correction.high 3", "--loss.correction"),
-        ("--loss.type ppo --loss.correction.low 0.3", "--loss.correction.low"),
-        ("--loss.type ppo --loss.correction.type mask --loss.correction.high 0.5", "low = 0.5 is not below"),
-        ("--loss.mask-ratio-low 9", "mask_ratio_low = 9 is not below mask_ratio_high = 8"),
-        ("--loss.type ppo --loss.dual-clip 1", "--loss.dual-clip"),
-        ("--loss.reference-model m", "reference_model has no effect with kl_coef = 0"),
-        ("--loss.type ppo --loss.normalization-length 9", "no effect with normalization = "),
-        ("--loss.type reinforce --loss.correction.high 3", "reinforce has no importance weights to truncate"),
-        ("--loss.type custom", "--loss.import-path"),
-        ("--loss.type custom --loss.import-path my_loss.py", "import_path = 'my_loss.py' names no function"),
+        "--loss.type grpa",
+        "--loss.clip-high 0.3",
+        "--loss.type ppo --loss.mask-ratio-low 0.3",
+        "--loss.correction.high 3",
+        "--loss.type ppo --loss.correction.low 0.3",
+        "--loss.type ppo --loss.correction.type mask --loss.correction.high 0.5",
+        "--loss.mask-ratio-low 9",
+        "--loss.type ppo --loss.dual-clip 1",
+        "--loss.reference-model m",
+        "--loss.type ppo --loss.normalization-length 9",
+        "--loss.type reinforce --loss.correction.high 3",
+        "--loss.type custom",
+        "--loss.type custom --loss.import-path my_loss.py",
     ],
 )
-def test_settings_of_another_loss_are_refused(refused, words, message):
-    assert message in refused(TrainerConfig, words)
+def test_settings_of_another_loss_are_refused(refused, words, wording):
+    assert refused(TrainerConfig, words) == wording

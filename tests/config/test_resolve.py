@@ -75,7 +75,7 @@ def test_every_shared_setting_arrives_from_wherever_it_is_written(load_run, load
 
 
 @pytest.mark.parametrize("path", SETTABLE, ids=flag_of)
-def test_a_shared_setting_that_contradicts_a_process_is_an_error(load, refused, folder, path):
+def test_a_shared_setting_that_contradicts_a_process_is_an_error(load, refused, folder, path, wording):
     """Logs and rows may differ: the value of the process is kept."""
     value, own = _other_value(path), _value(RLConfig().trainer, path)
     if own is None:
@@ -88,7 +88,7 @@ def test_a_shared_setting_that_contradicts_a_process_is_an_error(load, refused, 
         config = load(RLConfig, "@ run.json")
         assert (_value(config.trainer, path), _value(config.orchestrator, path)) == (own, value)
         return
-    assert "must be the same" in refused(RLConfig, "@ run.json")
+    assert refused(RLConfig, "@ run.json") == wording
 
 
 @pytest.mark.parametrize("name", SECTIONS)
@@ -99,27 +99,12 @@ def test_a_shared_section_that_is_off_is_off_for_all(load_run, name):
     assert [_value(getattr(config, role), path) for role in SECTIONS[name]] == [None] * 2
 
 
-@pytest.mark.parametrize("owner", ["", "trainer.", "orchestrator."])
-def test_shared_settings_flow_from_wherever_they_are(load_run, owner):
-    config = load_run(f"--{owner}max-steps 5 --{owner}max-async-level 0 --{owner}seq-len 512")
-    for role in (config.trainer, config.orchestrator):
-        assert (role.max_steps, role.max_async_level, role.seq_len) == (5, 0, 512)
-    assert config.inference.model.max_model_len == 512
-
-
 @pytest.mark.parametrize("owner", ["", "trainer.", "orchestrator.", "inference."])
 def test_model_and_output_directory(load_run, owner):
     config = load_run(f"--{owner}model.name m --{owner}output-dir out")
     for role in (config.trainer, config.orchestrator, config.inference):
         assert (role.model.name, str(role.output_dir)) == ("m", "out")
     assert str(config.output_dir) == "out"
-
-
-@pytest.mark.parametrize("owner", ["", "trainer.", "orchestrator."])
-def test_checkpoints(load_run, owner):
-    config = load_run(f"--{owner}ckpt.interval 4 --{owner}ckpt.keep 2 --{owner}ckpt.resume-step 8")
-    for role in (config.trainer, config.orchestrator):
-        assert (role.ckpt.interval, role.ckpt.keep, role.ckpt.resume_step) == (4, 2, 8)
 
 
 @pytest.mark.parametrize(
@@ -159,14 +144,7 @@ def test_resume(load_run, words):
     assert config.trainer.ckpt.resume_step == config.orchestrator.ckpt.resume_step == -1
 
 
-def test_resume_and_another_step_disagree(refused_run):
-    assert refused_run("--resume --trainer.ckpt.resume-step 5") == (
-        "ckpt.resume_step = -1 (--resume) and trainer.ckpt.resume_step = 5 (--trainer.ckpt.resume-step)"
-        " must be the same. Set it once, e.g. with --ckpt.resume-step."
-    )
-
-
-def test_resume_turns_on_the_checkpoints_of_a_file(load, refused, folder):
+def test_resume_turns_on_the_checkpoints_of_a_file(load, refused, folder, wording):
     """The resolved configuration of a run without checkpoints says `null`, and must still be resumable."""
     off = '"ckpt": null, "trainer": {"ckpt": null}, "orchestrator": {"ckpt": null}'
     folder.write("rl.json", f"{{{off}}}")
@@ -174,7 +152,7 @@ def test_resume_turns_on_the_checkpoints_of_a_file(load, refused, folder):
     assert config.trainer.ckpt.resume_step == config.orchestrator.ckpt.resume_step == -1
     assert config.ckpt is None  # nor is an interval made up
     folder.write("both.json", f'{{"resume": true, {off}}}')
-    assert "needs checkpoints, and trainer.ckpt = None" in refused(RLConfig, "@ both.json")
+    assert refused(RLConfig, "@ both.json") == wording
 
 
 def test_a_flag_of_the_run_stands_over_the_files_of_its_processes(load, folder):
@@ -189,29 +167,19 @@ def test_a_flag_of_the_run_stands_over_the_files_of_its_processes(load, folder):
     assert config.trainer.ckpt.resume_step == config.orchestrator.ckpt.resume_step == -1
 
 
-DISAGREEMENTS = {
-    "max_steps = 9": "max_steps = 8",
-    "max_async_level = 1": "max_async_level = 0",
-    'output_dir = "a"': 'output_dir = "b"',
-    'model.name = "a"': 'model.name = "b"',
-    "ckpt.interval = 2": "ckpt.interval = 3",
-    "ckpt.keep = 2": "ckpt.keep = 3",
-    "ckpt.resume_step = 2": "ckpt.resume_step = -1",
-    'wandb.project = "a"': 'wandb.project = "b"',
-    'wandb.name = "a"': 'wandb.name = "b"',
-}
-
-
-@pytest.mark.parametrize(("in_trainer", "in_orchestrator"), DISAGREEMENTS.items())
-def test_disagreements_name_both_places(refused, folder, in_trainer, in_orchestrator):
+@pytest.mark.parametrize(
+    ("in_trainer", "in_orchestrator"),
+    [
+        ("max_steps = 9", "max_steps = 8"),
+        ('output_dir = "a"', 'output_dir = "b"'),
+        ("ckpt.resume_step = 2", "ckpt.resume_step = -1"),
+        ('wandb.name = "a"', 'wandb.name = "b"'),
+    ],
+)
+def test_disagreements_name_both_places(refused, folder, in_trainer, in_orchestrator, wording):
     folder.write("t.toml", f"\n{in_trainer}\n")
     folder.write("o.toml", f"\n\n{in_orchestrator}\n")
-    message = refused(RLConfig, "--trainer @ t.toml --orchestrator @ o.toml")
-    flag = "--" + in_trainer.partition(" ")[0].replace("_", "-")
-    assert message == (
-        f"trainer.{in_trainer} (t.toml:2) and orchestrator.{in_orchestrator} (o.toml:3) must be the same."
-        f" Set it once, e.g. with {flag}."
-    )
+    assert refused(RLConfig, "--trainer @ t.toml --orchestrator @ o.toml") == wording
 
 
 def test_values_that_are_written_differently_and_mean_the_same(load_run):
@@ -219,18 +187,10 @@ def test_values_that_are_written_differently_and_mean_the_same(load_run):
     assert str(load_run(words).output_dir) == "a"
 
 
-def test_a_section_that_one_process_has_off(refused, folder):
+def test_a_section_that_one_process_has_off(refused, folder, wording):
     folder.write("t.json", '{"ckpt": null}')
     folder.write("o.json", '{"ckpt": {"interval": 3}}')
-    assert refused(RLConfig, "--trainer @ t.json --orchestrator @ o.json") == (
-        "trainer.ckpt = None (t.json:1) and orchestrator.ckpt = {...} (o.json:1) must be the same."
-        " Set it once, e.g. with --ckpt."
-    )
-
-
-def test_log_levels_may_differ(load_run):
-    config = load_run("--log.level debug --orchestrator.log.level warning")
-    assert (config.trainer.log.level, config.orchestrator.log.level) == ("debug", "warning")
+    assert refused(RLConfig, "--trainer @ t.json --orchestrator @ o.json") == wording
 
 
 def test_all_processes_are_one_wandb_run(load_run):
@@ -243,28 +203,18 @@ def test_all_processes_are_one_wandb_run(load_run):
     assert config.trainer.wandb.log_extras is None
 
 
-def test_processes_that_nobody_mentions_have_what_the_run_says(load):
-    config = load(RLConfig, "--model.name m --seq-len 64 --max-steps 3 --orchestrator.env.0.id e")
-    names = {part.model.name for part in (config.trainer, config.orchestrator, config.inference)}
-    assert names == {"m"}
-    assert (config.trainer.seq_len, config.inference.model.max_model_len) == (64, 64)
-    assert config.trainer.max_steps == config.orchestrator.max_steps == 3
-    assert (config.inference_gpu_ids, config.trainer_gpu_ids) == ([0], [1])
-
-
 @pytest.mark.parametrize(
     "words",
-    ["--trainer", "--inference None", "--orchestrator.client.base-url http://h/v1", "--trainer.seed 3"],
+    [
+        "--trainer",
+        "--inference None",
+        "--orchestrator.client.base-url http://h/v1",
+        "--trainer.seed 3",
+        "--trainer --orchestrator --model.name m --max-model-len 3 --inference-gpu-ids 0,1",
+    ],
 )
 def test_servers_are_started_only_for_who_names_neither_them_nor_the_trainer(load, words):
     assert load(RLConfig, words).inference is None
-
-
-def test_without_inference(load):
-    config = load(
-        RLConfig, "--trainer --orchestrator --model.name m --max-model-len 3 --inference-gpu-ids 0,1"
-    )
-    assert config.inference is None
 
 
 @pytest.mark.parametrize(
@@ -285,57 +235,30 @@ def test_devices(load_run, words, inference, trainer, dp):
     assert config.inference.parallel.dp == dp
 
 
-def test_devices_and_replicas_that_disagree(refused_run, load, folder):
-    assert refused_run("--inference-gpu-ids 0,1 --inference.parallel.dp 3") == (
-        "--inference.parallel.dp: is 3, but 2 inference devices and inference.parallel.tp = 1"
-        " (--inference-gpu-ids) make it 2. Leave one of the two out."
-    )
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--inference-gpu-ids 0,1 --inference.parallel.dp 3",
+        "--inference.backend vllm --inference-gpu-ids 0,1,2 --inference.parallel.tp 2",
+        "--trainer-gpu-ids 1,2,3 --trainer.model.tp 2",
+        "--trainer-gpu-ids 1,1",
+        "--trainer.model.sharding none --trainer.model.dp-replicate 2",
+        "--orchestrator.seq-len 4096 --trainer.seq-len 2048",
+        "--resume --trainer.ckpt.resume-step 5",
+    ],
+)
+def test_devices_and_rows_that_do_not_go_together(refused, words, wording):
+    assert refused(RLConfig, f"--trainer --orchestrator --inference {words}") == wording
+
+
+def test_devices_by_flag_decide_over_replicas_in_a_file(load, folder):
     folder.write("r.toml", "inference.parallel.dp = 3\norchestrator = {}\ntrainer = {}\n")
     assert load(RLConfig, "@ r.toml --inference-gpu-ids 0,1").inference.parallel.dp == 2
-
-
-def test_devices_that_cannot_be_shared_out(refused_run):
-    message = refused_run("--inference.backend vllm --inference-gpu-ids 0,1,2 --inference.parallel.tp 2")
-    assert message.startswith(
-        "3 inference devices cannot be shared out to replicas of 2 devices (tp); give a multiple of 2."
-    )
-    assert "inference.parallel.tp: --inference.parallel.tp" in message
-
-
-def test_trainer_devices_that_cannot_be_divided(refused_run):
-    message = refused_run("--trainer-gpu-ids 1,2,3 --trainer.model.tp 2")
-    assert message.startswith(
-        "3 trainer devices cannot be divided into 1 replicas (dp_replicate) of 2 tensor-parallel ranks (tp); "
-        "give a multiple of 2."
-    )
-    assert "trainer.model.tp: --trainer.model.tp" in message
-
-
-def test_shards_that_are_wanted_and_not_wanted(refused_run):
-    message = refused_run("--trainer.model.sharding none --trainer.model.dp-replicate 2")
-    assert 'sharding = "none" and dp_replicate asks for shards' in message
-
-
-def test_a_device_given_twice(refused_run):
-    message = refused_run("--trainer-gpu-ids 1,1")
-    assert message == "--trainer-gpu-ids: trainer_gpu_ids = [1, 1] names a device twice."
-
-
-def test_rows_must_hold_rollouts(refused_run):
-    message = refused_run("--orchestrator.seq-len 4096 --trainer.seq-len 2048")
-    assert message.startswith("trainer.seq_len = 2048 is less than orchestrator.seq_len = 4096")
 
 
 def test_rows_may_be_longer(load_run):
     config = load_run("--orchestrator.seq-len 1024 --trainer.seq-len 4096")
     assert (config.trainer.seq_len, config.orchestrator.seq_len) == (4096, 1024)
-
-
-def test_a_wrong_value_is_reported_once_where_it_was_written(refused, folder):
-    folder.write("o.toml", 'max_steps = "many"\n')
-    assert refused(RLConfig, "--trainer --orchestrator @ o.toml") == (
-        'o.toml:1: orchestrator.max_steps: is "many"; expected a whole number > 0, or None.'
-    )
 
 
 @pytest.mark.parametrize(

@@ -37,10 +37,10 @@ def _references(node):
             yield from _references(item)
 
 
-def test_schemas_know_none():
+def test_schemas_know_none(wording):
     properties = json_schema(TrainerConfig)["properties"]
     assert {"const": "None"}.items() <= properties["max_steps"]["anyOf"][-1].items()
-    assert properties["max_steps"]["description"] == "Optimizer steps; None never ends."
+    assert properties["max_steps"]["description"] == wording
 
 
 @pytest.mark.parametrize("model", ROOTS, ids=lambda model: model.__name__)
@@ -53,14 +53,10 @@ def test_help_has_a_line_for_every_setting(model):
     assert flags == {flag_of(path) for path in leaves}
 
 
-def test_help_says_type_default_and_meaning():
+def test_help_says_type_default_and_meaning(wording):
     text = help_text(RLConfig, "rl")
-    lines = {line.split()[0]: line for line in text.splitlines() if line.startswith("  --")}
-    line = lines["--trainer.optim.lr"]
-    assert line.split(maxsplit=1)[1] == "Peak learning rate. (a number >= 0; default 1e-06)"
-    assert "one of all, masked, unmasked; default all" in lines["--trainer.loss.kl-mask-type"]
-    assert "[trainer.ckpt] Checkpoints at an interval; None writes one at the end only.\n" in text
-    assert "[trainer.model.ac] Trade time for memory: recompute activations. Off by default." in text
-    assert '[trainer.optim] type = "sgd": Stochastic gradient descent.' in text
-    assert "[[orchestrator.env]] The environments." in text
+    settings = ("--trainer.optim.lr", "--trainer.loss.kl-mask-type")
+    sections = ("[trainer.ckpt]", "[trainer.model.ac]", "[trainer.optim]", "[[orchestrator.env]]")
+    lines = [line.strip() for line in text.splitlines()]
+    assert [line for line in lines if line.startswith(settings + sections)] == wording
     assert "required" in help_text(SFTConfig, "sft")

@@ -34,6 +34,7 @@ GOOD = textwrap.dedent(
         return Toy("toy", size)
     """
 )
+OWN_ERROR = "from buckeye.errors import UsageError\ndef load_environment(): raise UsageError('as it is')"
 
 
 @pytest.fixture
@@ -68,34 +69,25 @@ def test_an_installed_environment_is_found_by_any_form_of_its_id(site, env_id, a
     assert environment.size == 7
 
 
-def test_a_newer_release_of_the_series_serves_and_says_so(site, caplog):
+def test_a_newer_release_of_the_series_serves_and_says_so(site, caplog, wording):
     site("toy-env", version="1.2.9")
     with caplog.at_level(logging.INFO):
         load_environment("owner/toy-env@1.2.3")
-    assert "toy-env 1.2.9 is installed and serves for 1.2.3" in caplog.text
+    assert caplog.messages == wording
 
 
-@pytest.mark.parametrize("asked", ["1.2.4", "1.1.9", "1.3", "2.0.0", "1.2.3.post1"])
-def test_another_version_is_refused_with_the_install_command(site, asked):
+@pytest.mark.parametrize("asked", ["1.2.4", "1.1.9", "1.3", "2.0.0", "1.2.3.post1", "one", "1.2.x"])
+def test_another_version_and_none_are_refused(site, asked, refusal):
     site("toy-env", version="1.2.3")
-    with pytest.raises(UsageError) as caught:
+    with refusal(UsageError):
         load_environment(f"owner/toy-env@{asked}")
-    assert "toy-env 1.2.3 is installed" in str(caught.value)
-    assert f"uv pip install toy-env=={asked}" in str(caught.value)
-
-
-@pytest.mark.parametrize("env_id", ["toy@one", "toy@1.2.x"])
-def test_a_version_that_is_none_is_refused(site, env_id):
-    site("toy")
-    with pytest.raises(UsageError, match="is not a version"):
-        load_environment(env_id)
 
 
 @pytest.mark.parametrize(
     "env_id", ["", "a/b/c", "owner/", "@1.0", "na me", "toy@", "own er/toy", "toy@1@2", "-x"]
 )
-def test_what_is_no_id_is_refused(env_id):
-    with pytest.raises(UsageError, match="is not an environment id"):
+def test_what_is_no_id_is_refused(env_id, refusal):
+    with refusal(UsageError):
         load_environment(env_id)
 
 
@@ -104,77 +96,36 @@ def test_ids_are_parsed():
     assert EnvironmentId.parse("b.c").module == "b_c"
 
 
-def test_a_missing_one_names_the_id_close_matches_and_the_install_commands(site):
-    site("toy-env")
-    with pytest.raises(EnvironmentNotFoundError) as caught:
-        load_environment("owner/toi-env@1.0.1")
-    message = str(caught.value)
-    assert "'owner/toi-env@1.0.1' is not installed. Did you mean toy-env?" in message
-    assert (
-        "uv pip install toi-env==1.0.1 --extra-index-url https://hub.primeintellect.ai/owner/simple/"
-        in message
-    )
-    assert "buckeye env install owner/toi-env@1.0.1" in message
-
-
-def test_a_missing_one_without_any_like_it_lists_what_is_installed(monkeypatch):
-    monkeypatch.setattr(opening, "installed_environments", lambda: ["alpha", "beta"])
-    with pytest.raises(EnvironmentNotFoundError, match="Installed: alpha, beta"):
-        load_environment("zzzzzz")
-
-
-def test_a_module_without_the_function_is_no_environment():
-    with pytest.raises(EnvironmentNotFoundError):
-        load_environment("json")
+@pytest.mark.parametrize("env_id", ["owner/toi-env@1.0.1", "zzzzzz", "json", "./nowhere.py"])
+def test_a_missing_one_names_what_there_is_and_the_install_commands(env_id, monkeypatch, refusal):
+    monkeypatch.setattr(opening, "installed_environments", lambda: ["toy-env", "beta"])
+    with refusal(EnvironmentNotFoundError):
+        load_environment(env_id)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("code", "arguments"),
     [
-        ({"siez": 3}, r"takes no argument 'siez'. Did you mean 'size'\? It takes: size, colour"),
-        ({"zzz": 3}, r"takes no argument 'zzz'. It takes: size, colour"),
+        (GOOD, {"siez": 3}),
+        (GOOD, {"zzz": 3}),
+        ("def load_environment(path, other=1): ...", {"other": 2}),
+        ("def load_environment(): return object()", {}),
+        ("def load_environment(): raise ValueError('bad data')", {}),
+        ("import not_installed_anywhere\ndef load_environment(): ...", {}),
+        ("1 / 0", {}),
+        ("def broken(:", {}),
+        (OWN_ERROR, {}),
     ],
 )
-def test_an_unknown_argument_is_refused_with_the_accepted_ones(site, arguments, message):
-    site("toy")
-    with pytest.raises(UsageError, match=message):
+def test_wrong_arguments_and_foreign_failures_become_one_message(site, code, arguments, refusal):
+    site("toy", code)
+    with refusal(UsageError):
         load_environment("toy", **arguments)
-
-
-def test_a_needed_argument_is_named(site):
-    site("toy", "def load_environment(path, other=1): ...")
-    with pytest.raises(UsageError, match="needs the argument 'path'"):
-        load_environment("toy", other=2)
 
 
 def test_free_arguments_are_passed_on(site):
     site("toy", GOOD.replace('*, colour: str = "red"', "**rest"))
     assert load_environment("toy", anything=1).size == 3
-
-
-@pytest.mark.parametrize(
-    ("code", "message"),
-    [
-        ("def load_environment(): return object()", "has no name, tasks, rollout"),
-        ("def load_environment(): raise ValueError('bad data')", "could not be built .*ValueError: bad data"),
-        (
-            "import not_installed_anywhere\ndef load_environment(): ...",
-            "needs the module 'not_installed_anywhere'",
-        ),
-        ("1 / 0", "could not be imported: ZeroDivisionError"),
-        ("def broken(:", "could not be imported: SyntaxError"),
-    ],
-)
-def test_foreign_failures_become_one_message(site, code, message):
-    site("toy", code)
-    with pytest.raises(UsageError, match=message):
-        load_environment("toy")
-
-
-def test_our_own_errors_pass_unchanged(site):
-    site("toy", "from buckeye.errors import UsageError\ndef load_environment(): raise UsageError('as it is')")
-    with pytest.raises(UsageError, match=r"^as it is$"):
-        load_environment("toy")
 
 
 def test_a_python_file(tmp_path):
@@ -202,28 +153,21 @@ def test_a_project_folder(tmp_path, monkeypatch, layout, announced):
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("name", "text"),
     [
-        (lambda folder: None, "has no module"),
-        (lambda folder: (folder / "pyproject.toml").write_text("[project\n"), "not valid TOML"),
-        (
-            lambda folder: (folder / f"{folder.name}.py").write_text("x = 1"),
-            "defines no function load_environment",
-        ),
+        (None, ""),
+        ("pyproject.toml", "[project\n"),
+        ("empty_project_of_nobody.py", "x = 1"),
     ],
 )
-def test_a_project_folder_that_is_none(tmp_path, monkeypatch, make, message):
+def test_a_project_folder_that_is_none(tmp_path, monkeypatch, name, text, refusal):
     monkeypatch.setattr(sys, "path", list(sys.path))
     folder = tmp_path / "empty_project_of_nobody"
     folder.mkdir()
-    make(folder)
-    with pytest.raises(UsageError, match=message):
+    if name is not None:
+        (folder / name).write_text(text)
+    with refusal(UsageError):
         load_environment(str(folder))
-
-
-def test_a_path_that_does_not_exist(tmp_path):
-    with pytest.raises(EnvironmentNotFoundError, match="does not exist"):
-        load_environment(str(tmp_path / "nowhere.py"))
 
 
 class AnsweringYes:

@@ -89,29 +89,24 @@ def test_tools_may_be_async_and_arguments_may_be_parsed_already():
 
 
 @pytest.mark.parametrize(
-    ("name", "arguments", "expected"),
+    ("name", "arguments"),
     [
-        ("lokup", "{}", "there is no tool 'lokup'. There are: lookup, now. Did you mean lookup?"),
-        ("", "{'word': dog}", "the call could not be read"),
-        ("lookup", "{'word': dog}", "the arguments of lookup are not JSON"),
-        ("lookup", "[" * 100_000, "the arguments of lookup are not JSON"),
-        ("lookup", '["dog"]', "must be a JSON object"),
-        ("lookup", "{}", "lookup needs the argument 'word'"),
-        (
-            "lookup",
-            '{"word": "dog", "pag": 1}',
-            "lookup has no argument 'pag'. There are: word, page, kind. Did",
-        ),
-        ("lookup", '{"word": 3}', "the argument 'word' of lookup must be of type string"),
-        ("lookup", '{"word": "dog", "page": true}', "the argument 'page' of lookup must be of type integer"),
-        ("lookup", '{"word": "dog", "kind": "x"}', 'must be one of ["noun", "verb"]'),
-        ("now", '{"x": 1}', "now has no argument 'x'. There are: none."),
+        ("lokup", "{}"),
+        ("", "{'word': dog}"),
+        ("lookup", "{'word': dog}"),
+        ("lookup", "[" * 100_000),
+        ("lookup", '["dog"]'),
+        ("lookup", "{}"),
+        ("lookup", '{"word": "dog", "pag": 1}'),
+        ("lookup", '{"word": 3}'),
+        ("lookup", '{"word": "dog", "page": true}'),
+        ("lookup", '{"word": "dog", "kind": "x"}'),
+        ("now", '{"x": 1}'),
     ],
 )
-def test_what_is_wrong_with_a_call_is_told_to_the_model(name, arguments, expected):
+def test_what_is_wrong_with_a_call_is_told_to_the_model(name, arguments, wording):
     content, errors = result_of(name, arguments)
-    assert content.startswith("Error: ")
-    assert expected in content
+    assert content == wording
     assert errors == 1
 
 
@@ -139,13 +134,13 @@ def test_a_result_that_is_no_text_is_named(result):
         result_of("now", "{}", lambda name, arguments: result)
 
 
-def test_a_tool_that_hangs_is_an_error_after_its_deadline():
+def test_a_tool_that_hangs_is_an_error_after_its_deadline(wording):
     async def call(name, arguments):
         await asyncio.sleep(60)
         return "late"
 
     played = play(Scripted([("now", "{}")], "done"), call, timeout=0.02)
-    assert played.messages[2]["content"] == "Error: no result within 0.02 s."
+    assert played.messages[2]["content"] == wording
     assert played.stop_reason == "answered"
 
 

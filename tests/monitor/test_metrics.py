@@ -39,12 +39,6 @@ def test_a_step_done_again_counts_once_and_what_an_earlier_attempt_did_after_it_
     assert counted(tmp_path) == {0: 1, 1: 1, 2: 2, 3: 2, 4: 2, 5: 3, 6: 3}
 
 
-def test_records_of_other_processes_change_nothing(write, tmp_path):
-    write(1, range(3))
-    MetricsLog(tmp_path / "metrics.jsonl").write("eval", 0, {})
-    assert counted(tmp_path) == {0: 1, 1: 1, 2: 1}
-
-
 def test_the_clock_does_not_matter(write, tmp_path, monkeypatch):
     write(1, range(4))
     monkeypatch.setattr("buckeye.monitor.metrics.time.time", lambda: 12.0)  # set back to 1970
@@ -73,12 +67,6 @@ def record(process, step, attempt=1, **values):
     return {"process": process, "step": step, "attempt": attempt, **values}
 
 
-def joined(*records):
-    """Step -> the attempts whose records count, by process."""
-    steps = RunMetrics(records).steps()
-    return {step.number: {name: r["attempt"] for name, r in step.records.items()} for step in steps}
-
-
 def test_records_are_joined_by_step_however_far_the_processes_are_apart():
     metrics = RunMetrics(
         [
@@ -96,25 +84,9 @@ def test_records_are_joined_by_step_however_far_the_processes_are_apart():
     assert metrics.values("reward/mean") == {0: 0.0, 1: 0.125, 2: 0.25, 3: 0.375}
 
 
-def test_a_batch_that_is_collected_again_is_not_joined_with_what_was_trained_before():
-    first = [record(name, n) for n in range(4) for name in ("orchestrator", "trainer")]
-    assert joined(*first, record("orchestrator", 2, 2)) == {
-        0: {"orchestrator": 1, "trainer": 1},
-        1: {"orchestrator": 1, "trainer": 1},
-        2: {"orchestrator": 2},
-    }
-
-
 def test_a_record_of_no_attempt_is_of_the_first():
     old = [{"process": "trainer", "step": step} for step in range(3)]
     assert list(RunMetrics([*old, record("trainer", 1, 2)]).of("trainer")) == [0, 1]
-
-
-def test_measurements_of_the_checkpoint_that_an_attempt_goes_on_from_count_and_later_ones_do_not():
-    measured = [record("eval", version) for version in (0, 2, 4)]
-    assert joined(*measured, record("trainer", 2, 2)) == {0: {"eval": 1}, 2: {"eval": 1, "trainer": 2}}
-    again = record("eval", 2, 2)
-    assert joined(*measured, record("trainer", 2, 2), again)[2] == {"eval": 2, "trainer": 2}
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import importlib.util
 import json
 import logging
 import os
-import re
 import subprocess
 import sys
 import threading
@@ -18,7 +17,7 @@ import wandb
 from buckeye.base.distribution import install_command
 from buckeye.config.load import load_with_warnings
 from buckeye.config.rl import RLConfig
-from buckeye.config.shared import LogConfig, TensorboardConfig, TrackioConfig, WandbConfig
+from buckeye.config.shared import TensorboardConfig, TrackioConfig, WandbConfig
 from buckeye.errors import UsageError
 from buckeye.monitor.metrics import MetricsLog
 from buckeye.monitor.tracker import Tracker, numbers_of
@@ -38,6 +37,17 @@ def _no_account(monkeypatch, tmp_path):
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
 
 
+def said(caplog):
+    """The messages of our own loggers."""
+    return [record.message for record in caplog.records if record.name.startswith("buckeye")]
+
+
+def log_run(directory, settings):
+    """What is recorded already, to one tracker."""
+    with tracked([settings], output_dir=directory, run_id="abc", config=settings):
+        pass
+
+
 def _write_rollouts(directory, step):
     rollout = {"group": 0, "env": "letters", "task_id": "t", "stop_reason": "stop", "error": None}
     lines = [
@@ -48,6 +58,7 @@ def _write_rollouts(directory, step):
     (directory / f"step_{step}.jsonl").write_text("\n".join(lines))
 
 
+@pytest.mark.e2e
 def test_one_run_with_the_numbers_of_all_processes_and_no_secret(tmp_path, monkeypatch):
     monkeypatch.setenv("JUDGE_API_KEY", SECRETS[0])
     args = {"judge": SECRETS[0], "judge_token": SECRETS[1], "headers": {"X-Key": SECRETS[2]}}
@@ -88,6 +99,7 @@ def test_one_run_with_the_numbers_of_all_processes_and_no_secret(tmp_path, monke
             assert not [s for s in SECRETS if s.encode() in path.read_bytes()], path
 
 
+@pytest.mark.e2e
 def test_what_a_killed_launcher_may_have_lost_is_sent_again(tmp_path):
     code = f"""
 import os, time
@@ -104,9 +116,7 @@ with tracked([settings], output_dir=out, run_id="abc", config=settings):
     MetricsLog(tmp_path / "metrics.jsonl").write("trainer", 0, {"loss": 1.0})
     env = {name: value for name, value in os.environ.items() if name != "WANDB_SERVICE"}  # not ours
     assert subprocess.run([sys.executable, "-c", code], check=False, env=env).returncode == 9
-    settings = WandbConfig(offline=True)
-    with tracked([settings], output_dir=tmp_path, run_id="abc", config=settings):
-        pass
+    log_run(tmp_path, WandbConfig(offline=True))
     newest = max(tmp_path.glob("wandb/offline-run-*/run-abc.wandb"))
     assert list(history(newest)) == [{"step": 0, "trainer/loss": 1.0}]
 
@@ -117,7 +127,8 @@ def warnings(monkeypatch, caplog):
     return caplog
 
 
-def test_without_the_server_the_numbers_are_on_the_disk(tmp_path, monkeypatch, warnings):
+@pytest.mark.e2e
+def test_without_the_server_the_numbers_are_on_the_disk(tmp_path, monkeypatch, warnings, wording):
     init = wandb.init
 
     def refuse_online(*, mode, **arguments):
@@ -128,27 +139,14 @@ def test_without_the_server_the_numbers_are_on_the_disk(tmp_path, monkeypatch, w
     monkeypatch.setattr(wandb, "init", refuse_online)
     monkeypatch.setenv("WANDB_API_KEY", "x" * 40)
     MetricsLog(tmp_path / "metrics.jsonl").write("trainer", 0, {"loss": 1.0})
-    settings = WandbConfig()
-    with tracked([settings], output_dir=tmp_path, run_id="abc", config=settings):
-        pass
-    assert "Weights & Biases cannot be used: CommError: no such project" in warnings.text
+    log_run(tmp_path, WandbConfig())
+    assert said(warnings) == wording
     (file,) = (tmp_path / "wandb").glob("offline-run-*/run-abc.wandb")
     assert list(history(file)) == [{"step": 0, "trainer/loss": 1.0}]
 
 
-def test_what_wandb_cannot_do_is_a_warning(tmp_path, monkeypatch, warnings):
-    def refuse(**_):
-        raise wandb.errors.CommError("no space left")
-
-    monkeypatch.setattr(wandb, "init", refuse)
-    settings = WandbConfig(offline=True)
-    with tracked([settings], output_dir=tmp_path, run_id="abc", config=settings):
-        pass
-    assert "CommError: no space left. The run goes on without" in warnings.text
-
-
-def test_a_run_that_could_not_be_logged_is_refused_before_it_starts(tmp_path, monkeypatch):
-    with pytest.raises(UsageError, match="no key for Weights & Biases"):
+def test_a_run_that_could_not_be_logged_is_refused_before_it_starts(tmp_path, monkeypatch, refusal):
+    with refusal(UsageError):
         check_trackers([WandbConfig()])
     check_trackers([])
     check_trackers([WandbConfig(offline=True)])
@@ -156,18 +154,21 @@ def test_a_run_that_could_not_be_logged_is_refused_before_it_starts(tmp_path, mo
     (tmp_path / "netrc").chmod(0o600)
     check_trackers([WandbConfig()])
     monkeypatch.setenv("WANDB_BASE_URL", "https://wandb.example.org")
-    with pytest.raises(UsageError, match="no key"):
+    with refusal(UsageError):
         check_trackers([WandbConfig()])
     monkeypatch.setenv("WANDB_API_KEY", "x")
     check_trackers([WandbConfig()])
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-    with pytest.raises(UsageError, match=re.escape(install_command("wandb"))):
+    with pytest.raises(UsageError) as caught:
         check_trackers([WandbConfig(offline=True)])
+    assert install_command("wandb") in str(caught.value)
     monkeypatch.setenv("WANDB_MODE", "disabled")
     check_trackers([WandbConfig()])
 
 
-def test_what_a_tracker_does_not_take_is_told_once_counted_and_sent_again(tmp_path, monkeypatch, warnings):
+def test_what_a_tracker_does_not_take_is_told_once_counted_and_sent_again(
+    tmp_path, monkeypatch, warnings, wording
+):
     taken = []
 
     class Fickle(Tracker):
@@ -186,15 +187,12 @@ def test_what_a_tracker_does_not_take_is_told_once_counted_and_sent_again(tmp_pa
         metrics.write("sft", step, {"loss": step / 2})
     for broken in (True, False):
         Fickle.broken = broken
-        with tracked([TrackioConfig()], output_dir=tmp_path, run_id="abc", config=TrackioConfig()):
-            pass
-    assert warnings.text.count("does not take") == 1
-    assert "Fickle does not take step 0: OSError: no room for 0\n" in warnings.text
-    assert f"Fickle lacks 3 steps, which are in {tmp_path}/metrics.jsonl" in warnings.text
+        log_run(tmp_path, TrackioConfig())
+    assert said(warnings) == wording
     assert taken == [(1, {"sft/loss": 0.5}), *((n, {"sft/loss": n / 2}) for n in range(4))]
 
 
-def test_one_tracker_that_fails_leaves_the_others(tmp_path, monkeypatch, warnings):
+def test_one_tracker_that_fails_leaves_the_others(tmp_path, monkeypatch, warnings, wording):
     taken = []
 
     class Good(Tracker):
@@ -216,7 +214,7 @@ def test_one_tracker_that_fails_leaves_the_others(tmp_path, monkeypatch, warning
     with pytest.raises(KeyError), tracked(settings, output_dir=tmp_path, run_id="a", config=settings[0]):
         raise KeyError("the run's own")
     assert taken == [0]
-    assert "Bad: ValueError: no such place. The run goes on without" in warnings.text
+    assert said(warnings) == wording
 
 
 class _Stuck(Tracker):
@@ -227,12 +225,9 @@ class _Stuck(Tracker):
         self.go_on.wait()
 
 
-def test_what_a_tracker_that_hangs_has_not_taken_is_named(tmp_path, monkeypatch, warnings):
+def test_what_a_tracker_that_hangs_has_not_taken_is_named(tmp_path, monkeypatch, warnings, wording):
     monkeypatch.setattr("buckeye.monitor.tracking.tracker_of", lambda one: _Stuck)
     monkeypatch.setattr("buckeye.monitor.tracking._FINISH_SECONDS", 0.1)
-    with tracked([TrackioConfig()], output_dir=tmp_path, run_id="a", config=LogConfig()):
-        pass
+    log_run(tmp_path, TrackioConfig())
     _Stuck.go_on.set()
-    assert (
-        f"Stuck has not taken everything within 0 s. The rest: {tmp_path / 'metrics.jsonl'}" in warnings.text
-    )
+    assert said(warnings) == wording

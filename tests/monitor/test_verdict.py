@@ -26,7 +26,7 @@ def test_the_word_follows_from_the_counts(tried, bad, word):
 
 @pytest.mark.parametrize(("tried", "bad"), [(0, 1), (3, 4), (3, -1), (-1, 0)])
 def test_impossible_counts_are_refused(tried, bad):
-    with pytest.raises(ValueError, match=f"{bad} bad ones of {tried}"):
+    with pytest.raises(ValueError, match=f"{bad} .* {tried}"):
         verdict(tried, bad)
 
 

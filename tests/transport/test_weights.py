@@ -32,8 +32,13 @@ def _model(value: float):
     return fill
 
 
+def publish(root: Path, step: int, value: float, **more) -> Path:
+    """Weights that are all of one value."""
+    return publish_weights(root, step, _model(value), **{"identity": ME, "dtype": "float32", **more})
+
+
 def test_publish_read_verify(tmp_path):
-    directory = publish_weights(tmp_path, 7, _model(1.0), identity=ME, dtype="float32")
+    directory = publish(tmp_path, 7, 1.0)
     assert directory == tmp_path / "step_7"
     manifest = verify_weights(directory)
     assert (manifest.run_id, manifest.attempt, manifest.step, manifest.dtype) == ("run", 2, 7, "float32")
@@ -45,38 +50,38 @@ def test_publish_read_verify(tmp_path):
 
 
 def test_an_adapter_says_that_it_is_one(tmp_path):
-    model = publish_weights(tmp_path, 1, _model(1.0), identity=ME, dtype="float32")
-    adapter = publish_weights(tmp_path, 2, _model(1.0), identity=ME, dtype="float32", adapter=True)
+    model = publish(tmp_path, 1, 1.0)
+    adapter = publish(tmp_path, 2, 1.0, adapter=True)
     assert [read_weights_manifest(directory).adapter for directory in (model, adapter)] == [False, True]
 
 
 def test_equal_weights_have_equal_checksums(tmp_path):
-    one = publish_weights(tmp_path, 1, _model(1.0), identity=ME, dtype="float32")
-    two = publish_weights(tmp_path, 2, _model(1.0), identity=ME, dtype="float32")
-    other = publish_weights(tmp_path, 3, _model(2.0), identity=ME, dtype="float32")
+    one = publish(tmp_path, 1, 1.0)
+    two = publish(tmp_path, 2, 1.0)
+    other = publish(tmp_path, 3, 2.0)
     checksums = [read_weights_manifest(d).checksum for d in (one, two, other)]
     assert checksums[0] == checksums[1] != checksums[2]
 
 
 def test_newest_sees_only_this_attempt(tmp_path):
     assert newest_weights(tmp_path / "none", identity=ME) is None
-    publish_weights(tmp_path, 9, _model(1), identity=RunIdentity(run_id="run", attempt=1), dtype="float32")
-    publish_weights(tmp_path, 8, _model(1), identity=RunIdentity(run_id="other", attempt=2), dtype="float32")
+    publish(tmp_path, 9, 1, identity=RunIdentity(run_id="run", attempt=1))
+    publish(tmp_path, 8, 1, identity=RunIdentity(run_id="other", attempt=2))
     assert newest_weights(tmp_path, identity=ME) is None
-    publish_weights(tmp_path, 3, _model(1), identity=ME, dtype="float32")
+    publish(tmp_path, 3, 1)
     (tmp_path / "step_4").mkdir()  # no manifest: nothing
     (tmp_path / ".step_5.tmp-1").mkdir()
     assert newest_weights(tmp_path, identity=ME) == (3, tmp_path / "step_3")
 
 
 def test_publishing_a_step_again_replaces_it(tmp_path):
-    publish_weights(tmp_path, 3, _model(1), identity=RunIdentity(run_id="run", attempt=1), dtype="float32")
-    publish_weights(tmp_path, 3, _model(2), identity=ME, dtype="float32")
+    publish(tmp_path, 3, 1, identity=RunIdentity(run_id="run", attempt=1))
+    publish(tmp_path, 3, 2)
     assert verify_weights(tmp_path / "step_3").attempt == 2
 
 
 def test_damage_is_noticed(tmp_path):
-    directory = publish_weights(tmp_path, 1, _model(1), identity=ME, dtype="float32")
+    directory = publish(tmp_path, 1, 1)
     shard = directory / "model-00001-of-00002.safetensors"
     content = bytearray(shard.read_bytes())
     content[-1] ^= 1
@@ -91,7 +96,7 @@ def test_damage_is_noticed(tmp_path):
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"run_id": "x"}'])
 def test_a_torn_manifest_is_an_error(tmp_path, content):
-    directory = publish_weights(tmp_path, 1, _model(1), identity=ME, dtype="float32")
+    directory = publish(tmp_path, 1, 1)
     (directory / "manifest.json").write_text(content)
     with pytest.raises(TransportError, match=r"manifest\.json"):
         read_weights_manifest(directory)
@@ -99,7 +104,7 @@ def test_a_torn_manifest_is_an_error(tmp_path, content):
 
 
 def test_a_changed_digest_contradicts_the_checksum(tmp_path):
-    directory = publish_weights(tmp_path, 1, _model(1), identity=ME, dtype="float32")
+    directory = publish(tmp_path, 1, 1)
     manifest = json.loads((directory / "manifest.json").read_text())
     manifest["files"]["model-00001-of-00002.safetensors"] = "0" * 64
     (directory / "manifest.json").write_text(json.dumps(manifest))
@@ -115,8 +120,8 @@ def test_weights_without_tensors_are_refused(tmp_path):
 
 def test_prune(tmp_path):
     for step in range(5):
-        publish_weights(tmp_path, step, _model(1), identity=ME, dtype="float32")
+        publish(tmp_path, step, 1)
     other = RunIdentity(run_id="another", attempt=1)
-    publish_weights(tmp_path, 7, _model(1), identity=other, dtype="float32")
+    publish(tmp_path, 7, 1, identity=other)
     prune_weights(tmp_path, ME.run_id, keep=lambda step: step in (0, 4))
     assert sorted(p.name for p in tmp_path.iterdir()) == ["step_0", "step_4", "step_7"]

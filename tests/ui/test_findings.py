@@ -23,15 +23,14 @@ def test_findings_are_those_of_rl_diagnose(tmp_path):
     assert told["step"] == 3
     first = told["findings"][0]
     assert (first["name"], first["confidence"], first["cause"]) == ("failed", "sure", "out of memory")
-    assert first["evidence"][0]["command"].startswith("buckeye rl logs")
     with mock.patch("buckeye.ui.findings._diagnose", side_effect=AssertionError):
         assert findings_of(run) == told  # nothing is new
 
 
-def test_a_diagnosis_that_fails_is_no_end_of_the_page(tmp_path):
+def test_a_diagnosis_that_fails_is_no_end_of_the_page(tmp_path, wording):
     run = OpenRun("run", make_run(tmp_path / "run", tokens=False))
     with mock.patch("buckeye.ui.findings.sys.executable", "/bin/false"):
-        assert "could not be diagnosed" in findings_of(run)["missing"]
+        assert findings_of(run)["missing"] == wording
 
 
 def test_a_slow_diagnosis_holds_up_neither_another_run_nor_another_question(tmp_path):

@@ -4,6 +4,7 @@ import json
 import shutil
 from unittest import mock
 
+import httpx
 import pytest
 from starlette.testclient import TestClient
 
@@ -13,7 +14,9 @@ from buckeye.ui.answers import ANSWERS
 from buckeye.ui.server import create_app
 from buckeye.ui.sources import Sources
 from tests.command import run_here
+from tests.ui.browsing import serving
 from tests.ui.made import make_run
+from tests.waiting import HANG
 
 
 def test_all_of_the_page_is_of_its_own_server(client):
@@ -71,12 +74,20 @@ def test_elsewhere_than_on_the_loopback_a_key_is_asked_for(folder):
         assert client.get("/api/runs", headers=right).json()["runs"][0]["name"] == "one"
 
 
-def test_what_cannot_be_asked_is_said(client):
-    assert "No run" in client.get("/api/runs/two/status").json()["error"]
-    assert "status" in client.get("/api/runs/one/nothing").json()["error"]
-    assert "pattern" in client.get("/api/runs/one/metrics").json()["error"]
-    assert "unknown field" in client.get("/api/runs/one/status", params={"x": 1}).json()["error"]
-    assert "expression" in client.get("/api/runs/one/metrics", params={"pattern": "("}).json()["error"]
+@pytest.mark.parametrize(
+    "path", ["two/status", "one/nothing", "one/metrics", "one/status?x=1", "one/metrics?pattern=("]
+)
+def test_what_cannot_be_asked_is_said(client, path, wording):
+    assert client.get(f"/api/runs/{path}").json()["error"] == wording
+
+
+@pytest.mark.e2e
+@pytest.mark.smoke
+def test_the_command_serves_a_recorded_run(folder):
+    with serving(folder) as base:
+        assert httpx.get(f"{base}api/runs", timeout=HANG).json()["runs"][0]["name"] == "one"
+        assert httpx.get(f"{base}api/runs/one/overview", timeout=HANG).json()["steps"] == [0, 1, 2, 3]
+        assert "<main" in httpx.get(base, timeout=HANG).text
 
 
 def test_runs_with_the_same_name_are_told_apart(tmp_path):
@@ -92,7 +103,6 @@ def test_runs_with_the_same_name_are_told_apart(tmp_path):
 def test_a_directory_without_a_run_is_refused(tmp_path):
     done = run_here("ui", tmp_path, cwd=tmp_path)
     assert done.returncode == 2
-    assert "without a run" in done.stderr
     with pytest.raises(UsageError, match="nobody"):
         Sources("nobody-knows-this")
 
@@ -114,7 +124,7 @@ def test_nothing_is_written_but_the_index(tmp_path):
     assert new == before
 
 
-def test_a_run_that_is_gone_or_damaged_is_left_out(tmp_path):
+def test_a_run_that_is_gone_or_damaged_is_left_out(tmp_path, wording):
     make_run(tmp_path / "one", tokens=False)
     hurt = make_run(tmp_path / "two", tokens=False)
     (hurt / "status.json").write_text("{")
@@ -123,7 +133,7 @@ def test_a_run_that_is_gone_or_damaged_is_left_out(tmp_path):
     with TestClient(create_app(sources), base_url="http://127.0.0.1") as client:
         states = {one["name"]: one["state"] for one in client.get("/api/runs").json()["runs"]}
         assert states == {"one": "finished", "two": "unknown"}
-        assert "cannot be read" in client.get("/api/runs/two/status").json()["reason"]
+        assert client.get("/api/runs/two/status").json()["reason"] == wording
         assert client.get("/api/runs/two/overview").json()["steps"] == []
         shutil.rmtree(tmp_path / "one")
         assert [one["name"] for one in client.get("/api/runs").json()["runs"]] == ["two"]
@@ -145,13 +155,12 @@ def test_events_say_what_is_new(folder):
         return told
 
     told = asyncio.run(first()).decode()
-    assert told.startswith("event: changed\ndata: ")
     assert set(json.loads(told.split("data: ")[1])) >= {"metrics", "events", "rollouts"}
 
 
-def test_a_run_whose_launcher_is_gone_says_that_it_was_killed(tmp_path):
+def test_a_run_whose_launcher_is_gone_says_that_it_was_killed(tmp_path, wording):
     make_run(tmp_path / "one", state="running", tokens=False)
     with TestClient(create_app(Sources(str(tmp_path))), base_url="http://127.0.0.1:8420") as client:
         status = client.get("/api/runs/one/status").json()
     assert (status["state"], status["going_on"]) == ("dead", False)
-    assert status["reason"].startswith("its launcher ended without a word: it was killed")
+    assert status["reason"] == wording

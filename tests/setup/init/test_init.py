@@ -99,6 +99,7 @@ def bound(config, call):
     return bind(parsed.calls[0], config.actions, {}).arguments
 
 
+@pytest.mark.e2e
 def test_text_2048_end_to_end_by_the_real_command(tmp_path):
     argv = [sys.executable, "-m", "buckeye", "rl", "init", "--command", "text-2048"]
     done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=False)
@@ -108,62 +109,16 @@ def test_text_2048_end_to_end_by_the_real_command(tmp_path):
     assert set(config.actions) == {"move", "done"}
 
 
-def test_the_file_has_the_form_of_the_page(tmp_path):
+def test_the_file_has_the_form_of_the_page(tmp_path, wording):
     look = tool("look", "Look around.", ["at"], at=text("where"), far={"type": "boolean", "default": False})
     made, config = generated(tmp_path, look)
-    assert made.text.splitlines()[1:] == [
-        "job:",
-        '  name: "RL Training - my-env"',
-        "  metadata:",
-        '    environment: "my-env:latest"',
-        "",
-        "system_prompt: |",
-        "  You are an AI agent interacting with my-env.",
-        "",
-        "  Available tools:",
-        "  - look(at: string, far?: boolean = false): Look around.",
-        '    Usage: <tool>look("...")</tool>',
-        "      at: where",
-        "  - done(): End the task. Call it when the task is finished.",
-        "    Usage: <tool>done()</tool>",
-        "",
-        "  Think first, between <think> and </think>. Then write one tool call, and nothing after it.",
-        "  Its result is in the next message. Texts are written in quotes.",
-        "  Arguments are given in the order shown, or by name, as name=value.",
-        "  Those with a question mark may be left out.",
-        "",
-        "parser:",
-        "  use_thinking: true",
-        "  xml_weight: 0.6",
-        "  action_weight: 0.4",
-        "",
-        "action_mappings:",
-        "  look:",
-        '    _tool: "look"',
-        "    _parser:",
-        '      positional: ["at", "far"]',
-        "    at:",
-        '      from_arg: "at"',
-        "    far:",
-        '      from_arg: "far"',
-        "  done:",
-        "    _tool: null",
-        "",
-        "rubric:",
-        "  weights:",
-        "    task_completion: 0.8",
-        "    tool_execution: 0.1",
-        "    format_compliance: 0.1",
-        "",
-        "defaults:",
-        "  max_turns: 100",
-    ]
+    assert made.text.splitlines()[1:] == wording
     for call in ('look("x", true)', 'look("x", far=true)', 'look(far=true, at="x")'):
         assert bound(config, call) == {"at": "x", "far": True}
     assert bound(config, 'look("x")') == {"at": "x"}  # what is left out is not sent as null
 
 
-def test_types_enums_and_defaults_are_shown(tmp_path):
+def test_types_enums_and_defaults_are_shown(tmp_path, wording):
     nested = {"type": "object", "properties": {"x": {"type": "number"}}}
     made, _ = generated(
         tmp_path,
@@ -178,8 +133,7 @@ def test_types_enums_and_defaults_are_shown(tmp_path):
             code={"enum": list(range(100))},
         ),
     )
-    assert 'act(way: "up" | "down", spot: any, n?: integer, many?: array of string, code?: 0 | 1' in made.text
-    assert "... (100 in all)" in made.text
+    assert [line for line in made.text.splitlines() if "act(" in line] == wording
     with_ref = tool("act", "", ["spot"], spot={"$ref": "#/$defs/Spot"})
     with_ref["inputSchema"]["$defs"] = {"Spot": nested}
     assert '- act(spot: {"x": number})' in generated(tmp_path, with_ref)[0].text
@@ -214,7 +168,7 @@ def test_hostile_descriptions_do_no_harm(init, tmp_path):
     assert ("look", {"at": "</tool>\x1b[31m"}) in calls(tmp_path)  # an enumeration stays exact
 
 
-def test_the_reserved_tools_and_those_of_tasks_are_not_for_the_model(init, tmp_path):
+def test_the_reserved_tools_and_those_of_tasks_are_not_for_the_model(init, tmp_path, wording):
     tasks = [
         {
             "prompt": "p",
@@ -234,44 +188,31 @@ def test_the_reserved_tools_and_those_of_tasks_are_not_for_the_model(init, tmp_p
     code, printed = init("--tasks", "my.json", tools=tools)
     config = load_gym_config(Path("configs/tool_server.yaml"))
     assert set(config.actions) == {"click", "done"}
-    for name in ("setup", "evaluate", "judge"):
-        assert f"{name} is left out: it prepares or grades, which is not for the model" in printed
-    assert "not mapped, to be looked at: open_page" in printed
-    assert (
-        "# CHECK open_page: tasks prepare the environment with it."
-        in Path("configs/tool_server.yaml").read_text()
-    )
+    assert [line for line in printed.splitlines() if "left out" in line or "not mapped" in line] == wording
+    assert "# CHECK open_page: " in Path("configs/tool_server.yaml").read_text()
     assert calls(tmp_path)[0] == ("open_page", {"page": "a"})
     assert calls(tmp_path)[-1][0] == "judge"
     assert code == 1  # judge gives no reward, so the rollout has none
-    assert "gave no reward" in printed
 
 
-@pytest.mark.parametrize(
-    "one",
-    [
-        tool("reset_board"),
-        tool("getAnswer"),
-        tool("admin_panel"),
-        tool("show_solution"),
-        tool("run_shell"),
+def test_administration_and_leaks_are_comments(init):
+    held = [
+        *map(tool, ("reset_board", "getAnswer", "admin_panel", "show_solution", "run_shell", "debug")),
         tool("peek", "Returns the correct answer of the task."),
-        tool("debug"),
         tool("remove") | {"annotations": {"destructiveHint": True}},
-    ],
-    ids=lambda one: one["name"],
-)
-def test_administration_and_leaks_are_comments(init, one):
-    code, printed = init(tools=[one, tool("click"), EVALUATE])
+    ]
+    code, printed = init(tools=[*held, tool("click"), EVALUATE])
     assert code == 0, printed
     path = Path("configs/tool_server.yaml")
     assert set(load_gym_config(path).actions) == {"click", "done"}
     lines = path.read_text().splitlines()
-    assert any(line.startswith(f"  # CHECK {one['name']}: ") for line in lines)
-    uncommented = [line.replace("  # ", "  ") for line in lines if line.startswith(("  # ", "  #   "))]
-    start = uncommented.index(f"  {one['name']}:")
-    path.write_text(path.read_text().replace("  done:\n", "\n".join([*uncommented[start:], "  done:\n"]), 1))
-    assert one["name"] in load_gym_config(path).actions  # what the comment offers works
+    offered = []
+    for one in held:
+        assert any(line.startswith(f"  # CHECK {one['name']}: ") for line in lines)
+        start = lines.index(f"  # {one['name']}:")
+        offered += [line.replace("  # ", "  ") for line in lines[start : lines.index("", start)]]
+    path.write_text(path.read_text().replace("  done:\n", "\n".join([*offered, "  done:\n"]), 1))
+    assert {one["name"] for one in held} < set(load_gym_config(path).actions)  # what the comments offer works
 
 
 def test_a_place_that_every_tool_takes_is_bound_where_it_is_known(tmp_path):
@@ -304,14 +245,6 @@ def test_the_tasks_say_what_a_bound_place_is(init, tmp_path):
     assert "grading gave 0.5" in printed
 
 
-def test_sixty_tools(init, tmp_path):
-    tools = [tool(f"tool_{n}", f"Does {n}.", ["a"], a={"type": "integer"}) for n in range(60)]
-    code, printed = init(tools=[*tools, EVALUATE])
-    assert code == 0, printed
-    assert len(calls(tmp_path)) == 60
-    assert len(load_gym_config(Path("configs/tool_server.yaml")).actions) == 61
-
-
 def test_what_does_not_work_is_told_apart(init):
     tools = [
         tool("click"),
@@ -332,27 +265,25 @@ def test_what_does_not_work_is_told_apart(init):
         "coded": "not tried",
         "typed": "worked",
     }
-    assert "not proven: crash did not work." in printed
     assert Path("configs/tool_server.yaml").exists()
 
 
-@pytest.mark.parametrize(
-    ("said", "ending"),
-    [
-        ('{\n  "success": false,\n  "message": "no board"\n}', "refused"),
-        ('{"ok":false}', "refused"),
-        ('{"error": "no board"}', "refused"),
-        ('{"status": "error", "message": "no board"}', "refused"),
-        ("Error: no board", "refused"),
-        ('{"success": true, "error": null}', "worked"),
-        ('{"errors": 0}', "worked"),
-        ('{"tasks": [{"success": false}]}', "worked"),
-    ],
-)
-def test_a_failure_that_is_told_as_a_result_is_a_refusal(init, said, ending):
-    code, printed = init(tools=[tool("fail", said), tool("click"), EVALUATE])
+def test_a_failure_that_is_told_as_a_result_is_a_refusal(init):
+    said = {
+        '{\n  "success": false,\n  "message": "no board"\n}': "refused",
+        '{"ok":false}': "refused",
+        '{"error": "no board"}': "refused",
+        '{"status": "error", "message": "no board"}': "refused",
+        "Error: no board": "refused",
+        '{"success": true, "error": null}': "worked",
+        '{"errors": 0}': "worked",
+        '{"tasks": [{"success": false}]}': "worked",
+    }
+    names = {f"fail_{number}": text for number, text in enumerate(said)}
+    tools = [tool(name, text) for name, text in names.items()]
+    code, printed = init(tools=[*tools, tool("click"), EVALUATE])
     assert code == 0
-    assert endings(printed) == {"fail": ending, "click": "worked"}
+    assert endings(printed) == {name: said[text] for name, text in names.items()} | {"click": "worked"}
 
 
 def test_a_lock_file_gives_what_the_live_environment_gives(init, tmp_path):
@@ -393,42 +324,44 @@ def test_images_give_their_name_to_the_file(init, env, name, image):
     }
     Path("configs").mkdir()
     Path("configs", f"{name}.yaml").write_text("mine")
-    with pytest.raises(UsageError, match="exists already"):  # before any image is looked for
+    with pytest.raises(UsageError):  # before any image is looked for
         init(env)
     assert Path("configs", f"{name}.yaml").read_text() == "mine"
 
 
 @pytest.mark.parametrize("env", ["./x", "x/", "../x", "nope", "org/env", "a b", "x.yaml", "/no/where:1"])
-def test_a_folder_that_is_not_there_is_no_image(init, env):
-    with pytest.raises(UsageError, match="is neither a folder"):
+def test_a_folder_that_is_not_there_is_no_image(init, env, refusal):
+    with refusal(UsageError):
         init(env)
 
 
-def test_wrong_usage(init, tmp_path):
-    for words, said in [
-        ((), "say which environment"),
-        (("sh",), "For an image, write its tag: sh:latest"),
-        (("a:b", "--command", "x"), "say which environment"),
-        (("a:b", "--header", "A=b"), "--header is for an address"),
-        (("http://x/mcp", "--header", "Authorization=Bearer planted"), "other users can see flags"),
-        ((str(tmp_path),), "is no environment"),
-        (("--command", "'"), "--command"),
-    ]:
-        with pytest.raises(UsageError, match=said):
-            init(*words)
-    with pytest.raises(BuckeyeError, match="no-such-program"):
-        init("--command", "no-such-program")
+@pytest.mark.parametrize(
+    "words",
+    [
+        (),
+        ("sh",),
+        ("a:b", "--command", "x"),
+        ("a:b", "--header", "A=b"),
+        ("http://x/mcp", "--header", "Authorization=Bearer planted"),
+        (".",),
+        ("--command", "'"),
+        ("--command", "no-such-program"),
+    ],
+)
+def test_wrong_usage(init, tmp_path, words, refusal):
+    with refusal(BuckeyeError):
+        init(*words)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_place_where_nothing_can_be_written(init):
+def test_a_place_where_nothing_can_be_written(init, refusal):
     Path("configs").write_text("a file")
-    with pytest.raises(UsageError, match="cannot be written"):
+    with refusal(UsageError):
         init(tools=[tool("click"), EVALUATE])
 
 
 def test_a_server_that_dies_is_a_failure_with_its_last_words(init, tmp_path):
-    with pytest.raises(BuckeyeError, match="No such file"):
+    with pytest.raises(BuckeyeError, match=r"FileNotFoundError.*none\.json"):
         init("--command", f"{sys.executable} {SERVER} {tmp_path / 'none.json'}")
     assert not Path("configs").exists()
 
@@ -463,6 +396,7 @@ def test_the_commands_of_the_page(init, tmp_path, monkeypatch):
     assert list((tmp_path / "cache" / "buckeye" / "gateway").glob("[0-9]*")) == []  # nothing is left
 
 
+@pytest.mark.e2e
 def test_an_address_behind_a_gateway(init, tmp_path, monkeypatch):
     (tmp_path / "tools.json").write_text(json.dumps([tool("click"), EVALUATE]))
     serve = f"{sys.executable} {SERVER} {tmp_path / 'tools.json'}"
@@ -485,17 +419,15 @@ def test_a_project_folder_is_installed_and_played(init, tmp_path, monkeypatch):
     shutil.copytree(TEXT_2048, tmp_path / "game")
     code, printed = init("game")
     assert code == 0, printed
-    assert "the first task's grading gave 0" in printed
     assert Path("configs/text-2048.yaml").exists()
 
 
-def test_a_mute_server_is_waited_for_in_words(monkeypatch, tmp_path):
+def test_a_mute_server_is_waited_for_in_words(monkeypatch, tmp_path, wording):
     monkeypatch.setattr(terminal, "FIRST_LINE", 0.1)
-    mute = f"{sys.executable} -c 'import time; time.sleep(2)'"
+    mute = f"{sys.executable} -c 'import time; time.sleep(0.5)'"
     done = run_here("rl", "init", "--command", mute, cwd=tmp_path)
     assert done.returncode == 1
-    assert "waiting for the command to start and tell its tools, at most 120 s ...\n" in done.stderr
-    assert "it ended with exit code 0" in done.stderr
+    assert done.stderr == wording
 
 
 @pytest.mark.parametrize(
@@ -514,9 +446,7 @@ def test_a_program_that_fetches_its_server_may_take_longer(init, monkeypatch, co
     assert asked == [seconds]
 
 
-def test_a_program_that_floods_is_told_in_one_line(tmp_path):
+def test_a_program_that_floods_is_told_in_one_line(tmp_path, wording):
     done = run_here("rl", "init", "--command", "yes", cwd=tmp_path)
     assert done.returncode == 1
-    assert done.stderr == (
-        "error: server 'environment' wrote 10000 lines that are no messages of MCP, the last: 'y'\n"
-    )
+    assert done.stderr == wording

@@ -4,9 +4,9 @@ written to, and nothing is left."""
 import hashlib
 import json
 import os
-import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import yaml
@@ -88,16 +88,18 @@ def run_alone(place, *words):
 
 
 @needs_walls
+@pytest.mark.e2e
 def test_what_is_the_users_stays_as_it_is_and_tools_act_on_a_copy(place):
     project, home = place / "user" / "project", place / "home"
     paths = [project / "a.txt", project / "new", home / ".netrc", home / "planted", place / "outside"]
+    paths.append(Path("/tmp") / f"planted-{place.parent.name}-{place.name}")
     tools = [tool("write", " ".join(map(str, [*paths, "~/planted", "here"]))), tool("look")]
     program = started(place, tools)
     before = seen(place / "user", home)
     done = run_alone(place, "--command", f"{sys.executable} {program} {project}")
     assert done.returncode == 0, done.stdout + done.stderr
     assert seen(place / "user", home) == before
-    assert not (place / "outside").exists()
+    assert not any(path.exists() for path in paths[-2:])
     assert not (place / "tools.log").exists()  # the server's own log, beside its program
     assert endings(done.stdout) == {"write": "worked", "look": "worked"}
     copy = place / "work" / "configs" / "tool_server-files" / "project"
@@ -110,19 +112,16 @@ def test_what_is_the_users_stays_as_it_is_and_tools_act_on_a_copy(place):
     assert left == []
 
 
-def test_a_copy_has_no_keys_remotes_and_hooks_and_no_way_out(place, tmp_path):
+def test_a_copy_has_no_keys_remotes_and_hooks_and_no_way_out(place, tmp_path, wording):
     project, copy = place / "user" / "project", tmp_path / "copy"
     done = copy_without_keys(project, copy)
     found = sorted(str(path.relative_to(copy)) for path in copy.rglob("*"))
     assert found == [".git", ".git/HEAD", "a.txt", "sub", "sub/inside"]
     assert (copy / "sub" / "inside").read_text() == "hello"
-    assert str(done) == (
-        "2 files, 26 B; without .env; without git's configuration and hooks; "
-        "without links and mounts that lead out of it"
-    )
+    assert str(done) == wording
 
 
-def test_a_large_folder_is_copied_up_to_a_limit_and_that_is_said(place, tmp_path, monkeypatch):
+def test_a_large_folder_is_copied_up_to_a_limit_and_that_is_said(place, tmp_path, monkeypatch, wording):
     folder = place / "user" / "large"
     (folder / "deep").mkdir(parents=True)
     for name in ("a", "b", "deep/c"):
@@ -130,52 +129,38 @@ def test_a_large_folder_is_copied_up_to_a_limit_and_that_is_said(place, tmp_path
     monkeypatch.setattr("buckeye.setup.init.named_paths._MOST_BYTES", 1000)
     done = copy_without_keys(folder, tmp_path / "copy")
     assert (done.files, done.bytes, done.cut) == (2, 800, 1)
-    assert str(done).endswith("1 files more are too much to copy")
+    assert str(done) == wording
 
 
 @pytest.mark.parametrize(
-    ("command", "made", "named"),
+    "command",
     [
-        ("uvx mcp-server-git --repository {p}/repo", "uvx mcp-server-git --repository @/repo", ["repo"]),
-        (
-            "npx -y @org/server-files {p}/repo {p}/x.db",
-            "npx -y @org/server-files @/repo @/x.db",
-            ["repo", "x.db"],
-        ),
-        ("{p}/bin/serve --db={p}/x.db", "{p}/bin/serve --db=@/x.db", ["x.db"]),
-        (
-            "python {p}/serve.py --db sqlite:///{p}/x.db",
-            "python {p}/serve.py --db sqlite:///@/x.db",
-            ["x.db"],
-        ),
-        ("python -m serve {p}/repo/deep", "python -m serve @/deep", ["deep"]),
-        (
-            "uv run --directory {p}/repo serve.py {p}/x.db",
-            "uv run --directory {p}/repo serve.py @/x.db",
-            ["x.db"],
-        ),
-        ("env STORE={p}/x.db npx -y server", "env STORE=@/x.db npx -y server", ["x.db"]),
-        ("serve {p}/repo {p}/repo/deep", "serve @/repo @/repo/deep", ["repo"]),
-        ("serve --db {p}/new.db --port 80 stdio", "serve --db @/new.db --port 80 stdio", []),
-        ("docker run -v {p}/repo:/data image", "docker run -v @/repo:/data image", ["repo"]),
-        ("serve x.db", "serve @/x.db", ["x.db"]),
-        ("serve repo", "serve repo", []),
-        ("serve --repository repo", "serve --repository @/repo", ["repo"]),
-        ("serve --repository other", "serve --repository other", []),
-        ("serve ./repo http://x/y -", "serve @/repo http://x/y -", ["repo"]),
+        "uvx mcp-server-git --repository {p}/repo",
+        "npx -y @org/server-files {p}/repo {p}/x.db",
+        "{p}/bin/serve --db={p}/x.db",
+        "python {p}/serve.py --db sqlite:///{p}/x.db",
+        "python -m serve {p}/repo/deep",
+        "uv run --directory {p}/repo serve.py {p}/x.db",
+        "env STORE={p}/x.db npx -y server",
+        "serve {p}/repo {p}/repo/deep",
+        "serve --db {p}/new.db --port 80 stdio",
+        "docker run -v {p}/repo:/data image",
+        "serve x.db",
+        "serve repo",
+        "serve --repository repo",
+        "serve --repository other",
+        "serve ./repo http://x/y -",
     ],
 )
-def test_the_words_of_a_command_that_are_the_users_files(tmp_path, monkeypatch, command, made, named):
+def test_the_words_of_a_command_that_are_the_users_files(tmp_path, monkeypatch, command, wording):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "repo" / "deep").mkdir(parents=True)
     (tmp_path / "bin").mkdir()
     for name in ("x.db", "serve.py", "bin/serve"):
         (tmp_path / name).touch()
     found = named_paths(command.format(p=tmp_path).split())
-    assert " ".join(found.words) == made.format(p=tmp_path).replace("@/", "{workdir}/").replace(
-        "npx -y {workdir}", "npx -y @"
-    )
-    assert {name: path.name for name, path in found.paths.items()} == {name: name for name in named}
+    assert " ".join(found.words) == wording
+    assert {name: str(path.relative_to(tmp_path)) for name, path in found.paths.items()} == wording
 
 
 @pytest.mark.parametrize(
@@ -195,7 +180,7 @@ def test_variables_before_a_program_are_its_environment(place, command, words, e
     assert written.env == env
 
 
-def test_tools_that_reach_far_are_called_only_when_asked_for(place, monkeypatch):
+def test_tools_that_reach_far_are_called_only_when_asked_for(place, monkeypatch, wording):
     monkeypatch.setattr(trial, "keeps_all_else", lambda: "so that the server can write its log")
     send = tool("send") | {"annotations": {"openWorldHint": True}}
     wipe = tool("clear") | {"annotations": {"destructiveHint": True}}
@@ -203,16 +188,13 @@ def test_tools_that_reach_far_are_called_only_when_asked_for(place, monkeypatch)
     words = ("--command", command, "--include", "*")
     done = run(place, *words)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "send   held back    it announces openWorldHint; --try-all calls it" in done.stdout
-    assert "clear  held back    it announces destructiveHint; --try-all calls it" in done.stdout
+    assert [line for line in done.stdout.splitlines() if "held back" in line] == wording
     assert calls(place) == [("look", {})]
-    done = run(place, *words, "--try-all", "--force")
-    assert re.search(r"send   worked", done.stdout)
-    assert re.search(r"clear  worked", done.stdout)
+    run(place, *words, "--try-all", "--force")
     assert {name for name, _ in calls(place)} == {"send", "clear", "look"}
 
 
-def test_tools_are_chosen_by_name_and_pattern(place):
+def test_tools_are_chosen_by_name_and_pattern(place, wording):
     tools = [tool("get_one"), tool("get_two"), tool("reset_all"), tool("put_one")]
     command = f"{sys.executable} {started(place, tools)}"
 
@@ -224,9 +206,11 @@ def test_tools_are_chosen_by_name_and_pattern(place):
     assert actions() == ["get_one", "get_two", "put_one"]
     assert actions("--include", "get_*") == ["get_one", "get_two"]
     assert actions("--include", "reset_all") == ["reset_all"]  # who names it wants it
-    wrong = run(place, "--command", command, "--include", "get_on")
-    assert wrong.returncode == 2
-    assert "--include get_on: no tool is called so. Did you mean get_one" in wrong.stderr
+    assert actions("--include", "get_*", "--exclude", "get_two") == ["get_one"]
+    for wrong in (("--include", "get_on"), ("--exclude", "get_on"), ("--exclude", "*")):
+        done = run(place, "--command", command, *wrong)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr == wording
 
 
 def test_all_servers_that_tasks_name_are_taken(place):
@@ -253,14 +237,13 @@ def test_a_failed_start_leaves_nothing(place):
     program.write_text("import subprocess, sys\nsubprocess.Popen(['sleep', '1234567'])\nsys.exit(3)\n")
     done = run_alone(place, "--command", f"{sys.executable} {program} {place / 'user' / 'project'}")
     assert done.returncode == 1
-    assert "it ended with exit code 3" in done.stderr
     assert list((place / "work").iterdir()) == []
     assert [path for path in (place / "cache").rglob("*") if not path.is_dir() and path.name != ".lock"] == []
     listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
     assert "sleep 1234567" not in listed
 
 
-def test_tasks_with_files_and_functions_are_tried_on_their_files(place):
+def test_tasks_with_files_and_functions_are_tried_on_their_files(place, wording):
     """The server's grade is 1 where its folder has one note."""
     tasks = place / "user" / "tasks.json"
     (tasks.parent / "start").mkdir()
@@ -273,19 +256,17 @@ def test_tasks_with_files_and_functions_are_tried_on_their_files(place):
     before = seen(place / "user")
     ran = run(place, "--tasks", str(tasks), "--include", "notes")
     assert ran.returncode == 0, ran.stderr
-    assert "the first task's grading gave 1" in ran.stdout
+    assert [line for line in ran.stdout.splitlines() if "grading gave" in line] == wording
     assert seen(place / "user") == before
 
 
-def test_a_tool_that_may_change_what_cannot_be_copied_is_held_back(place):
+def test_a_tool_that_may_change_what_cannot_be_copied_is_held_back(place, wording):
     reads = tool("read") | {"annotations": {"readOnlyHint": True}}
     program = started(place, [tool("write_row"), reads])
     command = f"{sys.executable} {program} postgresql://me:secret@localhost/shop"
     printed = run(place, "--command", command).stdout
     assert endings(printed) == {"read": "worked", "write_row": "held back"}
-    assert (
-        "it may change what is at postgresql://localhost/shop, of which there is no copy; --try-all calls it"
-    ) in printed
+    assert [line for line in printed.splitlines() if "held back" in line] == wording
 
 
 def test_devices_and_pipes_are_not_taken_for_files(tmp_path):

@@ -2,7 +2,7 @@
 
     python tool_server.py TOOLS.json
 
-Every call is answered with its arguments; with "refuse" in it, as an error; `fail` answers with its own
+Every call is answered with its arguments; with "refuse" in it, as an error; `fail...` answers with its own
 description, `crash` ends the server, `finish` says that the environment is done; `write` writes to the files
 that its description names. What was called is written to TOOLS.log, if that can be written.
 """
@@ -41,7 +41,7 @@ def called(request):
     if name == "evaluate":
         return answer(request, {"content": [], "structuredContent": {"reward": 0.5}})
     text = json.dumps(arguments)
-    if name == "fail":
+    if name.startswith("fail"):
         text = next(tool["description"] for tool in TOOLS if tool["name"] == name)
     if name == "write":
         paths = next(tool["description"] for tool in TOOLS if tool["name"] == name).split()

@@ -36,10 +36,8 @@ def test_what_does_not_fit_as_a_whole_is_trained_by_adapters():
     assert plan_gpus(Gpus(1, "H100_80GB", 80), MIDDLE).lora
 
 
-def test_what_does_not_fit_at_all_is_said_with_what_would():
-    with pytest.raises(
-        UsageError, match=r"32 billion parameters do not fit on 1xH100_80GB .*at least 3xH100"
-    ):
+def test_what_does_not_fit_at_all_is_said_with_what_would(refusal):
+    with refusal(UsageError):
         plan_gpus(Gpus(1, "H100_80GB", 80), LARGE)
 
 

@@ -12,7 +12,7 @@ from buckeye.mcp.config import GymConfig
 from buckeye.mcp.tasks.task_schema import McpTask
 from buckeye.setup.recipe.compose import Recipe, run_text
 from buckeye.setup.recipe.model import SUGGESTED, ModelFacts, model_facts, refuse_hosted
-from buckeye.setup.recipe.sizes import choose_sizes, described_text, learning_rate
+from buckeye.setup.recipe.sizes import choose_sizes, learning_rate
 from buckeye.setup.recipe.where import plan_gpus
 
 GYM = GymConfig.model_validate(
@@ -66,8 +66,8 @@ def test_sizes_follow_the_tasks_the_prompts_and_the_turns():
     assert choose_sizes(tasks(600), [], GYM, model(), on_gpu=True).max_steps == 113  # 1800 tasks, 16 a batch
 
 
-def test_a_model_that_cannot_read_the_prompt_is_refused():
-    with pytest.raises(UsageError, match=r"has 1162 tokens, and org/m reads 1024 at most"):
+def test_a_model_that_cannot_read_the_prompt_is_refused(refusal):
+    with refusal(UsageError):
         choose_sizes(tasks(1, "p" * 3090), [], GYM, model(positions=1024), on_gpu=False)
 
 
@@ -75,7 +75,7 @@ def gym(max_turns):
     return GYM.model_copy(update={"defaults": GYM.defaults.model_copy(update={"max_turns": max_turns})})
 
 
-def test_long_descriptions_make_long_rollouts_and_who_asks_for_a_length_gets_it():
+def test_long_descriptions_make_long_rollouts_and_who_asks_for_a_length_gets_it(refusal):
     described, facts = tasks(16, "p" * 9000), model(positions=8192)
     usual = choose_sizes(described, [], gym(100), facts, on_gpu=False)
     assert usual.prompt_tokens == 32 + 100 + 3000
@@ -84,25 +84,11 @@ def test_long_descriptions_make_long_rollouts_and_who_asks_for_a_length_gets_it(
     assert (asked.seq_len, asked.max_tokens) == (3300, 128)
     assert choose_sizes(tasks(16), [], gym(30), facts, on_gpu=False).seq_len == 6912  # 162 and 30 times 224
     assert choose_sizes(tasks(16), [], gym(100), facts, on_gpu=False).seq_len == 2048
-    with pytest.raises(UsageError, match=r"3132 tokens, and --seq-len is 3000\. 100 of them describe"):
+    with refusal(UsageError):
         choose_sizes(described, [], gym(30), facts, on_gpu=False, asked=3000)
 
 
-def test_it_is_said_what_share_of_a_rollout_describes_tools():
-    sizes = choose_sizes(tasks(16), [], GYM, model(), on_gpu=False)
-    assert described_text(sizes, 1) == (
-        "1 described in 100 tokens (estimated by their characters), 16% of a rollout"
-    )
-    long = GYM.model_copy(update={"system_prompt": "x" * 3000})
-    sizes = choose_sizes(tasks(16), [], long, model(), on_gpu=False)  # 1062 and twice 224 make 1510
-    assert sizes.seq_len == 1536
-    assert (
-        "1000 tokens (estimated by their characters), 65% of a rollout; that is much: `buckeye rl init ... "
-        in (described_text(sizes, 12))
-    )
-
-
-def test_the_file_is_what_rl_reads_and_flags_go_over_it(tmp_path):
+def test_the_file_is_what_rl_reads_and_flags_go_over_it(tmp_path, refusal):
     made = recipe(held_out=tasks(50))
     config = loaded(run_text(made), tmp_path)
     assert config.orchestrator.env[0].args == {"taskset": "tasks.json", "config_path": "configs/e.yaml"}
@@ -122,9 +108,9 @@ def test_the_file_is_what_rl_reads_and_flags_go_over_it(tmp_path):
         loaded(run_text(made, ["--orchestrator.eval.interval", "5"]), tmp_path).orchestrator.eval.interval
         == 5
     )
-    with pytest.raises(ConfigError, match="--max-stepz: no such setting"):
+    with refusal(ConfigError):
         run_text(made, ["--max-stepz", "7"])
-    with pytest.raises(UsageError, match=r"args\.x: a TOML file cannot say None here"):
+    with refusal(UsageError):
         run_text(made, ["--orchestrator.env.0.args.x", "None"])
 
 
@@ -151,27 +137,16 @@ def test_the_size_of_a_model_is_in_its_name(name, parameters, guessed):
     assert (facts.parameters, facts.guessed) == (parameters, guessed)
 
 
-@pytest.mark.parametrize(
-    ("name", "hosted"),
-    [
-        ("gpt-4o-mini", "OPENAI_API_KEY"),
-        ("openai/o3", "OPENAI_API_KEY"),
-        ("claude-sonnet-4-5", "ANTHROPIC_API_KEY"),
-        ("google/gemini-2.5-pro", "GEMINI_API_KEY"),
-        ("openai/gpt-oss-20b", None),
-        ("gpt2", None),
-        ("EleutherAI/gpt-j-6b", None),
-        ("google/gemma-3-1b-it", None),
-        *((name, None) for name, _ in SUGGESTED),
-    ],
-)
-def test_models_whose_weights_nobody_has_are_only_evaluated(name, hosted):
-    if hosted is None:
-        refuse_hosted(name, dataset="t", config="c")
-        return
-    with pytest.raises(UsageError, match=hosted) as caught:
+@pytest.mark.parametrize("name", ["gpt-4o-mini", "openai/o3", "claude-sonnet-4-5", "google/gemini-2.5-pro"])
+def test_models_whose_weights_nobody_has_are_only_evaluated(name, refusal):
+    with refusal(UsageError):
         refuse_hosted(name, dataset="my tasks.json", config="configs/e.yaml")
-    assert "--arg 'taskset=my tasks.json' --arg config_path=configs/e.yaml" in str(caught.value)
+
+
+def test_models_whose_weights_are_published_are_not_refused():
+    published = ("openai/gpt-oss-20b", "gpt2", "EleutherAI/gpt-j-6b", "google/gemma-3-1b-it")
+    for name in (*published, *(name for name, _ in SUGGESTED)):
+        refuse_hosted(name, dataset="t", config="c")
 
 
 def test_none_is_written_as_text(tmp_path):

@@ -13,15 +13,13 @@ from pathlib import Path
 
 import pytest
 from tests.places import ROOT
-from tests.run.fake_hub import FakeHub
 from tests.setup.recipe.rl_project import CONFIG, LOCK, files, fill, task, write_model
 
 from buckeye.cli import main, train
 from buckeye.errors import UsageError
 from buckeye.launch.preflight import devices as machine
-from buckeye.mcp.tasks.dataset import write_dataset
-from buckeye.mcp.tasks.task_schema import McpTask
 from buckeye.run_files.directory import begin_attempt, locked
+from buckeye.setup.recipe.flags import read_words
 
 SEEN = machine._visible_gpus
 
@@ -53,31 +51,28 @@ def rl(project, monkeypatch, capsys):
     return run
 
 
-def test_a_dry_run_shows_the_plan_and_the_file_and_writes_nothing(rl, project):
+def plan_of(out):
+    """The lines about the run, without those about this machine."""
+    lines = out[: out.index("outputs/my-env/run.toml would be")].splitlines()
+    return [re.sub(r"\d+ cores", "N cores", line) for line in lines if not line.startswith("disk")]
+
+
+def test_a_dry_run_shows_the_plan_and_the_file_and_writes_nothing(rl, project, wording):
     before = files(project)
     code, out, err = rl("--dry-run")
     assert (code, err) == (0, "Nothing was written or started.\n")
-    for line in (
-        r"environment  my-env:latest \(configs/my-env.yaml: go, done\)",
-        r"tasks        6 to train on, none held out \(tasks.json\)",
-        r"model        tiny \(19,200 parameters, all of them trained\)",
-        r"batch        32 rollouts: 4 tasks, each played 8 times; that needs at least 4 tasks",
-        r"where        this machine; \d+ cores, no GPU",
-        r"price        nothing",
-    ):
-        assert re.search(f"^{line}$", out, re.M), line
+    assert plan_of(out) == wording
     written = tomllib.loads(out[out.index("output_dir =") :])
     assert written["model"] == {"name": "tiny"}
     assert written["inference"] == {}  # without the section no server is started
     assert files(project) == before
 
 
-def test_the_plan_as_json_is_one_object(rl):
+def test_the_plan_as_json_is_one_object(rl, wording):
     code, out, _ = rl("--dry-run", "--json", "--max-steps", "9", "--orchestrator.batch-size=16")
     plan = json.loads(out)
     assert code == 0
-    assert plan["batch"].startswith("16 rollouts: 2 tasks")
-    assert plan["tasks"].startswith("6 to train on")
+    assert (plan["batch"], plan["tasks"]) == wording
     assert (plan["file"], plan["dataset"]) == ("outputs/my-env/run.toml", "tasks.json")
     written = tomllib.loads(plan["text"])
     assert written["max_steps"] == 9
@@ -85,7 +80,7 @@ def test_the_plan_as_json_is_one_object(rl):
     assert rl("--trainer.seed", "3", "--dry-run")[0] == 0  # settings alone are added to such a run too
 
 
-def test_it_writes_the_configuration_once_and_starts_it(rl, project, monkeypatch):
+def test_it_writes_the_configuration_once_and_starts_it(rl, project, monkeypatch, wording):
     started = []
     monkeypatch.setattr(train, "start", lambda config, command: started.append((config, command)) or 0)
     assert rl("--yes", "--quiet", "--trainer.optim.lr", "0.5")[:2] == (0, "")
@@ -99,7 +94,7 @@ def test_it_writes_the_configuration_once_and_starts_it(rl, project, monkeypatch
     assert (started[1][1][-1], file.read_text()) == ("outputs/my-env-2/run.toml", written)
     code, _, err = rl("--yes", "--output", "outputs/my-env")
     assert (code, len(started)) == (2, 2)
-    assert "nothing is overwritten" in err
+    assert err == wording
 
     write_model(project / "outputs" / "my-env" / "weights" / "step_2")
     plan = json.loads(rl("--dry-run", "--json")[1])
@@ -109,17 +104,19 @@ def test_it_writes_the_configuration_once_and_starts_it(rl, project, monkeypatch
     assert started[2][0].trainer == started[0][0].trainer.model_copy(update={"output_dir": Path("elsewhere")})
 
 
-def test_a_run_that_cannot_begin_leaves_its_folder_free(rl, project, monkeypatch):
+def test_a_run_that_cannot_begin_leaves_its_folder_free(rl, project, monkeypatch, wording):
     def fail(*_):
         raise UsageError("there is no such model")
 
     before = files(project)
     monkeypatch.setattr(train, "start", fail)
-    assert "run.toml: removed again, as the run did not begin\nerror: there is no such" in rl("--yes")[2]
+    assert rl("--yes")[2] == wording
     assert (files(project), (project / "outputs" / "my-env").exists()) == (before, False)
 
 
-def test_the_same_words_again_after_a_run_that_reached_no_step_take_its_folder(rl, project, monkeypatch):
+def test_the_same_words_again_after_a_run_that_reached_no_step_take_its_folder(
+    rl, project, monkeypatch, wording
+):
     folder = project / "outputs" / "my-env"
     monkeypatch.setattr(train, "start", lambda *_: begin_attempt(folder, resumed_step=None).attempt)
     assert rl("--yes", "--quiet", "--trainer.optim.lr", "0.5")[0] == 1
@@ -129,7 +126,7 @@ def test_the_same_words_again_after_a_run_that_reached_no_step_take_its_folder(r
     assert (len(kept), sum("lr = 0.5" in file.read_text() for file in kept)) == (2, 1)
     with locked(folder):  # it goes on
         assert json.loads(rl("--dry-run", "--json")[1])["file"] == "outputs/my-env-2/run.toml"
-        assert "nothing is overwritten" in rl("--yes", "--output", "outputs/my-env")[2]
+        assert rl("--yes", "--output", "outputs/my-env")[2] == wording
 
 
 def test_a_folder_that_was_taken_while_the_plan_was_read_is_not_written_to(rl, project, monkeypatch):
@@ -138,133 +135,116 @@ def test_a_folder_that_was_taken_while_the_plan_was_read_is_not_written_to(rl, p
         (project / "outputs" / "my-env" / "run.toml").write_text("of another run")
 
     monkeypatch.setattr("buckeye.cli.from_flags.plan_text", take)
-    code, _, err = rl("--yes")
-    assert (code, "nothing is overwritten" in err) == (2, True)
+    assert rl("--yes")[0] == 2
     assert (project / "outputs" / "my-env" / "run.toml").read_text() == "of another run"
 
 
-def test_a_folder_with_a_configuration_and_no_run_is_started_and_not_resumed(rl, project):
+def test_a_folder_with_a_configuration_and_no_run_is_started_and_not_resumed(rl, project, wording):
     (project / "kept").mkdir()
     (project / "kept" / "run.toml").write_text("max_steps = 1\n")
-    code, _, err = rl("--output", "kept")
-    assert (code, err.endswith("or start what is there\n  buckeye rl @ kept/run.toml\n")) == (2, True)
+    assert rl("--output", "kept")[2] == wording
     (project / "kept" / "run.json").write_text("{}")
-    assert rl("--output", "kept")[2].endswith("or go on with that run\n  buckeye rl resume kept\n")
+    assert rl("--output", "kept")[2] == wording
 
 
-def test_a_setting_that_does_not_fit_is_named_without_a_file_that_nobody_can_find(rl):
-    assert "orchestrator.batch_size: of the run put together here" in rl("--orchestrator.batch-size", "3")[2]
-
-
-def test_a_hosted_model_is_refused_with_the_command_that_evaluates_it(rl):
-    code, out, err = rl("--model", "gpt-4o-mini", "--dataset", "my-org/my-tasks")
-    assert (code, out) == (2, "")
-    assert "cannot be trained here" in err
-    assert (
-        "  buckeye eval buckeye-vf-gym --model gpt-4o-mini --base-url https://api.openai.com/v1 "
-        "--arg taskset=my-org/my-tasks --arg config_path=configs/my-env.yaml\n"
-    ) in err
-
-
-def test_gpus_that_are_not_here_are_refused_and_planned_in_a_dry_run(rl, project):
+def test_gpus_that_are_not_here_are_refused_and_planned_in_a_dry_run(rl, project, wording):
     (project / "configs" / "2048.yaml").write_text(CONFIG)
     code, _, err = rl("--config", "configs/2048.yaml", "--gpus", "4xH100")
-    assert code == 2
-    assert re.search(r"4xH100_80GB: this machine has no GPU, and \d+ cores", err)
-    assert "--provider prime" in err
+    assert (code, re.sub(r"\d+ cores", "N cores", err)) == (2, wording)
     code, out, err = rl("--config", "configs/2048.yaml", "--gpus", "4xH100", "--dry-run")
     assert code == 0
     written = tomllib.loads(out[out.index("output_dir =") :])
     assert (written["inference_gpu_ids"], written["trainer_gpu_ids"]) == ([0, 1, 2], [3])
-    assert "this machine has no GPU" in err
+    assert re.sub(r"\d+ cores", "N cores", err) == wording
 
 
-def test_a_rented_machine_is_planned_with_its_price_to_come(rl):
+def test_a_rented_machine_is_planned_with_its_price_to_come(rl, wording):
     code, out, _ = rl("--gpus", "4xH100", "--provider", "prime", "--max-price", "9", "--dry-run")
     assert code == 0
-    assert "4xH100_80GB, rented from Prime Intellect; GPU 0-2 sample, GPU 3 train" in out
-    assert "shown before anything is rented; at most 9 $ an hour" in out
+    assert plan_of(out) == wording
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    "words",
     [
-        (("--provider", "prime"), "Add --gpus, as --gpus 2xA100"),
-        (("--provider", "ssh"), "Add --host USER@HOST"),
-        (("--provider", "aws"), "one of local, prime, ssh"),
-        (("--datset", "x"), "Did you mean --dataset?"),
-        (("--config", "run.toml"), "buckeye rl @ run.toml"),
-        (("--config", "none.yaml"), "there is no file none.yaml"),
-        (("--dataset", "none.json"), "there is no such file or folder"),
-        (("--model", "./none"), "--model ./none: this is no folder with a model"),
-        (("--max-price", "free"), "--max-price"),
-        (("--gpus", "4xH100", "@", "run.toml"), "--gpus is for a run that is put together here"),
-        (("--gpus", "2", "--provider", "prime"), "2 GPUs of which type? Write both, as --gpus 2xA100"),
-        (("--max-price", "3"), "--max-price is for a run on another machine"),
-        (("--yes", "--host", "me@there"), "--host is for a run on another machine"),
-        (("--yes", "--clean"), "--clean: a new run has a folder of its own"),
-        (("--yes", "--resume"), "buckeye rl resume RUN"),
-        (("--yes", "--output-dir", "there"), "this flag is called --output"),
-        (("--output", "tasks.json/run"), "tasks.json is a file. Name a folder"),
-        (("--output", "."), "a run is there, and nothing is overwritten"),
-        (("--dataset", ""), "--dataset is empty"),
-        (("--model",), "--model: needs a value"),
-        (("--yes", "what"), "unexpected argument 'what'"),
-        (("statsu",), "Did you mean `buckeye rl status`?"),
-        (("tasks.json",), "buckeye rl --dataset tasks.json"),
-        (("run.toml",), "buckeye rl @ run.toml"),
-        (("--dataset", "t.json", "@run.toml"), "--dataset is for a run that is put together here"),
+        "--provider prime",
+        "--provider ssh",
+        "--provider aws",
+        "--datset x",
+        "--config run.toml",
+        "--config none.yaml",
+        "--dataset none.json",
+        "--model ./none",
+        "--max-price free",
+        "--gpus 4xH100 @ run.toml",
+        "--gpus 2 --provider prime",
+        "--max-price 3",
+        "--yes --host me@there",
+        "--yes --clean",
+        "--yes --resume",
+        "--yes --output-dir there",
+        "--output tasks.json/run",
+        "--output .",
+        "--dataset=",
+        "--model",
+        "--yes what",
+        "statsu",
+        "tasks.json",
+        "run.toml",
+        "--dataset t.json @run.toml",
+        "--orchestrator.batch-size 3",
+        "--model gpt-4o-mini --dataset my-org/my-tasks",
     ],
 )
-def test_what_makes_no_sense_is_one_message_and_exit_code_2(rl, project, words, said):
+def test_what_makes_no_sense_is_one_message_and_exit_code_2(rl, project, words, wording):
     before = files(project)
-    code, out, err = rl(*words)
+    code, out, err = rl(*words.split())
     assert (code, out) == (2, "")
-    assert said in err
-    assert "Traceback" not in err
+    assert err == wording
     assert files(project) == before
 
 
-def test_without_a_terminal_what_is_missing_or_not_clear_is_said_with_its_flag(rl, project):
+def test_without_a_terminal_what_is_missing_or_not_clear_is_said_with_its_flag(rl, project, wording):
     (project / "configs" / "other.yaml").write_text(CONFIG)
-    assert "Add --config; there are: configs/my-env.yaml, configs/other.yaml" in rl()[2]
+    assert rl()[2] == wording
     (project / "configs" / "other.yaml").unlink()
     (project / "more_tasks.json").write_text("[]")
-    assert "Add --dataset; there are: tasks.json, more_tasks.json" in rl()[2]
+    assert rl()[2] == wording
     (project / "more_tasks.json").unlink()
     write_model(project / "models" / "second")
-    assert re.search("Add --model; there are: .*tiny", rl()[2])
+    assert rl()[2] == wording
     (project / "tasks.json").unlink()
-    code, _, err = rl("--yes")
-    assert (code, "there are no tasks here" in err) == (2, True)
+    assert rl("--yes")[2] == wording
     shutil.rmtree(project / "configs")
     code, _, err = rl("--yes")
-    assert (code, "buckeye rl init my-env:latest" in err) == (2, True)
+    assert (code, err) == (2, wording)
     assert files(project) == [f"{m}/{f}" for m in ("models/second", "tiny") for f in sorted(SHAPE_FILES)]
 
 
 SHAPE_FILES = ("config.json", "model.safetensors")
 
 
-def test_the_dataset_of_the_lock_file_is_taken(rl, project):
+def test_the_dataset_of_the_lock_file_is_taken(rl, project, wording):
     (project / "buckeye.lock.yaml").write_text(
         LOCK + "primary_dataset:\n  name: held.json\n  task_count: 2\n  updated_at: '2024-01-01T00:00:00'\n"
     )
     held = [task(0), task(1, metadata={"split": "eval"})]
     (project / "held.json").write_text(json.dumps(held))
     _, out, _ = rl("--dry-run")
-    assert "1 to train on, 1 held out (held.json)" in out
+    assert out.splitlines()[2] == wording
     evaluation = tomllib.loads(out[out.index("output_dir =") :])["orchestrator"]["eval"]
     assert (evaluation["interval"], evaluation["num_examples"]) == (20, 1)
 
 
-def test_tasks_without_servers_become_a_dataset_on_the_image_of_the_lock_file(rl, project, monkeypatch):
+def test_tasks_without_servers_become_a_dataset_on_the_image_of_the_lock_file(
+    rl, project, monkeypatch, wording
+):
     monkeypatch.setattr(train, "start", lambda config, command: 0)
     (project / "buckeye.lock.yaml").write_text(LOCK)
     bare = task(0)
     del bare["mcp_config"]
     (project / "tasks.json").write_text(json.dumps([bare]))
-    assert "buckeye hf tasks.json --name my-env-tasks --no-push" in rl("--dry-run")[2]
+    assert rl("--dry-run")[2] == wording
     code, out, _ = rl("--yes", "--json")
     assert code == 0
     assert json.loads(out)["dataset"] == "my-env-tasks"
@@ -272,53 +252,9 @@ def test_tasks_without_servers_become_a_dataset_on_the_image_of_the_lock_file(rl
     assert "name: my-env-tasks" in (project / "buckeye.lock.yaml").read_text()
 
 
-def test_tasks_that_no_rollout_could_be_played_with_are_refused(rl, project):
+def test_tasks_that_no_rollout_could_be_played_with_are_refused(rl, project, wording):
     (project / "tasks.json").write_text(json.dumps([task(0, evaluate_tool={"name": "go"})]))
-    code, _, err = rl("--yes")
-    assert (code, "the model may not call the tool 'go'" in err) == (2, True)
-
-
-@pytest.mark.slow
-def test_tasks_of_the_hub_are_fetched_with_the_key_of_the_project(rl, project, tmp_path, monkeypatch):
-    monkeypatch.delenv("HF_TOKEN", raising=False)
-    (project / ".env").write_text("HF_TOKEN=hf_of_the_project\n")
-    write_dataset(
-        tmp_path / "made", "my-org/my-tasks", {"train": [McpTask.model_validate(task(0))]}, replace=False
-    )
-    with FakeHub() as hub:
-        hub.files["my-org/my-tasks"] = {
-            str(path.relative_to(tmp_path / "made")): path.read_bytes()
-            for path in (tmp_path / "made").rglob("*")
-            if path.is_file()
-        }
-        env = {
-            "HF_ENDPOINT": hub.url,
-            "HF_HOME": str(tmp_path / "hf"),
-            "HF_HUB_OFFLINE": "0",
-            "HF_HUB_DISABLE_XET": "1",
-        }
-
-        def run(*words):
-            return subprocess.run(
-                [sys.executable, *words],
-                env=os.environ | env,
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-
-        words = ("-m", "buckeye", "rl", "--json", "--model", "tiny", "--dataset")
-        early = run(*words, "my-org/my-tasks", "--dry-run")
-        assert (early.returncode, "nothing may be fetched (--dry-run" in early.stderr) == (2, True)
-        assert not (tmp_path / "hf").exists()
-        run("-c", "from buckeye.mcp.tasks.dataset import find_taskset; find_taskset('my-org/my-tasks')")
-        done = run(*words, "my-org/my-tasks", "--dry-run")
-        absent = run(*words, "my-org/none", "--yes")
-        assert done.returncode == 0, done.stderr
-        plan = json.loads(done.stdout)
-        assert (plan["tasks"][:1], plan["dataset"]) == ("1", "my-org/my-tasks")
-        assert hub.tokens == {"Bearer hf_of_the_project"}
-        assert (absent.returncode, "does not give a dataset of that name" in absent.stderr) == (2, True)
+    assert rl("--yes")[2] == wording
 
 
 @pytest.fixture
@@ -332,7 +268,7 @@ def remote(monkeypatch):
     return handed
 
 
-def test_a_run_elsewhere_gets_the_file_and_all_that_was_asked_for(rl, project, remote):
+def test_a_run_elsewhere_gets_the_file_and_all_that_was_asked_for(rl, project, remote, wording):
     words = ("--gpus", "2xA100", "--provider", "prime", "--max-price", "5", "--max-hours", "2", "--keep")
     assert rl(*words, "--yes")[0] == 0
     ((path, request),) = remote
@@ -349,29 +285,28 @@ def test_a_run_elsewhere_gets_the_file_and_all_that_was_asked_for(rl, project, r
     assert rl("@", str(path), *words, "--yes")[0] == 0
     assert (remote[1][0], remote[1][1].hosts) == (path, ("me@there:2222", "you@here"))
     code, _, err = rl("@", str(path), *words, "--max-steps", "3")
-    assert (code, len(remote), "put all settings into one file" in err) == (2, 2, True)
+    assert (code, len(remote)) == (2, 2)
+    assert err == wording
 
 
-def test_an_image_that_is_only_here_is_not_sent_elsewhere(rl, project, remote):
+def test_an_image_that_is_only_here_is_not_sent_elsewhere(rl, project, remote, wording):
     server = {"buckeye": {"url": "http://localhost:8765/mcp", "headers": {"Mcp-Image": "my-env:latest"}}}
     (project / "tasks.json").write_text(json.dumps([task(0, mcp_config=server)]))
     words = ("--gpus", "1xH100", "--provider", "prime")
-    code, _, err = rl(*words, "--yes")
-    assert (code, "buckeye env push --image REGISTRY/ORG/my-env:latest" in err) == (2, True)
+    assert rl(*words, "--yes")[2] == wording
     server["buckeye"]["headers"]["Mcp-Image"] = "org/my-env:latest"
     (project / "tasks.json").write_text(json.dumps([task(0, mcp_config=server)]))
     (project / "buckeye.lock.yaml").write_text(
         "image: org/my-env:latest\nbuilt_at: '2024-01-02T00:00:00+00:00'\n"
     )
-    code, _, err = rl(*words)
-    assert (code, err.endswith("Type\n  buckeye env push\n")) == (2, True)
+    assert rl(*words)[2] == wording
     assert (remote, (project / "outputs").exists()) == ([], False)
     with (project / "buckeye.lock.yaml").open("a") as lock:
         lock.write("pushed_at: '2024-01-03T00:00:00+00:00'\n")
     assert (rl(*words)[0], len(remote)) == (0, 1)
 
 
-def test_gpus_that_are_here_are_shared_out_by_their_own_numbers(rl, project, tmp_path, monkeypatch):
+def test_gpus_that_are_here_are_shared_out_by_their_own_numbers(rl, project, tmp_path, monkeypatch, wording):
     smi = tmp_path / "bin" / "nvidia-smi"
     smi.parent.mkdir()
     rows = "".join(f"{i}, GPU-{i}, NVIDIA H100 80GB HBM3, 81559, 81000\n" for i in range(4))
@@ -386,16 +321,60 @@ def test_gpus_that_are_here_are_shared_out_by_their_own_numbers(rl, project, tmp
     assert (written["inference_gpu_ids"], written["trainer_gpu_ids"]) == ([1], [3])
     one = tomllib.loads(json.loads(rl("--dry-run", "--json", "--gpus", "H100")[1])["text"])
     assert one["trainer_gpu_ids"] == [1]
-    code, _, err = rl("--gpus", "4xH100")
-    assert (code, "this machine has 2 x NVIDIA H100 80GB HBM3" in err) == (2, True)
-    assert "this machine has 2 x NVIDIA H100 80GB HBM3" in rl("--gpus", "1xA100")[2]
+    for gpus in ("4xH100", "1xA100"):
+        code, _, err = rl("--gpus", gpus)
+        assert code == 2
+        assert re.sub(r"\d+ cores", "N cores", err) == wording
 
 
-def test_help_lists_the_flags_and_the_settings(rl):
-    code, out, _ = rl("--help")
-    assert code == 0
-    for flag in ("--gpus", "--max-price", "--json", "--dry-run", "--orchestrator.batch-size"):
-        assert re.search(rf"^  {flag} ", out, re.M), flag
+def test_no_eval_leaves_the_evaluation_out_and_says_so(rl, project, wording):
+    held_out = [task(i, metadata={"split": "eval"}) for i in (4, 5)]
+    (project / "tasks.json").write_text(json.dumps([*(task(i) for i in range(4)), *held_out]))
+    with_it = json.loads(rl("--dry-run", "--json")[1])
+    without = json.loads(rl("--dry-run", "--json", "--no-eval")[1])
+    assert "[orchestrator.eval]" in with_it["text"]
+    assert "[orchestrator.eval" not in without["text"]
+    assert without["tasks"] == wording
+
+
+def test_a_run_without_end_says_so(rl, wording):
+    assert json.loads(rl("--dry-run", "--json", "--max-steps", "None")[1])["steps"] == wording
+
+
+@pytest.mark.parametrize("flag", ["--orchestrator.eval.interval=4", "--orchestrator.eval"])
+def test_flags_that_contradict_each_other_are_refused(flag, refusal):
+    with refusal(UsageError):
+        read_words(("--no-eval", flag)).check_for_parts()
+
+
+def test_flags_of_a_run_put_together_here_are_refused_with_a_file(refusal):
+    with refusal(UsageError):
+        read_words(["@", "run.toml", "--no-eval"]).plain_settings()
+    assert read_words(["--provider", "ssh", "--host", "me@there", "--max-hours", "2"]).flags.max_hours == 2
+
+
+def test_an_empty_folder_is_told_what_is_missing_in_order_and_stays_empty(rl, project, monkeypatch, wording):
+    shutil.rmtree(project)
+    project.mkdir()
+    monkeypatch.chdir(project)
+    ends = {rl(*more) for more in ((), ("--yes",), ("--json",), ("--dry-run",), ("--quiet",))}
+    ((code, out, err),) = ends
+    assert (code, out) == (2, "")
+    assert err == wording
+    assert list(project.iterdir()) == []
+    fill(project)
+    (project / "tasks.json").unlink()
+    assert rl()[2] == wording
+
+
+def test_a_model_that_is_not_whole_is_refused(rl, project, wording):
+    weights, description = project / "tiny" / "model.safetensors", project / "tiny" / "config.json"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:20])
+    assert rl("--dry-run", "--model", "tiny")[2] == wording
+    weights.write_bytes(whole)
+    description.write_text(description.read_text()[:9])
+    assert rl("--dry-run", "--model", "tiny")[2] == wording
 
 
 @pytest.mark.slow
@@ -406,24 +385,8 @@ def test_it_trains_with_one_command(tmp_path):
     text = (source / "text_2048.yaml").read_text().replace("max_turns: 100", "max_turns: 2")
     (tmp_path / "configs" / "2048.yaml").write_text(text)
     shutil.copy(source / "tasks.json", tmp_path)
-    run = [sys.executable, "-m", "buckeye"]
     tiny = ("model", "tiny", "tiny", "--corpus", "tasks.json", "--layers", "1", "--hidden", "64")
-    subprocess.run([*run, *tiny], cwd=tmp_path, check=True)
-    done = subprocess.run(
-        [*run, "rl", "--yes", "--max-steps", "2"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    for words in (tiny, ("rl", "--yes", "--max-steps", "2")):
+        subprocess.run([sys.executable, "-m", "buckeye", *words], cwd=tmp_path, check=True)
     assert (tmp_path / "outputs" / "2048" / "weights" / "step_2" / "model.safetensors").exists()
     assert (tmp_path / "outputs" / "2048" / "evals" / "step_2").is_dir()
-    again = subprocess.run(
-        [*run, "rl", "--dry-run", "--json"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert json.loads(again.stdout)["file"] == "outputs/2048-2/run.toml"

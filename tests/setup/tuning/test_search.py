@@ -60,21 +60,21 @@ def test_without_time_nothing_more_is_tried():
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    "words",
     [
-        (["--budget", "10m"], "`rl tune` needs a configuration"),
-        (["@", "run.toml", "--budget", "soon"], "'soon' is no time, such as 90s, 10m or 1h"),
-        (["@", "run.toml", "--budget"], "`rl tune`: argument --budget: expected one argument"),
-        (["@", "run.toml", "--dry-run"], "leave --dry-run, --resume and --clean out"),
-        (["@", "run.toml", "-o", "there"], "there exists already. Name a new folder: -o DIR"),
+        "--budget 10m",
+        "@ run.toml --budget soon",
+        "@ run.toml --budget",
+        "@ run.toml --dry-run",
+        "@ run.toml -o there",
     ],
 )
-def test_wrong_words(tmp_path, words, told):
+def test_wrong_words(tmp_path, words, wording):
     (tmp_path / "run.toml").write_text("max_steps = 2\n")
     (tmp_path / "there").mkdir()
-    done = run_here("rl", "tune", *words, cwd=tmp_path)
+    done = run_here("rl", "tune", *words.split(), cwd=tmp_path)
     assert done.returncode == 2
-    assert told in done.stderr
+    assert done.stderr == wording
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run.toml", "there"]
 
 

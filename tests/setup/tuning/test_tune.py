@@ -1,7 +1,6 @@
 """`rl tune` on small tasks: real forks, from learning rates that are far too high and far too low."""
 
 import json
-import socket
 import statistics
 import tomllib
 from pathlib import Path
@@ -10,13 +9,9 @@ import pytest
 import torch
 from tests.analysis.diagnosis.small_runs import ENVIRONMENT, warm_model
 from tests.command import run_here
-from tests.setup.tuning.here import RUN, carry_out, config_of, play
+from tests.setup.tuning.here import RUN, config_of, play
 
 from buckeye import runs
-from buckeye.analysis.diagnosis.diagnose import diagnose
-from buckeye.config.load import load_config
-from buckeye.config.rl import RLConfig
-from buckeye.run_files.record import RunRecord, write_record
 from buckeye.setup.tuning import forks
 from buckeye.setup.tuning.tune import Tuning
 
@@ -62,38 +57,6 @@ def test_from_thirty_times_too_high_or_too_low_it_reaches_the_target(tmp_path, w
     done = forks.train_fork(config, tmp_path / "again", found.lr, 20, seconds=3600.0)
     rewards = [step.reward for step in runs.open(done.directory).steps if step.reward is not None]
     assert statistics.fmean(rewards[-3:]) > 0.95
-
-
-def collapsed(folder, model, env):
-    """The configuration of a run that has gone on from step 4 with far too high a learning rate."""
-    config_of(folder, model, env, lr=3e-3)
-    words = ["@", str(folder / "run.toml"), "--ckpt.interval", "4"]
-    higher = ["--resume", "--trainer.optim.lr", "10.0"]
-    carry_out(load_config(RLConfig, [*words, "--max-steps", "4"]))
-    config = load_config(RLConfig, [*words, "--max-steps", "12", *higher])
-    carry_out(config)
-    record = RunRecord(
-        run_id="collapsed",
-        attempt=2,
-        state="finished",
-        host=socket.gethostname(),
-        launcher=None,
-        arguments=tuple(words),
-        working_directory=str(folder),
-        max_steps=12,
-        max_async_level=0,
-        start_step=4,
-        stop_seconds=60.0,
-        started=0.0,
-    )
-    write_record(config.output_dir, record)
-    return config
-
-
-def test_the_alarm_of_a_collapse_names_a_fork(tmp_path, warm):
-    run = collapsed(tmp_path, warm, environment(tmp_path, DIFFERENT)).output_dir
-    (alarm,) = [one for one in diagnose(run).findings if "rl fork" in one.advice]
-    assert f"`buckeye rl fork {run} --step 4`" in alarm.advice
 
 
 def test_the_command(tmp_path, warm):
