@@ -39,15 +39,6 @@ def served(tmp_path_factory):
 # Sessions
 
 
-def test_two_sessions_do_not_see_each_other(served):
-    one, other = Client(served.url).open(), Client(served.url).open()
-    assert one.session_id != other.session_id
-    one.call("remember", value="a secret")
-    assert one.call("recall") == ["a secret"]
-    assert other.call("recall") == []
-    assert one.call("who")["tmp"] != other.call("who")["tmp"]
-
-
 def test_env_headers_become_variables_and_nothing_else_of_ours_does(tmp_path):
     ours = {"BUCKEYE_API_KEY": "key-of-the-gateway", "WANDB_API_KEY": "key-of-the-trainer"}
     bearer = {"Authorization": "Bearer key-of-the-gateway"}
@@ -383,9 +374,3 @@ def test_each_session_has_a_folder_of_its_own_that_begins_with_the_files(tmp_pat
         one.close()
         running.until(lambda: not where.exists(), "the folder of a session that has ended is still there")
     assert (files / "note.txt").read_text() == "as given"
-
-
-def test_a_path_that_sessions_will_not_find_is_told(tmp_path):
-    (tmp_path / "notes.txt").write_text("")
-    with gateway(tmp_path, "--command", f"{scripted()} notes.txt") as running:
-        assert "is given notes.txt, which is here and not in the folder" in running.log()

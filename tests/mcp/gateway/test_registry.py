@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.mcp.environment.leaks import assert_none_left
 from tests.mcp.environment.scripted import Scripted
-from tests.mcp.gateway.client import gateway, processes_with
+from tests.mcp.gateway.client import gateway
 from tests.mcp.images.local_registry import TEXT_2048, needs_registry, python_tree, registry
-from tests.waiting import wait_for
 
 from buckeye.mcp.environment import load_environment
 
@@ -84,7 +84,7 @@ def test_text_2048_from_a_registry_without_a_daemon(tmp_path, monkeypatch):
             running.until(
                 lambda: running.status(Authorization="Bearer key-of-the-gateway")["running"] == 0, log
             )
-    wait_for(lambda: not processes_with(str(tmp_path)), "processes are left")
+    assert_none_left(str(tmp_path))
 
 
 def build(tree, state, image):

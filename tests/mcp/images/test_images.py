@@ -18,14 +18,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.mcp.images.oci import (
     Image,
-    dated,
     digest,
     directory,
     entry,
     fake_registry,
     hardlink,
     layer,
-    sparse,
     symlink,
 )
 
@@ -296,52 +294,6 @@ def test_links_of_all_kinds(tmp_path):
     assert (root / "usr/lib/same").stat().st_ino == (root / "usr/lib/libc").stat().st_ino
 
 
-@pytest.mark.parametrize(
-    "entries",
-    [
-        [symlink("out", "{outside}"), entry("out/file", b"evil")],
-        [symlink("a", "b"), symlink("b", "{outside}"), entry("a/file", b"evil")],
-        [entry("/{outside}/file", b"evil")],
-        [symlink("file", "{outside}/file"), entry("file", b"evil")],
-        [symlink("out", "{outside}"), entry("out/.wh.victim")],
-        [symlink("out", "{outside}"), entry("out/.wh..wh..opq")],
-        [symlink("out", "{outside}/victim"), directory("out", 0o777)],
-    ],
-)
-def test_nothing_is_touched_outside(tmp_path, entries):
-    outside = tmp_path / "outside"
-    outside.mkdir()
-    (outside / "victim").write_text("unhurt")
-    for info, _ in entries:
-        info.name = info.name.replace("{outside}", str(outside))
-        info.linkname = info.linkname.replace("{outside}", str(outside))
-    before = stat.S_IMODE(outside.stat().st_mode)
-    unpacked(tmp_path / "root", layer(*entries))
-    assert tree(outside) == {"victim": "unhurt"}
-    assert stat.S_IMODE(outside.stat().st_mode) == before
-
-
-@pytest.mark.parametrize(
-    ("entries", "says"),
-    [
-        ([entry("../x", b"evil")], "leads out"),
-        ([entry("a/../../x", b"evil")], "leads out"),
-        ([hardlink("x", "../../etc/passwd")], "leads out"),
-        ([hardlink("x", "/etc/passwd")], "is no file"),
-        ([symlink("p", "/etc/passwd"), hardlink("x", "p")], "is no file"),
-        ([symlink("a", "b"), symlink("b", "a"), entry("a/x", b"")], "goes round"),
-        ([entry("d/.wh...", b"")], "hides nothing"),
-        ([entry("a/" * 1900 + "x", b"")], "more than 200 folders"),
-        ([sparse("big", 2**50)], "sparse"),
-        ([dated("old", "-1e300")], "out of range"),
-    ],
-)
-def test_malicious_layers_are_refused(tmp_path, entries, says):
-    with pytest.raises(PrepareError, match=says):
-        unpacked(tmp_path / "root", layer(*entries))
-    assert not (tmp_path / "x").exists()
-
-
 def test_devices_are_left_out_and_set_user_id_is_taken_off(tmp_path):
     root = tmp_path / "root"
     done = unpacked(
@@ -390,11 +342,6 @@ def test_layers_compressed_with_zstd(tmp_path, monkeypatch):
 def tree_of_hello(tmp_path):
     unpacked(tmp_path / "plain", HELLO)
     return tree(tmp_path / "plain")
-
-
-def test_a_torn_layer(tmp_path):
-    with pytest.raises(PrepareError, match="layer 1"):
-        unpacked(tmp_path / "root", HELLO[:1026])
 
 
 names = st.lists(st.sampled_from(["a", "b", "..", ".", "/", ".wh.a", ".wh..wh..opq"]), min_size=1, max_size=4)

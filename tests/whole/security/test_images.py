@@ -254,27 +254,3 @@ def test_nothing_outside_is_touched(unpacked):
 def test_memory_stays_small(unpacked):
     _, _, results = unpacked
     assert max(line["peak_kib"] for line in results.values()) < MOST_MEMORY_KIB
-
-
-def test_a_benign_image_is_what_it_was(tmp_path):
-    from tests.mcp.images.oci import digest
-
-    from buckeye.mcp.images.unpack import unpack_layers
-
-    first = layer(
-        directory("usr"),
-        directory("usr/lib", 0o755),
-        symlink("lib", "usr/lib"),
-        entry("usr/lib/a", b"a", mode=0o755),
-    )
-    second = layer(entry("lib/b", b"b"), hardlink("lib/c", "lib/a"), entry("usr/lib/.wh.a"))
-    root = tmp_path / "root"
-    root.mkdir()
-    paths = []
-    for number, data in enumerate((first, second)):
-        paths.append(tmp_path / f"{number}.tar")
-        paths[-1].write_bytes(data)
-    unpack_layers(paths, [digest(first), digest(second)], root, owner=None)
-    assert os.readlink(root / "lib") == "usr/lib"
-    assert {path.name: path.read_bytes() for path in (root / "usr/lib").iterdir()} == {"b": b"b", "c": b"a"}
-    assert stat.S_IMODE((root / "usr/lib/c").stat().st_mode) == 0o755
