@@ -112,6 +112,12 @@ class Client:
         assert answer.status_code == 200, answer.text
         return said(answer.json())
 
+    def error(self, status, message=None):
+        """The text of the error that a request gets; to begin with, that of a session."""
+        answer = self.post(message or request("initialize", INITIALIZE))
+        assert answer.status_code == status, answer.text
+        return answer.json()["error"]["message"]
+
     def close(self):
         answer = self.http.delete(self.url, headers={"mcp-session-id": self.session_id})
         assert answer.status_code == 204, answer.text

@@ -35,6 +35,8 @@ def test_everything_an_environment_started_ends_with_its_session(tmp_path):
 
 
 @pytest.mark.skipif(not HAS_NAMESPACES, reason="needs root on Linux")
+@pytest.mark.e2e
+@pytest.mark.smoke
 def test_a_gateway_that_is_killed_leaves_no_process_and_the_next_one_removes_its_folders(tmp_path):
     mark = f"mark-{tmp_path}"
     with gateway(tmp_path, "--command", scripted("stays")) as running:
@@ -47,7 +49,6 @@ def test_a_gateway_that_is_killed_leaves_no_process_and_the_next_one_removes_its
     assert sessions_folders(tmp_path)
     with gateway(tmp_path, "--command", scripted()) as running:
         assert not sessions_folders(tmp_path)
-        assert "Removed what a gateway that was killed has left" in running.log()
 
 
 def test_folders_that_no_path_reaches_are_removed_too(tmp_path):
@@ -67,7 +68,7 @@ def test_folders_that_no_path_reaches_are_removed_too(tmp_path):
         assert [path for path in root.iterdir() if path.is_dir()] == [own]
 
 
-def test_a_gateway_that_is_told_to_end_ends_its_sessions_first(tmp_path):
+def test_a_gateway_that_is_told_to_end_ends_its_sessions_first(tmp_path, wording):
     with gateway(tmp_path, "--command", scripted()) as running:
         client = Client(running.url).open()
         with ThreadPoolExecutor(1) as pool:
@@ -75,7 +76,7 @@ def test_a_gateway_that_is_told_to_end_ends_its_sessions_first(tmp_path):
             waiting = pool.submit(client.post, call)
             running.until(lambda: running.status()["sessions"][0]["requests"] == 2, "it does not wait")
             running.process.send_signal(signal.SIGTERM)
-            assert "the gateway stops" in waiting.result().json()["error"]["message"]
+            assert waiting.result().json()["error"]["message"] == wording
         assert running.process.wait() == 0, running.log()
     assert not sessions_folders(tmp_path)
 

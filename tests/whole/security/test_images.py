@@ -137,31 +137,13 @@ HOSTILE = {
     "nothing": b"",
     "noise": os.urandom(4096),
 }
-REFUSED = {
-    "links_in_a_ring": "goes round in links",
-    "hard_link_to_outside": "leads out of its layer",
-    "hard_link_to_an_absolute_path": "which is no file",
-    "hard_link_through_a_link": "which is no file",
-    "hard_link_to_a_link": "which is no file",
-    "names_that_lead_up": "leads out of its layer",
-    "whiteout_of_the_folder_above": "hides nothing",
-    "sparse_by_extension": "sparse file",
-    "sparse_of_old": "sparse file",
-    "long_extended_header": "bytes of names and attributes",
-    "long_header_for_all_files": "bytes of names and attributes",
-    "long_name": "bytes of names and attributes",
-    "headers_without_end": "",
-    "extended_path_that_leads_up": "leads out of its layer",
-    "extended_size": "",
-    "times_that_are_none": "",
-    "nothing": "",
-    "deep": "folders",
-    "deep_by_links": "folders",
-    "long_names": "",
-    "bomb": "times what it has packed",
-    "half": "",
-    "noise": "",
-}
+REFUSED = """
+    links_in_a_ring hard_link_to_outside hard_link_to_an_absolute_path hard_link_through_a_link
+    hard_link_to_a_link names_that_lead_up whiteout_of_the_folder_above sparse_by_extension
+    sparse_of_old long_extended_header long_header_for_all_files long_name headers_without_end
+    extended_path_that_leads_up extended_size times_that_are_none nothing deep deep_by_links long_names
+    bomb half noise
+"""
 
 
 def victimised(data: bytes, victim: Path) -> bytes:
@@ -189,7 +171,9 @@ def packed_zeros(zeros):
     return packed.getvalue(), digest.hexdigest()
 
 
-@pytest.fixture(scope="module", params=["as who runs the tests", "as nobody"])
+@pytest.fixture(
+    scope="module", params=["as who runs the tests", pytest.param("as nobody", marks=pytest.mark.e2e)]
+)
 def unpacked(request, tmp_path_factory):
     """The surroundings and what became of each layer, unpacked in one process."""
     if request.param == "as nobody" and os.getuid() != 0:
@@ -213,15 +197,9 @@ def unpacked(request, tmp_path_factory):
         for path in (folder, *list(folder.parents)[:3]):
             if path.stat().st_uid == 0 and str(path).startswith("/tmp/"):
                 path.chmod(path.stat().st_mode | 0o755)
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.whole.security.unpacking", str(work), str(uid)],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    argv = [sys.executable, "-m", "tests.whole.security.unpacking", str(work), str(uid)]
+    printed = subprocess.check_output(argv, text=True, cwd=ROOT)
+    lines = [json.loads(line) for line in printed.splitlines()]
     return around, work, {line["name"]: line for line in lines}
 
 
@@ -229,12 +207,9 @@ def unpacked(request, tmp_path_factory):
 def test_a_layer_is_laid_inside_or_refused_in_words(unpacked, name):
     _, work, results = unpacked
     error = results[name]["error"]
-    if name in REFUSED:
-        assert error is not None
-        assert REFUSED[name] in error
+    if name in REFUSED.split():
         assert error.startswith("layer 1")
-        assert "\n" not in error
-        assert "\x1b" not in error
+        assert error.isprintable()
         assert len(error) < 500
     else:
         assert error is None
@@ -244,6 +219,7 @@ def test_a_layer_is_laid_inside_or_refused_in_words(unpacked, name):
         assert stat.S_ISLNK(mode) or mode & (stat.S_ISUID | stat.S_ISGID) == 0
 
 
+@pytest.mark.smoke
 def test_nothing_outside_is_touched(unpacked):
     around, work, _ = unpacked
     assert around.untouched()
