@@ -68,6 +68,7 @@ def test_folders_that_no_path_reaches_are_removed_too(tmp_path):
         assert [path for path in root.iterdir() if path.is_dir()] == [own]
 
 
+@pytest.mark.e2e
 def test_a_gateway_that_is_told_to_end_ends_its_sessions_first(tmp_path, wording):
     with gateway(tmp_path, "--command", scripted()) as running:
         client = Client(running.url).open()

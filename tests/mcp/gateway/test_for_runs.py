@@ -63,18 +63,20 @@ def test_tasks_say_where_it_is_needed_and_players_get_its_key(tmp_path, monkeypa
         assert httpx.post(url, json={}, headers=authorized).status_code != 401
         status = httpx.get(url.replace("/mcp", "/status"), headers=authorized).json()
         assert status["limit"] == 200
+        for wrong in (None, "another"):
+            if wrong is not None:
+                monkeypatch.setenv("BUCKEYE_API_KEY", wrong)
+            with pytest.raises(UsageError, match="key"), task_gateway(played, log, rollouts=8):
+                pass
         monkeypatch.setenv("BUCKEYE_API_KEY", key)
         with task_gateway(played, log, rollouts=8) as again:
             assert again == {}
-        for wrong in ("another", ""):
-            monkeypatch.setenv("BUCKEYE_API_KEY", wrong)
-            with pytest.raises(UsageError, match="key"), task_gateway(played, log, rollouts=8):
-                pass
     assert not answers(port)
     assert "Gateway stopped" in log.read_text()
     assert key not in log.read_text()
 
 
+@pytest.mark.e2e
 def test_one_that_cannot_start_is_an_error_with_its_words(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     url = f"http://127.0.0.1:{free_port()}/mcp"

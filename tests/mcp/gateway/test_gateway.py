@@ -136,6 +136,7 @@ def test_a_body_over_several_lines_is_one_message(served):
     assert client.call("recall") == ["a\nb"]
 
 
+@pytest.mark.e2e
 def test_a_server_that_prints_is_understood_and_the_lines_are_counted(tmp_path):
     with gateway(tmp_path, "--command", scripted("banner")) as running:
         Client(running.url).open()
@@ -265,6 +266,7 @@ def test_an_idle_session_is_ended_and_an_old_one_too(tmp_path, wording):
         assert client.error(502, request("tools/call", sleep)) == wording
 
 
+@pytest.mark.e2e
 def test_a_session_whose_client_was_killed_is_ended_soon(tmp_path, wording):
     with gateway(tmp_path, "--command", scripted(), "--left-seconds", "0.3") as running:
         client, other = Client(running.url).open(), Client(running.url).open()

@@ -224,6 +224,7 @@ def calls(home):
 
 
 @pytest.mark.parametrize("name", ["docker", pytest.param("podman", marks=pytest.mark.slow)])
+@pytest.mark.e2e
 def test_a_container_for_each_session(tmp_path, name, wording):
     home, env = fake_program(tmp_path, name)
     words = ["--runtime", name, "--memory", "2g", "--cpus", "1.5", "--no-network"]

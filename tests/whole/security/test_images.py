@@ -172,7 +172,11 @@ def packed_zeros(zeros):
 
 
 @pytest.fixture(
-    scope="module", params=["as who runs the tests", pytest.param("as nobody", marks=pytest.mark.e2e)]
+    scope="module",
+    params=[
+        pytest.param("as who runs the tests", marks=pytest.mark.smoke),
+        pytest.param("as nobody", marks=pytest.mark.e2e),
+    ],
 )
 def unpacked(request, tmp_path_factory):
     """The surroundings and what became of each layer, unpacked in one process."""
@@ -219,7 +223,6 @@ def test_a_layer_is_laid_inside_or_refused_in_words(unpacked, name):
         assert stat.S_ISLNK(mode) or mode & (stat.S_ISUID | stat.S_ISGID) == 0
 
 
-@pytest.mark.smoke
 def test_nothing_outside_is_touched(unpacked):
     around, work, _ = unpacked
     assert around.untouched()
