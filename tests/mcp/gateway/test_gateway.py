@@ -253,17 +253,17 @@ def test_a_session_waits_for_its_turn_and_is_refused_after_a_while(tmp_path, wor
 
 
 @pytest.mark.e2e
-def test_an_idle_session_is_ended_and_an_old_one_too(tmp_path, wording):
+def test_an_idle_session_is_ended_and_an_old_one_too(tmp_path):
     with gateway(tmp_path, "--command", scripted(), "--idle-seconds", "1") as running:
         client = Client(running.url).open()
         running.until(lambda: running.status()["running"] == 0, "it was not ended")
-        assert client.error(404, request("tools/call", {"name": "recall"})) == wording
+        assert "--idle-seconds" in client.error(404, request("tools/call", {"name": "recall"}))
         # one that waits for an answer is not idle
         assert Client(running.url).open().call("sleep", seconds=1.5) == "awake"
     with gateway(tmp_path, "--command", scripted(), "--session-seconds", "0.5") as running:
         client = Client(running.url).open()
         sleep = {"name": "sleep", "arguments": {"seconds": 600}}
-        assert client.error(502, request("tools/call", sleep)) == wording
+        assert "--session-seconds" in client.error(502, request("tools/call", sleep))
 
 
 @pytest.mark.e2e

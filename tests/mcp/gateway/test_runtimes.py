@@ -225,7 +225,7 @@ def calls(home):
 
 @pytest.mark.parametrize("name", ["docker", pytest.param("podman", marks=pytest.mark.slow)])
 @pytest.mark.e2e
-def test_a_container_for_each_session(tmp_path, name, wording):
+def test_a_container_for_each_session(tmp_path, name):
     home, env = fake_program(tmp_path, name)
     words = ["--runtime", name, "--memory", "2g", "--cpus", "1.5", "--no-network"]
     with gateway(tmp_path, *words, env=env) as running:
@@ -235,9 +235,9 @@ def test_a_container_for_each_session(tmp_path, name, wording):
         assert "WANDB_API_KEY" not in clients[0].call("environment")
         clients[0].close()
         running.until(lambda: ["rm", "--force", "c0ffee"] in [c["words"] for c in calls(home)], "no rm")
-        assert Client(running.url, **{"Mcp-Image": "no-such/env"}).error(502) == wording
+        assert "manifest unknown" in Client(running.url, **{"Mcp-Image": "no-such/env"}).error(502)
         refused = Client(running.url, **{"Mcp-Image": "org/env:1", "Env-Docker-Host": "tcp://evil"})
-        assert refused.error(403) == wording
+        assert "DOCKER_HOST" in refused.error(403)
         assert Client(running.url, **{"Mcp-Image": "--privileged"}).error(400)
     said = [call["words"] for call in calls(home)]
     assert ["rm", "--force", "abc123"] in said  # left by a gateway that is dead

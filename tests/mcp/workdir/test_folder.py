@@ -61,7 +61,7 @@ def play(one, *calls, gym=None):
     return asyncio.run(played(one, *calls, gym=gym))
 
 
-def test_a_path_that_servers_do_not_find_is_told_once(tmp_path, monkeypatch, caplog, wording):
+def test_a_path_that_servers_do_not_find_is_told_once(tmp_path, monkeypatch, caplog):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data").mkdir()
     for name in ("data/app.db", "serve.py"):
@@ -75,7 +75,7 @@ def test_a_path_that_servers_do_not_find_is_told_once(tmp_path, monkeypatch, cap
         return [record.getMessage() for record in caplog.records]
 
     (said,) = told()
-    assert said == wording
+    assert "data/app.db" in said
     assert told(files=str(tmp_path / "data")) == []
 
 
@@ -233,33 +233,34 @@ def script(folder):
 
 
 SPOILT_FILES = {
-    "link out": lambda folder: (folder / "out").symlink_to("/etc/passwd"),
-    "pipe": lambda folder: os.mkfifo(folder / "pipe"),
-    "large": lambda folder: (folder / "large").write_bytes(b"x" * 5000) and None,
-    "zip out": lambda folder: zipped(folder, "../out"),
-    "zip link": lambda folder: zipped(folder, mode=0o120777),
-    "bomb": lambda folder: zipped(folder, size=10**6),
-    "tar out": lambda folder: tarred(folder, "../out"),
-    "tar bomb": lambda folder: tarred(folder, size=10**6),
-    "script": script,
+    "link out": (lambda folder: (folder / "out").symlink_to("/etc/passwd"), "to /etc/passwd"),
+    "pipe": (lambda folder: os.mkfifo(folder / "pipe"), "neither"),
+    "large": (lambda folder: (folder / "large").write_bytes(b"x" * 5000) and None, "4,096 bytes"),
+    "zip out": (lambda folder: zipped(folder, "../out"), "leads out"),
+    "zip link": (lambda folder: zipped(folder, mode=0o120777), "is a link"),
+    "bomb": (lambda folder: zipped(folder, size=10**6), "holds more"),
+    "tar out": (lambda folder: tarred(folder, "../out"), "outside"),
+    "tar bomb": (lambda folder: tarred(folder, size=10**6), "holds more"),
+    "script": (script, "exit code 3"),
 }
 
 
 @pytest.mark.parametrize("way", SPOILT_FILES)
-def test_files_that_cannot_be_used_are_an_error_of_the_environment(folder, way, tmp_path, wording):
-    files = SPOILT_FILES[way](folder) or folder
+def test_files_that_cannot_be_used_are_an_error_of_the_environment(folder, way, tmp_path):
+    spoil, said = SPOILT_FILES[way]
+    files = spoil(folder) or folder
     outcome, _ = play(task(files=str(files)), gym=config(defaults={"workdir_bytes": 4096}))
     assert (outcome.reward, outcome.stop_reason) == (None, "start_failed")
-    assert outcome.error == wording
+    assert said in outcome.error
     assert not (tmp_path / "out").exists()
     assert left() == []
 
 
-def test_files_that_are_not_there_or_reach_nobody_are_said_at_once(tmp_path, refusal):
-    with refusal(UsageError):
+def test_files_that_are_not_there_or_reach_nobody_are_said_at_once(tmp_path):
+    with pytest.raises(UsageError, match="/nowhere"):
         McpEnvironment(config(), {"train": [task(files="/nowhere")]})
     far = task(mcp_config={"notes": {"url": "http://localhost:1/mcp"}}, files=str(tmp_path))
-    with refusal(UsageError):
+    with pytest.raises(UsageError, match="never"):
         McpEnvironment(config(), {"train": [far]})
 
 

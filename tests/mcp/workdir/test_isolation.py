@@ -49,12 +49,12 @@ def test_a_server_by_http_with_a_global_is_found(apart):
     assert (found.tasks, found.rollouts, bool(found.shared)) == (1, 7, not apart)
 
 
-def test_a_file_outside_of_the_folder_is_found_and_training_refused(tmp_path, wording):
+def test_a_file_outside_of_the_folder_is_found_and_training_refused(tmp_path):
     one = task(str(tmp_path / "notes.txt"))
     with pytest.raises(UsageError, match="shared_state: true"):
         asyncio.run(environment(one).check_isolation())
     allowed = asyncio.run(environment(one, shared_state=True).check_isolation())
-    assert allowed == wording
+    assert allowed.startswith("shared_state ")
 
 
 @pytest.mark.e2e
