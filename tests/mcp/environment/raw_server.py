@@ -53,6 +53,30 @@ def text(value, **more):
     return {"content": [{"type": "text", "text": value}], **newer, **more}
 
 
+IMAGE = {"type": "image", "data": "AAAA", "mimeType": "image/png"}
+RESULTS = {
+    "huge-result": text("x" * 20_000_000),
+    "wrong-shape": {"content": "not a list"},
+    "long-result": text("ab" * 50_000),
+    "image": {"content": [IMAGE, {"type": "text", "text": "seen"}]},
+    "announces-other": text("You said it.", structuredContent={"line": 1}),
+    "ends": text("You win.", structuredContent={"done": True}),
+}
+REFUSALS = {
+    "internal-error": (-32603, "the database is down"),
+    "refuses-arguments": (-32602, "Invalid arguments: text must be short"),
+}
+VERDICTS = {
+    "nan": {"reward": float("nan")},
+    "no-reward": {"points": 3},
+    "grade": {"grade": 0.25, "moves": 4},
+    "bool": {"reward": True},
+    "score-and-reward": {"score": 9, "reward": 0.5},
+    "failed-inside": {"reward": 0.0, "isError": True},
+}
+VERDICTS_AS_TEXT = {"json-text": '{"score": 0.75}', "bare-number": "0.125"}
+
+
 def hang():
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     while True:
@@ -93,8 +117,6 @@ def acted(request, arguments):
     if WAY == "die-in-call":
         print("out of cheese", file=sys.stderr, flush=True)
         os._exit(3)
-    if WAY == "huge-result":
-        return answer(request, text("x" * 20_000_000))
     if WAY == "flood":
         while True:
             sys.stdout.write("y" * 65536 + "\n")
@@ -107,15 +129,6 @@ def acted(request, arguments):
         return None
     if WAY == "noise":
         sys.stdout.write("loading...\n")
-    if WAY == "wrong-shape":
-        return answer(request, {"content": "not a list"})
-    if WAY == "internal-error":
-        return refuse(request, -32603, "the database is down")
-    if WAY == "long-result":
-        return answer(request, text("ab" * 50_000))
-    if WAY == "image":
-        image = {"type": "image", "data": "AAAA", "mimeType": "image/png"}
-        return answer(request, {"content": [image, {"type": "text", "text": "seen"}]})
     if WAY == "tool-gone":
         TOOLS[:] = [tool for tool in TOOLS if tool["name"] != "act"]
         send({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"})
@@ -128,30 +141,18 @@ def acted(request, arguments):
     if WAY == "tool-added":
         TOOLS.append(tool("extra"))
         send({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"})
-    if WAY == "refuses-arguments":
-        return refuse(request, -32602, "Invalid arguments: text must be short")
-    if WAY == "announces-other":
-        return answer(request, text("You said it.", structuredContent={"line": 1}))
-    if WAY == "ends":
-        return answer(request, text("You win.", structuredContent={"done": True}))
+    if WAY in REFUSALS:
+        return refuse(request, *REFUSALS[WAY])
+    if WAY in RESULTS:
+        return answer(request, RESULTS[WAY])
     return answer(request, text(f"You said {arguments.get('text')}."))
 
 
 def evaluated(request):
-    rewards = {
-        "nan": {"reward": float("nan")},
-        "no-reward": {"points": 3},
-        "grade": {"grade": 0.25, "moves": 4},
-        "bool": {"reward": True},
-        "score-and-reward": {"score": 9, "reward": 0.5},
-        "failed-inside": {"reward": 0.0, "isError": True},
-    }
-    if WAY in rewards:
-        return answer(request, text("graded", structuredContent=rewards[WAY]))
-    if WAY == "json-text":
-        return answer(request, text('{"score": 0.75}'))
-    if WAY == "bare-number":
-        return answer(request, text("0.125"))
+    if WAY in VERDICTS:
+        return answer(request, text("graded", structuredContent=VERDICTS[WAY]))
+    if WAY in VERDICTS_AS_TEXT:
+        return answer(request, text(VERDICTS_AS_TEXT[WAY]))
     if WAY == "evaluate-fails":
         return answer(request, text("no grader", isError=True))
     if WAY == "hang-in-evaluate":
@@ -179,20 +180,16 @@ def main():
             version = request["params"]["protocolVersion"]
             capabilities = {"tools": {"listChanged": True}}
             answer(request, {"protocolVersion": version, "capabilities": capabilities, "serverInfo": info})
-        elif method == "server/discover" and WAY in MODERN:
-            about = {"supportedVersions": ["2026-07-28"], "capabilities": {"tools": {}}}
-            answer(request, about | {"resultType": "complete", "ttlMs": 0, "cacheScope": "private"})
-        elif method == "tools/list" and WAY in MODERN:
+        elif method in ("server/discover", "tools/list") and WAY in MODERN:
             about = {"resultType": "complete", "ttlMs": 0, "cacheScope": "private"}
-            answer(request, {"tools": TOOLS} | about)
+            versions = {"supportedVersions": ["2026-07-28"], "capabilities": {"tools": {}}}
+            answer(request, about | ({"tools": TOOLS} if method == "tools/list" else versions))
         elif method == "tools/list":
             if WAY in ("announces-more", "announces-other"):
                 row = {"type": "object", "properties": {"rows": {"type": "array"}}, "required": ["rows"]}
                 next(one for one in TOOLS if one["name"] == "act")["outputSchema"] = row
-            if WAY == "endless-tools":
-                answer(request, {"tools": TOOLS, "nextCursor": "again"})
-            else:
-                answer(request, {"tools": TOOLS})
+            more = {"nextCursor": "again"} if WAY == "endless-tools" else {}
+            answer(request, {"tools": TOOLS, **more})
         elif method == "tools/call":
             called(request)
         elif "id" in request and WAY == "modern-strict":

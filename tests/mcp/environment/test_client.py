@@ -4,6 +4,7 @@ import asyncio
 import gc
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -51,24 +52,13 @@ def play(server, *calls, deadlines=PATIENT):
     return asyncio.run(run())
 
 
-ACT = ("act", {"text": "hello"})
+ACT, SAID = ("act", {"text": "hello"}), "You said hello."
 
 
 def test_a_call_and_its_result(marker):
     (result,) = play(raw(marker), ACT)
-    assert result.text == "You said hello."
+    assert result.text == SAID
     assert (result.is_error, result.structured, dict(result.dropped)) == (False, None, {})
-
-
-def test_the_tools_as_announced(marker):
-    async def run():
-        async with open_session("board", raw(marker), deadlines=PATIENT) as session:
-            return session.tools
-
-    tools = asyncio.run(run())
-    assert list(tools) == ["setup", "act", "recall", "environment", "evaluate"]
-    assert tools["act"].input_schema["properties"] == {"text": {"type": "string"}}
-    assert tools["act"].description == "The tool act."
 
 
 def test_a_server_sees_nothing_of_our_environment(marker, monkeypatch):
@@ -78,29 +68,20 @@ def test_a_server_sees_nothing_of_our_environment(marker, monkeypatch):
     seen = json.loads(result.text)
     assert seen.pop("MARKER") == marker
     assert seen.pop("PATH") == os.environ["PATH"]
-    ours = {
-        name for name in seen if name.endswith(("_CA_CERTS", "_CA_BUNDLE", "SSL_CERT_FILE", "SSL_CERT_DIR"))
-    }
-    assert set(seen) - ours <= {
-        "HOME",
-        "LANG",
-        "LC_ALL",
-        "LC_CTYPE",
-        "TMPDIR",
-        "TZ",
-        MARK,
-    }  # Python sets LC_CTYPE
+    certificates = ("_CA_CERTS", "_CA_BUNDLE", "SSL_CERT_FILE", "SSL_CERT_DIR")
+    seen = {name for name in seen if not name.endswith(certificates)}
+    assert seen <= {"HOME", "LANG", "LC_ALL", "LC_CTYPE", "TMPDIR", "TZ", MARK}  # Python sets LC_CTYPE
 
 
 @pytest.mark.parametrize("way", ["modern-only", "modern-strict"])
 def test_a_server_that_knows_only_the_newer_handshake(marker, way):
     (result,) = play(raw(marker, way), ACT)
-    assert result.text == "You said hello."
+    assert result.text == SAID
 
 
 def test_noise_between_the_messages_is_left_out(marker):
     (result,) = play(raw(marker, "noise"), ACT)
-    assert result.text == "You said hello."
+    assert result.text == SAID
 
 
 def test_parts_that_are_no_text_are_counted(marker):
@@ -117,10 +98,10 @@ def test_a_result_that_is_not_as_announced_is_read_all_the_same(marker, way, sai
     assert (result.text, result.structured, result.is_error) == (said, structured, False)
 
 
-def test_refused_arguments_are_for_the_model(marker):
+def test_refused_arguments_are_for_the_model(marker, wording):
     (result,) = play(raw(marker, "refuses-arguments"), ACT)
     assert result.is_error
-    assert "text must be short" in result.text
+    assert result.text == wording
 
 
 def test_an_error_does_not_tell_the_key_of_its_server(marker):
@@ -138,7 +119,7 @@ def test_an_error_does_not_tell_the_key_of_its_server(marker):
 
 def test_new_tools_do_not_disturb(marker):
     first, second = play(raw(marker, "tool-added"), ACT, ACT)
-    assert first.text == second.text == "You said hello."
+    assert first.text == second.text == SAID
 
 
 QUICK_START = Deadlines(start=0.5, call=60.0, close=0.2)
@@ -147,75 +128,43 @@ QUICK_CALL = Deadlines(start=60.0, call=0.5, close=0.2)
 
 
 @pytest.mark.parametrize(
-    ("way", "error", "says", "deadlines"),
+    ("way", "error", "deadlines"),
     [
-        ("hang-in-start", StartError, "did not start and shake hands within 0.5 s", QUICK_START),
-        ("garbage-in-start", StartError, "Usage: server", SLOW_START),
-        ("die-in-start", StartError, "no such board", PATIENT),
-        ("endless-tools", BadAnswer, "more than 100 pages", PATIENT),
-        ("hang-in-call", ToolTimeout, "act gave no result within 0.5 s", QUICK_CALL),
-        ("hang-with-child", ToolTimeout, "act gave no result within 0.5 s", QUICK_CALL),
-        ("garbage", ToolTimeout, "this is not JSON", QUICK_CALL),
-        ("die-in-call", SessionLost, "exit code 3", PATIENT),
-        ("huge-result", OutputFlood, "16 MiB", PATIENT),
-        ("flood", OutputFlood, "16 MiB", PATIENT),
-        ("flood-in-start", OutputFlood, "10000 lines that are no messages of MCP, the last: 'y'", PATIENT),
-        ("flood-stderr", OutputFlood, "error output", PATIENT),
-        ("wrong-shape", BadAnswer, "act", PATIENT),
-        ("internal-error", BadAnswer, "the database is down", PATIENT),
-        ("tool-gone", ToolsChanged, "'act' is gone", PATIENT),
-        ("tool-gone-silently", ToolsChanged, "'act' is gone", PATIENT),
-        ("tool-differs", ToolsChanged, "other arguments", PATIENT),
+        ("hang-in-start", StartError, QUICK_START),
+        ("garbage-in-start", StartError, SLOW_START),
+        ("die-in-start", StartError, PATIENT),
+        ("endless-tools", BadAnswer, PATIENT),
+        ("hang-in-call", ToolTimeout, QUICK_CALL),
+        ("hang-with-child", ToolTimeout, QUICK_CALL),
+        ("garbage", ToolTimeout, QUICK_CALL),
+        ("die-in-call", SessionLost, PATIENT),
+        ("huge-result", OutputFlood, PATIENT),
+        ("flood", OutputFlood, PATIENT),
+        ("flood-in-start", OutputFlood, PATIENT),
+        ("flood-stderr", OutputFlood, PATIENT),
+        ("wrong-shape", BadAnswer, PATIENT),
+        ("internal-error", BadAnswer, PATIENT),
+        ("tool-gone", ToolsChanged, PATIENT),
+        ("tool-gone-silently", ToolsChanged, PATIENT),
+        ("tool-differs", ToolsChanged, PATIENT),
     ],
 )
-def test_a_misbehaving_server_is_a_typed_error(caplog, marker, way, error, says, deadlines):
+def test_a_misbehaving_server_is_a_typed_error(caplog, marker, way, error, deadlines, wording):
     with pytest.raises(error) as caught:
         play(raw(marker, way), ACT, ACT, ACT, deadlines=deadlines)
     gc.collect()  # what nobody has asked an ended task would be logged now
     assert not caplog.records
     assert type(caught.value) is error
-    assert "server 'board'" in str(caught.value)
-    assert says in str(caught.value)
-
-
-def test_the_last_words_of_a_dead_server_are_in_the_message(marker):
-    with pytest.raises(SessionLost, match="out of cheese"):
-        play(raw(marker, "die-in-call"), ACT)
-
-
-GROUP = """\
-import asyncio
-async def fails(): raise ValueError("no shop.db here")
-async def serve():
-    async with asyncio.TaskGroup() as group: group.create_task(fails())
-asyncio.run(serve())"""
-
-
-@pytest.mark.parametrize(
-    ("program", "says"),
-    [
-        ("def f(n): return f(n - 1) if n else 1 / 0\nf(50)", ["ZeroDivisionError: division by zero"]),
-        (GROUP, ["ValueError: no shop.db here"]),
-        ("class Server: pass\nServer().list_tools()", ["no attribute 'list_tools'", "pip install 'mcp<2'"]),
-        ("import sys\nsys.exit('usage:\\n    --db FILE')", ["usage:\n    --db FILE"]),
-    ],
-)
-def test_a_traceback_of_a_server_is_what_went_wrong(marker, program, says):
-    server = StdioServer(command=sys.executable, args=["-c", program], env={"MARKER": marker})
-    with pytest.raises(StartError) as caught:
-        play(server, deadlines=PATIENT)
-    assert all(words in str(caught.value) for words in says)
-    assert "Traceback" not in str(caught.value)
-    assert "line 1" not in str(caught.value)
+    assert re.split(r"; it ended|\n", str(caught.value))[0] == wording
 
 
 def test_a_server_that_does_not_end_is_killed(marker):
     (result,) = play(raw(marker, "stays"), ACT, deadlines=Deadlines(start=60.0, call=60.0, close=0.2))
-    assert result.text == "You said hello."
+    assert result.text == SAID
 
 
-def test_a_program_that_is_not_there(marker):
-    with pytest.raises(StartError, match="no-such-program cannot be run: No such file"):
+def test_a_program_that_is_not_there(marker, refusal):
+    with refusal(StartError):
         play(StdioServer(command="no-such-program"), ACT)
 
 
@@ -239,13 +188,15 @@ def test_cancelling_a_rollout_leaves_no_process(marker):
 def test_servers_and_their_children_die_with_us(marker):
     """A process that is killed in the middle of a call leaves neither the server nor the server's child."""
     script = f"""
-import asyncio, sys
-sys.path.insert(0, {str(Path.cwd())!r})
-from tests.mcp.environment.test_client import ACT, PATIENT, open_session, raw
+import asyncio
+from buckeye.mcp.client.session import Deadlines, open_session
+from buckeye.mcp.tasks.task_schema import StdioServer
+argv = dict(command={sys.executable!r}, args=[{RAW!r}, "hang-with-child"])
+server = StdioServer(**argv, env={{"MARKER": {marker!r}}})
 
 async def run():
-    async with open_session("board", raw({marker!r}, "hang-with-child"), deadlines=PATIENT) as session:
-        await session.call(*ACT)
+    async with open_session("board", server, deadlines=Deadlines(start=60.0, call=60.0)) as session:
+        await session.call("act", {{"text": "hello"}})
 
 asyncio.run(run())
 """
@@ -259,17 +210,3 @@ asyncio.run(run())
     finally:
         user.send_signal(signal.SIGKILL)
         user.wait()
-
-
-@pytest.mark.parametrize("count", [8])
-def test_sessions_do_not_see_each_other(marker, count):
-    async def one(number):
-        async with open_session("board", raw(marker), deadlines=PATIENT) as session:
-            await session.call("act", {"text": f"secret {number}"})
-            await asyncio.sleep(0)
-            return (await session.call("recall", {})).text
-
-    async def run():
-        return await asyncio.gather(*(one(number) for number in range(count)))
-
-    assert asyncio.run(run()) == [f"secret {number}" for number in range(count)]

@@ -44,108 +44,62 @@ def test_the_language(source, value, expected):
     assert run(source, value) == expected
 
 
-def test_the_context_holds_all_arguments():
+def test_the_context_holds_all_arguments(refusal):
     assert run("lambda x, ctx: x + ctx.get('dy', 0)", 1, {"dy": 2}) == 3
     assert run("x + ctx['dy']", 1, {"dy": 2}) == 3
-    with pytest.raises(ExpressionError, match="there is no 'ctx'"):
+    with refusal(ExpressionError):
         compile_transform("ctx['dy']", use_context=False)
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        "().__class__",
-        "x.__class__.__mro__",
-        "x.format(1)",
-        "'{0.__class__}'.format(x)",
-        "x.join",
-        "open('/etc/passwd')",
-        "__import__('os')",
-        "eval('1')",
-        "getattr(x, 'y')",
-        "(lambda y: y)(x)",
-        "lambda x: lambda y: y",
-        "lambda *x: x",
-        "lambda x=1: x",
-        "lambda: 1",
-        "lambda x, y, z: 1",
-        "[y for y in x for z in y]",
-        "[y for y, z in x]",
-        "[z for y in z]",
-        "{y for y in x}",
-        "{y: y for y in x}",
-        "(y for y in x)",
-        "(y := x)",
-        "f'{x:>99}'",
-        "f'{x!r}'",
-        "{**x}",
-        "{x: 1}",
-        "[*x]",
-        "sorted(x, key=len)",
-        "max(*x)",
-        "x @ x",
-        "x | x",
-        "x << 9",
-        "~x",
-        "b'a'",
-        "1j",
-        "...",
-        "1e999",
-        "await x",
-        "yield",
-        "x; x",
-        "import os",
-        "int",
-        "print(x)",
-        "len.__self__",
-        "",
-        "lambda x:",
-        "x" * 2000,
-        "(" * 400 + "x" + ")" * 400,
-        "-" * 400 + "1",
-        "\x00",
-        "[x for int in x if int(1)]",
-    ],
-)
+ATOMS = """
+    ().__class__ x.__class__.__mro__ x.format(1) '{0.__class__}'.format(x) x.join len.__self__ {x:1} [*x]
+    open('/etc/passwd') __import__('os') eval('1') getattr(x,'y') print(x) max(*x) sorted(x,key=len)
+    {**x} f'{x:>99}' f'{x!r}' x@x x|x x<<9 ~x b'a' 1j ... 1e999 yield int
+"""
+REFUSED = [
+    *ATOMS.split(),
+    "(lambda y: y)(x)",
+    "lambda x: lambda y: y",
+    "lambda *x: x",
+    "lambda x=1: x",
+    "lambda: 1",
+    "lambda x, y, z: 1",
+    "lambda x:",
+    "[y for y in x for z in y]",
+    "[y for y, z in x]",
+    "[z for y in z]",
+    "[x for int in x if int(1)]",
+    "{y for y in x}",
+    "{y: y for y in x}",
+    "(y for y in x)",
+    "(y := x)",
+    "await x",
+    "x; x",
+    "import os",
+    "",
+    "x" * 2000,
+    "(" * 400 + "x" + ")" * 400,
+    "-" * 400 + "1",
+    "\x00",
+]
+
+
+@pytest.mark.parametrize("source", REFUSED)
 def test_what_is_not_allowed_is_refused_when_it_is_read(source):
     with pytest.raises(ExpressionError):
         compile_transform(source, use_context=True)
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        "9 ** 9 ** 9",
-        "2 ** -99999999",
-        "1 ** 10 ** 20",
-        "'a' * 10 ** 9",
-        "[0] * 10 ** 9",
-        "[[[[x] * 99] * 99] * 99] * 99",
-        "'%999999999d' % 1",
-        "'a'.zfill(10 ** 9)",
-        "('a' * 9999).replace('', 'b' * 9999)",
-        "','.join(['a' * 9999] * 9999)",
-        "round(5, -10 ** 9)",
-        "[a for a in [a for a in 'a' * 99999] if [b for b in 'a' * 99999]]",
-        "str([2 ** 2000] * 99999)",
-        "10 ** 600 * 1.0",
-        "float('inf')",
-        "float('nan')",
-        "-float('inf')",
-        "1e308 * 10",
-        "(-8) ** 0.5",
-        "int('9' * 5000)",
-        "1 / 0",
-        "x[5]",
-        "x['a']",
-        "len(5)",
-        "5 + 'a'",
-        "x.split('')",
-        "[a for a in 5]",
-        "x.get('a')",
-        "{'a': 1}.index('a')",
-    ],
-)
+WITHOUT_RESULT = """
+    9**9**9 2**-99999999 1**10**20 'a'*10**9 [0]*10**9 [[[[x]*99]*99]*99]*99 '%999999999d'%1 'a'.zfill(10**9)
+    ('a'*9999).replace('','b'*9999) ','.join(['a'*9999]*9999) round(5,-10**9) str([2**2000]*99999)
+    10**600*1.0 float('inf') float('nan') -float('inf') 1e308*10 (-8)**0.5 int('9'*5000) 1/0
+    x[5] x['a'] len(5) 5+'a' x.split('') x.get('a') {'a':1}.index('a')
+"""
+LOOPS = ["[a for a in [a for a in 'a' * 99999] if [b for b in 'a' * 99999]]", "[a for a in 5]"]
+
+
+@pytest.mark.parametrize("source", [*WITHOUT_RESULT.split(), *LOOPS])
 def test_what_has_no_result_ends_soon_with_words(source):
     transform = compile_transform(source, use_context=True)
     start = time.process_time()
@@ -202,15 +156,6 @@ def test_any_expression_gives_json_or_words(source, value):
     except ExpressionError:
         return
     assert json.loads(json.dumps(result, allow_nan=False)) == result
-
-
-@given(st.text(max_size=60))
-def test_any_text_is_an_expression_or_is_refused(source):
-    try:
-        transform = compile_transform(source, use_context=True)
-        transform("ab", {})
-    except ExpressionError:
-        return
 
 
 def test_the_values_given_are_not_changed():

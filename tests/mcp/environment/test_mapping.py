@@ -4,6 +4,7 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.mcp.gym import json_values
 
 from buckeye.mcp.actions.check import compile_actions
 from buckeye.mcp.actions.mapping import ActionError, bind
@@ -93,41 +94,29 @@ def test_calls(text, tool, arguments):
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    "text",
     [
-        ("left(1)", "left was given 1 arguments and takes none by position. Usage: left()"),
-        (
-            'move("up", 1, 2)',
-            "move was given 3 arguments and takes 2 by position. Usage: move(",
-        ),
-        ('move("up", direction="up")', "move was given direction twice."),
-        (
-            'move(directon="up")',
-            "move has no argument directon. Did you mean direction? Usage: move(",
-        ),
-        ("done(1)", "done was given 1 arguments"),
-        ("click(1)", "click needs y too. Usage: click(x, y, button)"),
-        ("key(5)", "key: key cannot be used: int has no split."),
-        ("wait('soon')", "wait: s cannot be used: invalid literal for int()"),
-        ("scroll(amount=1)", "scroll: amount cannot be used: there is no 'direction'."),
+        "left(1)",
+        'move("up", 1, 2)',
+        'move("up", direction="up")',
+        'move(directon="up")',
+        "done(1)",
+        "click(1)",
+        "key(5)",
+        "wait('soon')",
+        "scroll(amount=1)",
     ],
 )
-def test_calls_that_cannot_be_run(text, message):
-    assert told(text).startswith(message)
+def test_calls_that_cannot_be_run(text, wording):
+    assert told(text) == wording
 
 
-def test_what_the_tool_requires_is_asked_for_by_the_name_the_model_knows():
-    assert told("move(by=1)", SCHEMAS) == "move needs direction. Usage: move(direction, by)"
-    assert told("nothing()", SCHEMAS) == "nothing needs direction. Usage: nothing(by)"
+def test_what_the_tool_requires_is_asked_for_by_the_name_the_model_knows(wording):
+    assert told("move(by=1)", SCHEMAS) == wording
+    assert told("nothing()", SCHEMAS) == wording
     schemas = {"computer": {"required": ["at"]}}
-    assert told("click()", schemas) == "click needs x and y. Usage: click(x, y, button)"
+    assert told("click()", schemas) == wording
     assert bound("left()", SCHEMAS) == ("move", {"direction": "left"})
-
-
-def test_only_mapped_tools_can_be_reached():
-    for name in ("setup", "evaluate", "computer", "__class__"):
-        with pytest.raises(ActionError, match="There are: left, move, click"):
-            bind(ParsedCall(name=name), ACTIONS, {name: {}})
 
 
 def test_done_can_be_mapped_to_a_tool():
@@ -138,17 +127,13 @@ def test_done_can_be_mapped_to_a_tool():
     assert bind(ParsedCall(name="done", args=(5,)), actions, {}).arguments == {"a": 5}
 
 
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
-    max_leaves=5,
-)
+values = json_values(st.text(max_size=5))
 
 
 @given(
     st.sampled_from([*ACTIONS]),
-    st.lists(json_values, max_size=4),
-    st.dictionaries(st.text(max_size=4), json_values, max_size=2),
+    st.lists(values, max_size=4),
+    st.dictionaries(st.text(max_size=4), values, max_size=2),
 )
 def test_any_call_is_bound_or_refused_in_words(name, args, kwargs):
     call = ParsedCall(name=name, args=tuple(args), kwargs=kwargs)
@@ -160,10 +145,10 @@ def test_any_call_is_bound_or_refused_in_words(name, args, kwargs):
     assert found.arguments.keys() <= ACTIONS[name].sources.keys()
 
 
-parts = st.dictionaries(st.sampled_from(["_tool", "_parser", "x"]), json_values, max_size=3)
+parts = st.dictionaries(st.sampled_from(["_tool", "_parser", "x"]), values, max_size=3)
 
 
-@given(st.dictionaries(st.text(max_size=4), json_values | parts, max_size=3))
+@given(st.dictionaries(st.text(max_size=4), values | parts, max_size=3))
 def test_any_mapping_is_compiled_or_its_problems_are_named(raw):
     actions, problems = compile_actions(raw)
     assert {problem.path[0] for problem in problems} | set(actions) >= set(raw)

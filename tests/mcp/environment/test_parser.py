@@ -7,6 +7,7 @@ import re
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from tests.mcp.gym import json_values
 
 from buckeye.mcp.actions.literals import LiteralError, read_call
 from buckeye.mcp.actions.parser import parse_reply, parse_tool_calls
@@ -65,46 +66,38 @@ def test_arguments_with_names():
 
 
 @pytest.mark.parametrize(
-    ("call", "told"),
+    "call",
     [
-        ("move(left)", "column 12: left is no value (a text is written in quotes)"),
-        ("move", "column 11: expected ( after move, found '</tool>'"),
-        ("move 1", "expected ( after move, found '1</tool>'"),
-        ("move(1", "column 13: expected , or ), found '</tool>'"),
-        ('move("left"))', "column 19: expected </tool> after the call"),
-        ("move(1) move(2)", "column 15: expected </tool> after the call"),
-        ("move(1 2)", "expected , or ), found '2)</tool>'"),
-        ("move(,)", "expected a value, found ',)</tool>'"),
-        ('move("a)', "the text that begins here is not closed by \", found '\"a)</tool>'"),
-        ("move(a=1, a=2)", "column 17: a is given twice"),
-        ("move(a=1, 2)", "an argument without a name may not follow one with a name"),
-        ("move({1: 2})", "the keys of an object are texts in quotes"),
-        ("move({a: 2})", "the keys of an object are texts in quotes"),
-        ('move({"a": 1, "a": 2})', "the key 'a' is there twice"),
-        ("move({1, 2})", "the keys of an object are texts in quotes"),
-        ("move(007)", "expected a value, found '007)</tool>'"),
-        ("move(5abc)", "expected a value"),
-        ("move(1e999)", "the number is too large"),
-        (f"move({'9' * 5000})", "the number is too long"),
-        ("move(NaN)", "NaN is no value"),
-        ("move(-Infinity)", "expected a value"),
-        (r'move("\ud800")', "half of a character"),
-        (r'move("\x4")', "expected 2 hexadecimal digits"),
-        (r'move("\U00110000")', "expected 8 hexadecimal digits"),
-        (f"move({'[' * 5000})", "nested too deeply"),
-        ("move(__import__('os'))", "__import__ is no value"),
-        ("move(1+1)", "expected , or ), found '+1)</tool>'"),
-        ("5(1)", "expected a call such as name(...)"),
-        ("fly(1)", "column 7: there is no fly. There are: move, click, get-sum, done."),
-        ("moove(1)", "There are: move, click, get-sum, done. Did you mean move?"),
-        ("", "no call between the tags"),
-        ("  ", "no call between the tags"),
+        "move(left)",
+        "move",
+        "move 1",
+        "move(1",
+        'move("left"))',
+        "move(,)",
+        'move("a)',
+        "move(a=1, a=2)",
+        "move(a=1, 2)",
+        "move({a: 2})",
+        'move({"a": 1, "a": 2})',
+        "move(007)",
+        "move(1e999)",
+        f"move({'9' * 5000})",
+        "move(NaN)",
+        r'move("\ud800")',
+        r'move("\x4")',
+        r'move("\U00110000")',
+        f"move({'[' * 5000})",
+        "move(__import__('os'))",
+        "move(1+1)",
+        "5(1)",
+        "fly(1)",
+        "moove(1)",
+        "",
     ],
+    ids=lambda call: call[:30],
 )
-def test_calls_that_cannot_be_read(call, told):
-    message = problem(f"<tool>{call}</tool>")
-    assert told in message
-    assert message.startswith("line 1, column ")
+def test_calls_that_cannot_be_read(call, wording):
+    assert problem(f"<tool>{call}</tool>") == wording
 
 
 def test_positions_are_those_of_the_whole_reply():
@@ -115,20 +108,12 @@ def test_positions_are_those_of_the_whole_reply():
     assert text[only.position :].startswith("left")
 
 
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        ("", "line 1, column 1: no call; write <tool>name(...)</tool>"),
-        ("hello", "line 1, column 6: no call"),
-        ("<tool>move(1)", "line 1, column 1: <tool> is not closed by </tool>"),
-        ("<tool>move(", "line 1, column 1: <tool> is not closed by </tool>"),
-    ],
-)
-def test_replies_without_a_whole_tag(text, told):
-    assert problem(text).startswith(told)
+@pytest.mark.parametrize("text", ["", "hello", "<tool>move(1)", "<tool>move("])
+def test_replies_without_a_whole_tag(text, wording):
+    assert problem(text) == wording
 
 
-def test_thinking_is_taken_apart_and_never_run():
+def test_thinking_is_taken_apart_and_never_run(wording):
     reply = parse("<think> I could <tool>move(1)</tool> </think>\n<tool>move(2)</tool>", THINKING)
     assert reply.think == "I could <tool>move(1)</tool>"
     assert [call.args for call in reply.calls] == [(2,)]
@@ -138,20 +123,20 @@ def test_thinking_is_taken_apart_and_never_run():
         opened_by_the_prompt = parse("so <tool>move(1)</tool>?</think><tool>move(2)</tool>", parser)
         assert [call.args for call in opened_by_the_prompt.calls] == [(2,)]
         assert opened_by_the_prompt.think == "so <tool>move(1)</tool>?"
-    assert "<think> is not closed by </think>" in str(parse("<think>a").problems[0])
+    assert str(parse("<think>a").problems[0]) == wording
 
 
-def test_several_calls_by_policy():
+def test_several_calls_by_policy(wording):
     text = "<tool>move(1)</tool> <tool>move(2)</tool> <tool>fly()</tool>"
     first = parse(text)
     assert [call.args for call in first.calls] == [(1,)]
-    assert "only the first call of a reply is run" in str(first.problems[0])
+    assert str(first.problems[0]) == wording
     every = parse(text, ParserConfig(use_thinking=False, several_calls="all"))
     assert [call.args for call in every.calls] == [(1,), (2,)]
-    assert [one.message.split(".")[0] for one in every.problems] == ["there is no fly"]
+    assert [one.message.split(".")[0] for one in every.problems] == wording
     none = parse(text, ParserConfig(use_thinking=False, several_calls="error"))
     assert none.calls == ()
-    assert any("only one call is allowed" in str(one) for one in none.problems)
+    assert [str(one) for one in none.problems] == wording
     assert (
         parse("<tool>fly()</tool><tool>move(1)</tool>").calls == ()
     )  # the first one counts, and it is wrong
@@ -215,38 +200,26 @@ def native(*calls, **message):
     return {"role": "assistant", "content": "", "tool_calls": made, **message}
 
 
-def test_native_calls():
+def test_native_calls(wording):
     every = ParserConfig(format="tools", several_calls="all")
-    reply = parse_tool_calls(
-        native(
-            ("move", '{"by": 2}'),
-            ("fly", "{}"),
-            ("", "<broken"),
-            ("move", "[1]"),
-            ("move", "{"),
-            ("move", ""),
-        ),
-        every,
-        ACTIONS,
-    )
+    written = [("fly", "{}"), ("", "<broken"), ("move", "[1]"), ("move", "{")]
+    calls = native(("move", '{"by": 2}'), *written, ("move", ""))
+    reply = parse_tool_calls(calls, every, ACTIONS)
     assert [(call.name, dict(call.kwargs), call.call_id) for call in reply.calls] == [
         ("move", {"by": 2}, "c0"),
         ("move", {}, "c5"),
     ]
-    told = {one.call_id: str(one) for one in reply.problems}
-    assert told["c1"].startswith("there is no fly. There are: move")
-    assert told["c2"] == "the call cannot be read: <broken"
-    assert told["c3"] == "the arguments of move must be an object"
-    assert told["c4"].startswith("the arguments of move are not valid JSON")
+    assert {one.call_id: str(one) for one in reply.problems} == wording
     assert reply.format_score == pytest.approx(2 / 6)
     for written in ('{"a": NaN}', '{"a": 1e999}', r'{"a": "\ud800"}', '{"a": 1, "a": 2}', "[" * 100_000):
         assert parse_tool_calls(native(("move", written)), every, ACTIONS).calls == ()
 
 
 @pytest.mark.parametrize("written", [5, 0, 0.5, True, False, [], [1], ["a"], '"text"', "5", "null", "[]"])
-def test_native_arguments_that_are_no_object_are_told_so(written):
+def test_native_arguments_that_are_no_object_are_told_so(written, wording):
     reply = parse_tool_calls(native(("move", written)), ParserConfig(format="tools"), ACTIONS)
-    assert (reply.calls, str(reply.problems[0])) == ((), "the arguments of move must be an object")
+    assert reply.calls == ()
+    assert str(reply.problems[0]) == wording
 
 
 @pytest.mark.parametrize(
@@ -266,7 +239,7 @@ def test_a_reply_in_plain_words(text, plain, is_answer, score):
     assert (reply.plain, reply.is_answer, reply.answer_score) == (plain, is_answer, score)
 
 
-def test_native_calls_one_too_many_are_each_answered():
+def test_native_calls_one_too_many_are_each_answered(wording):
     calls = native(("move", "{}"), ("move", "{}"))
     first = parse_tool_calls(calls, ParserConfig(format="tools"), ACTIONS)
     assert [call.call_id for call in first.calls] == ["c0"]
@@ -276,17 +249,11 @@ def test_native_calls_one_too_many_are_each_answered():
     assert none.calls == ()
     assert [one.call_id for one in none.problems] == ["c0", "c1"]
     silent = parse_tool_calls({"role": "assistant", "content": "hi"}, ParserConfig(format="tools"), ACTIONS)
-    assert (silent.calls, silent.format_score, str(silent.problems[0])) == ((), 0.0, "no tool was called")
+    assert (silent.calls, silent.format_score) == ((), 0.0)
+    assert str(silent.problems[0]) == wording
 
 
-scalars = (
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
-)
-values = st.recursive(
-    scalars,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
-    max_leaves=8,
-)
+values = json_values(st.text(max_size=5), leaves=8)
 
 
 @given(values)
@@ -304,20 +271,8 @@ def test_a_call_survives_within_its_tags(args, kwargs):
     assert arguments(inner) == (args, kwargs)
 
 
-pieces = st.sampled_from(
-    [
-        *"()[]{},:=\"'\\ \n.-1eax",
-        "<tool>",
-        "</tool>",
-        "<think>",
-        "</think>",
-        "move(",
-        "click",
-        '"""',
-        "true",
-        "\\u12",
-    ]
-)
+WORDS = '<tool> </tool> <think> </think> move( click """ true \\u12'
+pieces = st.sampled_from([*"()[]{},:=\"'\\ \n.-1eax", *WORDS.split()])
 
 
 @given(st.text() | st.lists(pieces).map("".join))

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from tests.mcp.environment.leaks import assert_none_left
 from tests.mcp.environment.scripted import Scripted, native
+from tests.mcp.gym import gym_config, mapping
 
 from buckeye.errors import ConfigError, UsageError
-from buckeye.mcp.config import GymConfig
 from buckeye.mcp.environment import McpEnvironment
 from buckeye.mcp.tasks.task_schema import McpTask
 
@@ -38,16 +38,8 @@ def task(marker, way="", **fields):
 
 
 def config(**fields):
-    given = {
-        "system_prompt": "Write <tool>act(text)</tool>.",
-        "parser": {"use_thinking": False},
-        "action_mappings": {
-            "act": {"_tool": "act", "_parser": {"positional": ["text"]}, "text": {"from_arg": "text"}}
-        },
-        "rubric": {"weights": {"task_completion": 1.0}},
-        "defaults": {"max_turns": 4, "setup_timeout": 60.0, "tool_timeout": 60.0},
-    }
-    return GymConfig.model_validate(given | fields)
+    limits = {"max_turns": 4, "setup_timeout": 60.0, "tool_timeout": 60.0}
+    return gym_config({"act": mapping("act", "text")}, **{"defaults": limits} | fields)
 
 
 def play(played, policy, settings=None):
@@ -59,7 +51,8 @@ def play(played, policy, settings=None):
 WIN, DONE = '<tool>act("win")</tool>', "<tool>done()</tool>"
 
 
-def test_a_won_task(marker):
+@pytest.mark.smoke
+def test_a_won_task(marker, wording):
     policy = Scripted(WIN, DONE)
     outcome = play(task(marker), policy)
     assert (outcome.reward, outcome.stop_reason, outcome.error) == (1.0, "done", None)
@@ -67,8 +60,8 @@ def test_a_won_task(marker):
     assert outcome.components["tool_calls"] == 1.0
     assert outcome.components["calls"] == 3.0  # the server's own count: setup, act, evaluate
     assert [message["role"] for message in policy.seen] == ["system", "user", "assistant", "user"]
-    assert policy.seen[1]["content"] == "Win.\n\nThe board is empty."
-    assert policy.last_read == "<result>\nYou said win.\n</result>"
+    assert policy.seen[1]["content"] == wording
+    assert policy.last_read == wording
 
 
 def test_a_lost_task_has_a_reward_of_0(marker):
@@ -123,27 +116,24 @@ def test_the_environment_may_end_it(marker):
 
 
 @pytest.mark.parametrize(
-    ("way", "stop", "says"),
+    ("way", "stop"),
     [
-        ("die-in-start", "start_failed", "no such board"),
-        ("setup-fails", "setup_failed", "no board"),
-        ("hang-in-setup", "setup_failed", "within 2 s"),
-        ("evaluate-fails", "evaluate_failed", "no grader"),
-        ("hang-in-evaluate", "evaluate_failed", "within 1 s"),
-        ("nan", "evaluate_failed", "no finite number"),
-        ("no-reward", "evaluate_failed", "gave no reward"),
-        ("failed-inside", "evaluate_failed", "says that it failed"),
+        ("die-in-start", "start_failed"),
+        ("setup-fails", "setup_failed"),
+        ("hang-in-setup", "setup_failed"),
+        ("evaluate-fails", "evaluate_failed"),
+        ("hang-in-evaluate", "evaluate_failed"),
+        ("nan", "evaluate_failed"),
+        ("no-reward", "evaluate_failed"),
+        ("failed-inside", "evaluate_failed"),
     ],
 )
-def test_a_failure_of_the_environment_is_an_error_and_no_reward(marker, way, stop, says):
-    limits = {"max_turns": 4, "setup_timeout": 60.0, "tool_timeout": 60.0}
-    if "within 1" in says:
-        limits["tool_timeout"] = 1.0
-    if "within 2" in says:
-        limits["setup_timeout"] = 2.0
+def test_a_failure_of_the_environment_is_an_error_and_no_reward(marker, way, stop, wording):
+    seconds = {"hang-in-setup": {"setup_timeout": 2.0}, "hang-in-evaluate": {"tool_timeout": 1.0}}
+    limits = {"max_turns": 4, "setup_timeout": 60.0, "tool_timeout": 60.0} | seconds.get(way, {})
     outcome = play(task(marker, way), Scripted(WIN, WIN, DONE), config(defaults=limits))
     assert (outcome.reward, outcome.stop_reason) == (None, stop)
-    assert says in outcome.error
+    assert outcome.error == wording
 
 
 @pytest.mark.parametrize(
@@ -170,15 +160,15 @@ def test_a_server_that_a_call_breaks_is_read_and_graded(marker, way, read, rewar
     )
 
 
-def test_a_server_that_is_gone_takes_no_more_calls(marker):
+def test_a_server_that_is_gone_takes_no_more_calls(marker, wording):
     policy = Scripted(WIN, WIN, DONE)
     outcome = play(task(marker, "die-in-call"), policy)
-    assert policy.last_read == "<result>\nError: act: its server has ended.\n</result>"
+    assert policy.last_read == wording
     assert outcome.components["server_lost_by_call"] == 2.0
     assert "evaluate" in outcome.explanations["evaluate_tool"]
 
 
-def test_a_call_that_fails_where_an_untouched_session_fails_too_is_an_error(marker, tmp_path):
+def test_a_call_that_fails_where_an_untouched_session_fails_too_is_an_error(marker, tmp_path, wording):
     """The server starts once only: what is opened for the comparison fails, so the model is not to blame."""
     once = f'test -e {tmp_path}/started && exit 1; touch {tmp_path}/started; exec "$$0" "$$@"'
     server = {
@@ -188,7 +178,7 @@ def test_a_call_that_fails_where_an_untouched_session_fails_too_is_an_error(mark
     }
     outcome = play(task(marker, mcp_config={"board": server}), Scripted(WIN, DONE))
     assert (outcome.reward, outcome.stop_reason) == (None, "session_lost")
-    assert "out of cheese" in outcome.error
+    assert outcome.error == wording
 
 
 def test_plain_words_after_a_good_call_are_an_answer(marker):
@@ -217,10 +207,10 @@ def test_only_mapped_tools_can_be_reached(marker, name):
     assert outcome.components["calls"] == 2.0  # setup and evaluate, once each
 
 
-def test_a_tool_that_grades_cannot_be_mapped(marker):
+def test_a_tool_that_grades_cannot_be_mapped(marker, refusal):
     settings = config(action_mappings={"peek": {"_tool": "recall"}})
     graded = task(marker, evaluate_tool={"name": "recall"})
-    with pytest.raises(UsageError, match=r"action_mappings\.peek: the model may not call the tool 'recall'"):
+    with refusal(UsageError):
         McpEnvironment(settings, {"train": [graded]})
 
 
@@ -229,11 +219,11 @@ def test_a_tool_that_a_setup_uses_too_can_be_mapped(marker):
     McpEnvironment(config(), {"train": [prepared]})
 
 
-def test_a_mapping_to_no_tool_says_what_there_is(marker):
+def test_a_mapping_to_no_tool_says_what_there_is(marker, wording):
     settings = config(action_mappings={"act": {"_tool": "acts"}})
     outcome = play(task(marker), Scripted(), settings)
     assert outcome.stop_reason == "start_failed"
-    assert "'acts'; there are: act, environment" in outcome.error
+    assert outcome.error == wording
 
 
 def test_long_results_are_cut_and_say_so(marker):
@@ -244,25 +234,25 @@ def test_long_results_are_cut_and_say_so(marker):
     assert outcome.components["cut_characters"] == 99900.0
 
 
-def test_images_are_not_shown_and_counted(marker):
+def test_images_are_not_shown_and_counted(marker, wording):
     policy = Scripted(WIN, DONE)
     outcome = play(task(marker, "image"), policy)
-    assert policy.last_read == "<result>\nseen\n(1 image not shown)\n</result>"
+    assert policy.last_read == wording
     assert outcome.components["dropped_image"] == 1.0
 
 
-def test_native_tool_calls(marker):
+def test_native_tool_calls(marker, wording):
     settings = config(parser={"format": "tools"}, system_prompt="Act.")
     policy = Scripted(native("act", json.dumps({"text": "win"})), "I have won.")
     outcome = play(task(marker), policy, settings)
     assert (outcome.reward, outcome.stop_reason) == (1.0, "answered")
     act, done = (tool["function"] for tool in policy.tools)
-    assert (act["name"], act["description"]) == ("act", "The tool act.")
+    assert (act["name"], act["description"]) == wording
     assert act["parameters"]["properties"] == {"text": {"type": "string"}}
     assert act["parameters"]["required"] == ["text"]
     assert (done["name"], done["parameters"]["properties"]) == ("done", {})
     answer = policy.seen[-1]
-    assert (answer["role"], answer["tool_call_id"], answer["content"]) == ("tool", "call-1", "You said win.")
+    assert (answer["role"], answer["tool_call_id"], answer["content"]) == wording
 
 
 def test_every_native_call_of_a_reply_gets_an_answer(marker):
@@ -282,15 +272,7 @@ def test_variables_are_resolved_when_the_session_opens(marker, monkeypatch):
     assert play(task(marker, mcp_config={"board": server}), Scripted(DONE)).reward == 0.0
 
 
-def test_a_variable_that_is_not_set_is_named(marker, monkeypatch):
-    monkeypatch.delenv("NO_SUCH_KEY", raising=False)
-    server = {"url": "http://127.0.0.1:9/mcp", "headers": {"Authorization": "Bearer ${NO_SUCH_KEY}"}}
-    outcome = play(task(marker, mcp_config={"board": server}), Scripted())
-    assert outcome.stop_reason == "start_failed"
-    assert "NO_SUCH_KEY" in outcome.error
-
-
-def test_a_key_that_a_server_prints_as_it_dies_is_not_in_the_error(marker, monkeypatch):
+def test_a_key_that_a_server_prints_as_it_dies_is_not_in_the_error(marker, monkeypatch, wording):
     monkeypatch.setenv("GIVEN_KEY", "sesame-open")
     server = {
         "command": "/bin/sh",
@@ -299,47 +281,39 @@ def test_a_key_that_a_server_prints_as_it_dies_is_not_in_the_error(marker, monke
     }
     outcome = play(task(marker, mcp_config={"board": server}), Scripted(DONE))
     assert outcome.stop_reason == "start_failed"
-    assert "the key is (redacted)" in outcome.error
+    assert outcome.error == wording
     assert "sesame" not in outcome.error
 
 
-def test_arguments_nested_without_end_are_the_mistake_of_the_model(marker):
+def test_arguments_nested_without_end_are_the_mistake_of_the_model(marker, wording):
     deep = '{"text": ' + "[" * 500 + "]" * 500 + "}"
     given = {"act": {"_tool": "act", "text": {"from_arg": "text", "transform": "x"}}}
     settings = config(parser={"format": "tools"}, action_mappings=given)
     policy = Scripted(native("act", deep), native("done", "{}"))
     outcome = play(task(marker), policy, settings)
     assert (outcome.stop_reason, outcome.error) == ("done", None)
-    assert "nested too deeply" in policy.seen[-1]["content"]
+    assert policy.seen[-1]["content"] == wording
 
 
-def test_a_server_that_nobody_runs(marker, monkeypatch):
-    monkeypatch.setattr("buckeye.mcp.stage._LISTEN_SECONDS", 1.0)
-    server = {"url": "http://127.0.0.1:9/mcp"}
-    outcome = play(task(marker, mcp_config={"board": server}), Scripted())
-    assert (outcome.reward, outcome.stop_reason) == (None, "start_failed")
-
-
-def test_two_servers_of_one_task(marker):
+def test_two_servers_of_one_task(marker, refusal, wording):
     raw = {"command": sys.executable, "args": [RAW], "env": {"MARKER": marker}}
     two = {
         "mcp_config": {"one": raw, "two": raw},
         "setup_tool": [{"name": "one/setup"}, {"name": "two/setup"}],
     }
-    given = {"act": {"_tool": "two/act", "_parser": {"positional": ["text"]}, "text": {"from_arg": "text"}}}
-    settings = config(action_mappings=given)
+    settings = config(action_mappings={"act": mapping("two/act", "text")})
     for server, reward in (("one", 0.0), ("two", 1.0)):
         graded = task(marker, evaluate_tool={"name": f"{server}/evaluate"}, **two)
         assert play(graded, Scripted(WIN, DONE), settings).reward == reward
     outcome = play(task(marker, mcp_config=two["mcp_config"]), Scripted(), settings)
     assert outcome.stop_reason == "setup_failed"
-    assert "no server has this tool; there are: one/act" in outcome.error
+    assert outcome.error == wording
     for tool in ("one/setup", "two/evaluate"):
-        with pytest.raises(ConfigError, match="must not call it"):
+        with refusal(ConfigError):
             assert config(action_mappings={"act": {"_tool": tool}}).actions
 
 
-def test_what_a_task_holds(marker):
+def test_what_a_task_holds(marker, refusal):
     other = task(marker, id="two", setup_tool={"name": "setup", "arguments": {"seed": 2}})
     same = task(marker, id="three")
     environment = McpEnvironment(config(), {"train": [task(marker), other, same]})
@@ -347,5 +321,5 @@ def test_what_a_task_holds(marker):
     assert given.data == {"level": 3, "start": again.data["start"]}
     assert another.data["start"] != given.data["start"]
     assert given.messages[-1] == {"role": "user", "content": "Win."}
-    with pytest.raises(KeyError, match="has no split"):
+    with refusal(KeyError):
         environment.tasks("eval")

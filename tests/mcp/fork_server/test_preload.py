@@ -89,6 +89,16 @@ async def settled(program):
     return first
 
 
+def after(first, *programs):
+    """What sessions of the programs say, when the first one has had a session."""
+
+    async def run():
+        await settled(first)
+        return [(await session(program, "who"))[0] for program in programs]
+
+    return asyncio.run(run())
+
+
 def test_a_forked_session_is_a_fresh_one(installed, monkeypatch):
     monkeypatch.setenv("TRAINERS_KEY", "never-to-be-seen")
     here = installed()
@@ -136,7 +146,7 @@ def test_what_a_session_is_given_is_in_the_memory_of_no_other(installed):
     assert asyncio.run(run()) == ([True], [False])
 
 
-def test_the_end_of_a_forked_session_is_known(installed):
+def test_the_end_of_a_forked_session_is_known(installed, wording):
     here = installed()
 
     async def run():
@@ -150,7 +160,7 @@ def test_the_end_of_a_forked_session_is_known(installed):
 
     (_, nothing), words = asyncio.run(run())
     assert nothing is None
-    assert words == "it ended with exit code 3; its error output ends with:\nlast words"
+    assert words == wording
 
 
 def test_after_the_end_of_the_parent_every_session_starts_by_itself(installed, caplog):
@@ -186,29 +196,17 @@ def test_after_the_end_of_the_parent_every_session_starts_by_itself(installed, c
 )
 def test_libraries_that_cannot_be_shared_are_not(installed, caplog, library, reason):
     caplog.set_level(logging.INFO)
-    here = installed(library)
-
-    async def run():
-        await settled(here.program(SECRET="given"))
-        return (await session(here.program(SECRET="given"), "who"))[0]
-
-    one = asyncio.run(run())
+    program = installed(library).program(SECRET="given")
+    (one,) = after(program, program)
     assert one["imports"] == one["pid"]
     (said,) = [record.message for record in caplog.records if "by itself" in record.message]
     assert reason in said
 
 
 def test_a_variable_that_libraries_look_at_keeps_sessions_apart(installed):
-    here = installed("FLAVOUR = os.environ.get('FLAVOUR')")
-
-    async def run():
-        await settled(here.program(FLAVOUR="sour"))
-        return [
-            (await session(program, "who"))[0]
-            for program in (here.program(), here.program(FLAVOUR="sweet"), here.program(OTHER="one"))
-        ]
-
-    plain, sweet, other = asyncio.run(run())
+    program = installed("FLAVOUR = os.environ.get('FLAVOUR')").program
+    first, others = program(FLAVOUR="sour"), (program(), program(FLAVOUR="sweet"), program(OTHER="one"))
+    plain, sweet, other = after(first, *others)
     assert sweet["imports"] == sweet["pid"]
     assert plain["imports"] == other["imports"] != plain["pid"]
 
@@ -220,14 +218,8 @@ def test_sessions_in_folders_of_their_own_are_forked_from_one_process(installed,
     for folder in folders:
         folder.mkdir()
 
-    def program(folder):
-        return replace(here.program(HOME=str(folder)), cwd=folder)
-
-    async def run():
-        await settled(program(folders[0]))
-        return [(await session(program(folder), "who"))[0] for folder in folders]
-
-    first, second = asyncio.run(run())
+    programs = [replace(here.program(HOME=str(folder)), cwd=folder) for folder in folders]
+    first, second = after(programs[0], *programs)
     assert first["imports"] == second["imports"] not in (first["pid"], second["pid"])
     assert [first["cwd"], second["cwd"]] == [str(folder) for folder in folders]
 
@@ -243,12 +235,7 @@ def test_a_program_of_several_packages_shares_none_of_them(installed):
     program = here.site / "my_server.py"
     text = program.read_text().replace("import widgets\n", "import beside_it\nimport widgets\n")
     program.write_text(text.replace('"random": RANDOM', '"random": beside_it.IMPORTED_BY'))
-
-    async def run():
-        await settled(here.program())
-        return (await session(here.program(), "who"))[0]
-
-    one = asyncio.run(run())
+    (one,) = after(here.program(), here.program())
     assert one["imports"] != one["pid"] == one["random"]
 
 

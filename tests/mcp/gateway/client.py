@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -62,14 +61,10 @@ def gateway(folder, *words, env=None, expect=0):
             cwd=folder,
         )
     try:
-        found = None
-        deadline = time.monotonic() + HANG
-        while found is None:
-            found = re.search(r"ready on http://\S+?:(\d+)/mcp", log.read_text())
-            assert process.poll() is None, log.read_text()
-            assert time.monotonic() < deadline, log.read_text()
-            time.sleep(0.02)
-        yield GatewayProcess(process, log, int(found[1]))
+        ready = re.compile(r"ready on http://\S+?:(\d+)/mcp").search
+        wait_for(lambda: ready(log.read_text()) or process.poll() is not None, "a gateway", log.read_text)
+        assert process.poll() is None, log.read_text()
+        yield GatewayProcess(process, log, int(ready(log.read_text())[1]))
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
             assert process.wait(HANG) == expect, log.read_text()
@@ -117,6 +112,12 @@ class Client:
         assert answer.status_code == 200, answer.text
         return said(answer.json())
 
+    def error(self, status, message=None):
+        """The text of the error that a request gets; to begin with, that of a session."""
+        answer = self.post(message or request("initialize", INITIALIZE))
+        assert answer.status_code == status, answer.text
+        return answer.json()["error"]["message"]
+
     def close(self):
         answer = self.http.delete(self.url, headers={"mcp-session-id": self.session_id})
         assert answer.status_code == 204, answer.text
@@ -134,17 +135,3 @@ def said(message):
 def events(text):
     """The messages of an event stream."""
     return [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: ")]
-
-
-def processes_with(word):
-    """The pids of processes whose command line holds `word`."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                line = (entry / "cmdline").read_bytes().decode(errors="replace")
-            except OSError:
-                continue
-            if word in line:
-                found.append(int(entry.name))
-    return found

@@ -2,13 +2,14 @@
 
 import os
 import signal
-import subprocess
+import socket
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from tests.command import run_here
+from tests.mcp.environment.leaks import assert_none_left, processes_with
 from tests.mcp.gateway.client import Client, gateway, request, scripted
-from tests.waiting import wait_for
 
 from buckeye.mcp.gateway.state import own_folder
 
@@ -27,39 +28,27 @@ def test_everything_an_environment_started_ends_with_its_session(tmp_path):
     with gateway(tmp_path, "--command", scripted("stays")) as running:
         client = Client(running.url, **{"Env-Mark": f"mark-{tmp_path}"}).open()
         client.call("spawn")
-        mark = f"mark-{tmp_path}".encode()
-        assert len(processes_seeing(mark)) >= 2
+        assert len(processes_with(f"mark-{tmp_path}")) >= 2
         client.close()
-        wait_for(lambda: not processes_seeing(mark), "processes are left")
+        assert_none_left(f"mark-{tmp_path}")
         running.until(lambda: not sessions_folders(tmp_path), "folders are left")
 
 
-def processes_seeing(mark):
-    found = []
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            with open(f"/proc/{pid}/environ", "rb") as file:
-                if mark in file.read():
-                    found.append(int(pid))
-        except OSError:
-            continue
-    return found
-
-
 @pytest.mark.skipif(not HAS_NAMESPACES, reason="needs root on Linux")
+@pytest.mark.e2e
+@pytest.mark.smoke
 def test_a_gateway_that_is_killed_leaves_no_process_and_the_next_one_removes_its_folders(tmp_path):
     mark = f"mark-{tmp_path}"
     with gateway(tmp_path, "--command", scripted("stays")) as running:
         for _ in range(2):
             Client(running.url, **{"Env-Mark": mark}).open().call("spawn")
-        assert len(processes_seeing(mark.encode())) >= 4
+        assert len(processes_with(mark)) >= 4
         running.process.send_signal(signal.SIGKILL)
         running.process.wait()
-        wait_for(lambda: not processes_seeing(mark.encode()), "processes are left")
+        assert_none_left(mark)
     assert sessions_folders(tmp_path)
     with gateway(tmp_path, "--command", scripted()) as running:
         assert not sessions_folders(tmp_path)
-        assert "Removed what a gateway that was killed has left" in running.log()
 
 
 def test_folders_that_no_path_reaches_are_removed_too(tmp_path):
@@ -79,7 +68,8 @@ def test_folders_that_no_path_reaches_are_removed_too(tmp_path):
         assert [path for path in root.iterdir() if path.is_dir()] == [own]
 
 
-def test_a_gateway_that_is_told_to_end_ends_its_sessions_first(tmp_path):
+@pytest.mark.e2e
+def test_a_gateway_that_is_told_to_end_ends_its_sessions_first(tmp_path, wording):
     with gateway(tmp_path, "--command", scripted()) as running:
         client = Client(running.url).open()
         with ThreadPoolExecutor(1) as pool:
@@ -87,7 +77,7 @@ def test_a_gateway_that_is_told_to_end_ends_its_sessions_first(tmp_path):
             waiting = pool.submit(client.post, call)
             running.until(lambda: running.status()["sessions"][0]["requests"] == 2, "it does not wait")
             running.process.send_signal(signal.SIGTERM)
-            assert "the gateway stops" in waiting.result().json()["error"]["message"]
+            assert waiting.result().json()["error"]["message"] == wording
         assert running.process.wait() == 0, running.log()
     assert not sessions_folders(tmp_path)
 
@@ -96,43 +86,26 @@ def test_a_gateway_that_is_told_to_end_ends_its_sessions_first(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    "words",
     [
-        (["--command", "no-such-program --x"], "there is no program 'no-such-program'"),
-        (["--command", "'"], "--command: No closing quotation: close what is open"),
-        (["--dir", "."], "has no pyproject.toml"),
-        (["--command", "cat", "--image", "a/b"], "--image and --command: choose one"),
-        (["--host", "0.0.0.0", "--command", "cat"], "BUCKEYE_API_KEY"),
-        (["--memory", "much", "--command", "cat"], "--memory much"),
-        (["--runtime", "vmware"], "choose auto, docker"),
+        "--command no-such-program",
+        "--command '",
+        "--dir .",
+        "--command cat --image a/b",
+        "--host 0.0.0.0 --command cat",
+        "--memory much --command cat",
+        "--runtime vmware",
     ],
 )
-def test_wrong_usage(tmp_path, words, says):
-    done = subprocess.run(
-        [sys.executable, "-m", "buckeye", "gateway", *words],
-        cwd=tmp_path,
-        env={"PATH": os.environ["PATH"], "HOME": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 2, done.stderr
-    assert says in done.stderr
-    assert "Traceback" not in done.stderr
+def test_wrong_usage(tmp_path, words, wording):
+    done = run_here("gateway", "--port", "0", *words.split(), cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr == wording
 
 
 def test_a_port_in_use(tmp_path):
-    with gateway(tmp_path, "--command", "cat") as served:
-        refused_port(served.port, tmp_path)
-
-
-def refused_port(port, tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-m", "buckeye", "gateway", "--port", str(port), "--command", "cat"],
-        env={"PATH": os.environ["PATH"], "HOME": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+        done = run_here("gateway", "--port", port, "--command", "cat", cwd=tmp_path)
     assert done.returncode == 1
-    assert "is another server running there? Choose a --port." in done.stderr
+    assert port in done.stderr

@@ -8,8 +8,11 @@ import sys
 
 import httpx
 import pytest
-from tests.mcp.gateway.client import Client, scripted
+from tests.mcp.environment.leaks import assert_none_left
+from tests.mcp.gateway.test_runtimes import FAKE
+from tests.places import ROOT
 from tests.ports import free_port
+from tests.run.test_supervision import child, ended_well, events, start, trained
 from tests.waiting import wait_for
 
 from buckeye.config.environments import EnvConfig, TrainEnvConfig
@@ -19,6 +22,8 @@ from buckeye.launch.plan import Site
 from buckeye.launch.preflight.devices import Machine
 from buckeye.launch.worker_hosts import run_hosts
 
+__all__ = ["start"]  # a fixture
+
 
 def answers(port):
     try:
@@ -27,84 +32,51 @@ def answers(port):
         return False
 
 
-def test_it_is_started_once_used_and_ended(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    port = free_port()
-    urls = [
-        f"http://localhost:{port}/mcp",
-        f"http://127.0.0.1:{port}/mcp",
-        "https://mcp.example/mcp",
-        "",
-        "http://[",
-    ]
-    words = ["--command", scripted()]
-    key = {"BUCKEYE_API_KEY": "of the run"}
-    with ensure_gateway(urls, tmp_path / "logs" / "gateway.log", words=words, env=key) as started:
-        assert started == [port]
-        assert Client(urls[0], Authorization="Bearer of the run").open().call("recall") == []
-        with ensure_gateway(urls, tmp_path / "other.log", words=words) as again:
-            assert again == []  # something listens there already
-        assert answers(port)
-    assert not answers(port)
-    assert "Gateway stopped" in (tmp_path / "logs" / "gateway.log").read_text()
-
-
 def test_tasks_say_where_it_is_needed_and_players_get_its_key(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("BUCKEYE_API_KEY", raising=False)
+    log = tmp_path / "log"
+    with ensure_gateway(["", "http://[", "https://mcp.example/mcp"], log) as started:
+        assert started == []
+    assert not log.exists()
     port = free_port()
-    headers = {"Authorization": "Bearer $buckeye_API_KEY"}
+    url, headers = f"http://127.0.0.1:{port}/mcp", {"Authorization": "Bearer $buckeye_API_KEY"}
+    servers = {"far": "https://mcp.example/mcp", "near": url, "too": url.replace("127.0.0.1", "localhost")}
     task = {
-        "id": "one",
         "prompt": "Win.",
-        "mcp_config": {
-            "far": {"url": "https://mcp.example/mcp"},
-            "near": {"url": f"http://localhost:{port}/mcp", "headers": headers},
-            "too": {"url": f"http://127.0.0.1:{port}/mcp", "headers": headers},
-        },
+        "mcp_config": {name: {"url": address, "headers": headers} for name, address in servers.items()},
         "evaluate_tool": {"name": "evaluate"},
     }
     (tmp_path / "tasks.json").write_text(json.dumps(task))
     played = [
+        EnvConfig(id="sub/deep/env.py"),
         EnvConfig(id="harleycooper/dakota1890", args={"taskset": "no such file"}),
         EnvConfig(id="buckeye/buckeye-vf-gym@1", args={"taskset": str(tmp_path / "tasks.json")}),
     ]
-    with task_gateway(played[:1], tmp_path / "log", rollouts=8) as nothing:
+    with task_gateway(played[:2], log, rollouts=8) as nothing:
         assert nothing == {}
-    with task_gateway(played, tmp_path / "log", rollouts=100) as given:
+    with task_gateway(played, log, rollouts=100) as given:
         (key,) = given.values()
         assert given == {"BUCKEYE_API_KEY": key}
-        url = f"http://127.0.0.1:{port}/mcp"
+        authorized = {"Authorization": f"Bearer {key}"}
         assert httpx.post(url, json={}).status_code == 401
-        assert httpx.post(url, json={}, headers={"Authorization": f"Bearer {key}"}).status_code != 401
-        key_header = {"Authorization": f"Bearer {key}"}
-        assert httpx.get(url.replace("/mcp", "/status"), headers=key_header).json()["limit"] == 200
-        with monkeypatch.context() as patch:
-            patch.setenv("BUCKEYE_API_KEY", key)
-            with task_gateway(played, tmp_path / "log", rollouts=8) as again:
-                assert again == {}
-        for wrong in ({}, {"BUCKEYE_API_KEY": "another"}):
-            with monkeypatch.context() as patch:
-                for name, value in wrong.items():
-                    patch.setenv(name, value)
-                other = task_gateway(played, tmp_path / "log", rollouts=8)
-                with pytest.raises(UsageError, match="wants a key"), other:
-                    pass
+        assert httpx.post(url, json={}, headers=authorized).status_code != 401
+        status = httpx.get(url.replace("/mcp", "/status"), headers=authorized).json()
+        assert status["limit"] == 200
+        for wrong in (None, "another"):
+            if wrong is not None:
+                monkeypatch.setenv("BUCKEYE_API_KEY", wrong)
+            with pytest.raises(UsageError, match="key"), task_gateway(played, log, rollouts=8):
+                pass
+        monkeypatch.setenv("BUCKEYE_API_KEY", key)
+        with task_gateway(played, log, rollouts=8) as again:
+            assert again == {}
     assert not answers(port)
-    assert key not in (tmp_path / "log").read_text()
+    assert "Gateway stopped" in log.read_text()
+    assert key not in log.read_text()
 
 
-def test_an_environment_by_its_path_is_none_of_a_hub(tmp_path):
-    with task_gateway([EnvConfig(id="sub/deep/env.py")], tmp_path / "log", rollouts=8) as nothing:
-        assert nothing == {}
-
-
-def test_nothing_is_started_for_servers_elsewhere(tmp_path):
-    with ensure_gateway(["https://mcp.example/mcp", "http://10.0.0.1:8765/mcp"], tmp_path / "log") as started:
-        assert started == []
-    assert not (tmp_path / "log").exists()
-
-
+@pytest.mark.e2e
 def test_one_that_cannot_start_is_an_error_with_its_words(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     url = f"http://127.0.0.1:{free_port()}/mcp"
@@ -112,9 +84,10 @@ def test_one_that_cannot_start_is_an_error_with_its_words(tmp_path, monkeypatch)
     needed = ensure_gateway([url], tmp_path / "log", words=words)
     with pytest.raises(RunError, match="exit code 2") as failure, needed:
         pass
-    assert "there is no program 'no-such-program'" in str(failure.value)
+    assert "'no-such-program'" in str(failure.value)
 
 
+@pytest.mark.e2e
 def test_it_dies_with_the_run(tmp_path):
     port = free_port()
     script = (
@@ -153,10 +126,71 @@ def placed(tmp_path, *, url, placement):
     return TrainEnvConfig(id="buckeye-vf-gym", args=args, placement=placement)
 
 
-def test_tasks_that_name_a_server_here_are_not_placed(tmp_path):
+def test_tasks_that_name_a_server_here_are_not_placed(tmp_path, refusal):
     env = placed(tmp_path, url="https://mcp.example/mcp", placement=[1])
     hosts = run_hosts([env], rollouts=8, sites={1: site(1)}, address="10.0.0.9")
     assert [(role.kind, role.node) for role in hosts.roles] == [("workers", 1)]
     near = placed(tmp_path, url=f"http://localhost:{free_port()}/mcp", placement=[1])
-    with pytest.raises(UsageError, match="which other nodes do not reach"):
+    with refusal(UsageError):
         run_hosts([near], rollouts=8, sites={1: site(1)}, address="10.0.0.9")
+
+
+SERVER = ROOT / "tests/mcp/environment/raw_server.py"
+CONFIG = """
+system_prompt: Act.
+parser: {use_thinking: false}
+action_mappings: {act: {_tool: act, text: {from_arg: text}}}
+defaults: {max_turns: 2}
+"""
+
+
+@pytest.fixture
+def gym(runner):
+    """Tasks whose server is an image behind a gateway of this machine, which runs it with a fake docker."""
+    port = free_port()
+    server = {"url": f"http://localhost:{port}/mcp", "headers": {"Mcp-Image": "org/env:1"}}
+    tasks = [
+        {
+            "id": f"task-{n}",
+            "prompt": "Win.",
+            "mcp_config": {"board": server},
+            "setup_tool": {"name": "setup"},
+            "evaluate_tool": {"name": "evaluate"},
+        }
+        for n in range(20)
+    ]
+    (runner.root / "tasks.json").write_text(json.dumps(tasks))
+    (runner.root / "gym.yaml").write_text(CONFIG)
+    for folder in ("bin", "docker"):
+        (runner.root / folder).mkdir()
+    docker = runner.root / "bin" / "docker"
+    docker.write_text(
+        FAKE.format(python=sys.executable, home=str(runner.root / "docker"), server=str(SERVER))
+    )
+    docker.chmod(0o755)
+    runner.env |= {
+        "PATH": f"{docker.parent}:{os.environ['PATH']}",
+        "XDG_CACHE_HOME": str(runner.root / "cache"),
+        "HOME": str(runner.root),
+    }
+    runner.env.pop("BUCKEYE_API_KEY", None)
+    args = json.dumps({"taskset": "tasks.json", "config_path": "gym.yaml"})
+    return ("--orchestrator.env.0.id", "buckeye-vf-gym", "--orchestrator.env.0.args", args)
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_without_its_gateway_for_a_while(runner, start, gym):
+    words = (*gym, "--orchestrator.seq-len", 1024, "--orchestrator.zero-spread", "keep")
+    running = start(runner.rl("out", *words, steps=8))
+    wait_for(lambda: len(trained(runner)) >= 2, "the second step")
+    first = child(runner, "gateway 0")
+    os.kill(first.pid, signal.SIGKILL)
+    ended_well(running)
+    assert sorted(set(trained(runner))) == list(range(8))
+    restarts = [event for event in events(runner) if event["event"] == "restart"]
+    assert [event["process"] for event in restarts] == ["gateway 0"]
+    assert "SIGKILL" in restarts[0]["cause"]
+    output = (runner.root / "out" / "logs" / "gateway.stdout").read_text()
+    assert output.count("Gateway ready") == 2
+    assert "Gateway stopped" in output
+    assert_none_left(str(SERVER))

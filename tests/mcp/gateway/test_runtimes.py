@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.mcp.gateway.client import INITIALIZE, SERVER, Client, gateway, request
+from tests.mcp.gateway.client import SERVER, Client, gateway
 from tests.mcp.images.oci import fake_registry, shell_image
 from tests.places import ROOT
 
@@ -22,7 +22,7 @@ needs_root = pytest.mark.skipif(not ROOT_ON_LINUX, reason="needs root on Linux")
 
 
 @needs_root
-def test_an_image_runs_without_a_daemon(tmp_path):
+def test_an_image_runs_without_a_daemon(tmp_path, wording):
     with fake_registry() as registry, gateway(tmp_path, "--runtime", "chroot") as running:
         name = registry.add("org/env", shell_image(), tag="v1")
         outside = tmp_path / "outside"
@@ -47,12 +47,8 @@ def test_an_image_runs_without_a_daemon(tmp_path):
         assert registry.asked.count("/v2/org/env/manifests/v1") == 1
         assert "of-one" not in running.log()
         missing = Client(running.url, **{"Mcp-Image": name.replace("env", "no-env")})
-        answer = missing.post(request("initialize", INITIALIZE))
-        assert answer.status_code == 502
-        assert "There is no image" in answer.json()["error"]["message"]
-        answer = Client(running.url).post(request("initialize", INITIALIZE))
-        assert answer.status_code == 400
-        assert "Send the header Mcp-Image" in answer.json()["error"]["message"]
+        assert missing.error(502) == wording
+        assert Client(running.url).error(400) == wording
     assert not list((tmp_path / "cache" / "buckeye" / "gateway").glob("*/*"))
     mounts = Path("/proc/mounts").read_text()
     assert str(tmp_path) not in mounts
@@ -60,6 +56,7 @@ def test_an_image_runs_without_a_daemon(tmp_path):
 
 @needs_root
 @pytest.mark.skipif(sys.platform == "linux" and not walls().namespaces, reason="already without namespaces")
+@pytest.mark.e2e
 def test_an_image_runs_where_there_are_no_namespaces(tmp_path):
     # in a rented container, making namespaces and mounting are not allowed: take the right away
     without = ["setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin"]
@@ -102,7 +99,7 @@ print("whole")
 
 
 @needs_root
-def test_each_wall_stands():
+def test_each_wall_stands(wording):
     def behind(command, **given):
         argv = confined(["/bin/sh", "-c", command], walls=walls(), cwd=Path("/"), limits=Limits(**given))
         env = confined_environment({"PATH": os.environ["PATH"], "GIVEN": "x"})
@@ -121,7 +118,7 @@ def test_each_wall_stands():
     missing = confined(["no-such-program"], walls=walls(), cwd=Path("/"), limits=Limits())
     done = subprocess.run(missing, env={}, capture_output=True, text=True, check=False)
     assert done.returncode == 127
-    assert done.stderr == "no-such-program cannot be run: No such file or directory\n"
+    assert done.stderr == wording
 
 
 @needs_root
@@ -129,8 +126,7 @@ def test_each_wall_stands():
 def test_root_of_a_user_namespace_does_not_leave_the_image():
     def as_normal_user(program):
         words = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", sys.executable, "-B", "-c"]
-        project = ROOT
-        return subprocess.run([*words, program], cwd=project, capture_output=True, text=True, check=False)
+        return subprocess.run([*words, program], cwd=ROOT, capture_output=True, text=True, check=False)
 
     if as_normal_user('import sys; sys.path.insert(0, "src"); import buckeye.mcp.sandbox').returncode:
         pytest.skip("other users cannot read this checkout")
@@ -228,6 +224,7 @@ def calls(home):
 
 
 @pytest.mark.parametrize("name", ["docker", pytest.param("podman", marks=pytest.mark.slow)])
+@pytest.mark.e2e
 def test_a_container_for_each_session(tmp_path, name):
     home, env = fake_program(tmp_path, name)
     words = ["--runtime", name, "--memory", "2g", "--cpus", "1.5", "--no-network"]
@@ -238,14 +235,10 @@ def test_a_container_for_each_session(tmp_path, name):
         assert "WANDB_API_KEY" not in clients[0].call("environment")
         clients[0].close()
         running.until(lambda: ["rm", "--force", "c0ffee"] in [c["words"] for c in calls(home)], "no rm")
-        answer = Client(running.url, **{"Mcp-Image": "no-such/env"}).post(request("initialize", INITIALIZE))
-        assert "image no-such/env cannot be pulled: manifest unknown" in answer.json()["error"]["message"]
+        assert "manifest unknown" in Client(running.url, **{"Mcp-Image": "no-such/env"}).error(502)
         refused = Client(running.url, **{"Mcp-Image": "org/env:1", "Env-Docker-Host": "tcp://evil"})
-        answer = refused.post(request("initialize", INITIALIZE))
-        assert answer.status_code == 403
-        assert "may not set DOCKER_HOST" in answer.json()["error"]["message"]
-        answer = Client(running.url, **{"Mcp-Image": "--privileged"}).post(request("initialize", INITIALIZE))
-        assert answer.status_code == 400
+        assert "DOCKER_HOST" in refused.error(403)
+        assert Client(running.url, **{"Mcp-Image": "--privileged"}).error(400)
     said = [call["words"] for call in calls(home)]
     assert ["rm", "--force", "abc123"] in said  # left by a gateway that is dead
     runs = [words for words in said if words[0] == "run"]
@@ -272,15 +265,15 @@ def test_apptainer(tmp_path):
     assert run[-1].endswith(".sif")
 
 
-def test_the_first_that_works_is_chosen_and_what_is_missing_is_said(tmp_path, monkeypatch):
+def test_the_first_that_works_is_chosen_and_what_is_missing_is_said(tmp_path, monkeypatch, refusal):
     home, _ = fake_program(tmp_path, "docker")
     fake_program(tmp_path, "podman")
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     assert image_runtime("auto", Limits(), tmp_path).name == "docker"
     (home / "down").touch()
-    with pytest.raises(RuntimeUnavailable, match="docker: installed, and does not work: Cannot connect"):
+    with refusal(RuntimeUnavailable):
         image_runtime("docker", Limits(), tmp_path)
-    with pytest.raises(RuntimeUnavailable, match="apptainer: not installed"):
+    with refusal(RuntimeUnavailable):
         image_runtime("apptainer", Limits(), tmp_path)
 
 
@@ -338,5 +331,4 @@ def test_a_project_folder_is_installed_once_for_each_state_of_its_files(tmp_path
     assert (first / "project").stat().st_mtime_ns == made
     (project / "my_game.py").write_text("def main():\n    raise SystemExit('broken')\n")
     with gateway(tmp_path, "--dir", str(project)) as running:
-        answer = Client(running.url).post(request("initialize", INITIALIZE))
-        assert "broken" in answer.json()["error"]["message"]
+        assert "broken" in Client(running.url).error(502)

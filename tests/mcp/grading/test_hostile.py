@@ -62,6 +62,8 @@ def folder(tmp_path):
     return work
 
 
+LARGE = "SELECT zeroblob(1000000000)"
+WRITES = "WITH n(i) AS (SELECT 1) INSERT INTO t SELECT i FROM n"
 ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
 
 
@@ -78,27 +80,11 @@ ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELEC
         ({"file": "pipe", "contains": "x"}, 0, "pipe is no file"),
         ({"file": "deep.json", "json_path": "$..a"}, 0, ""),
         ({"database": "no.db", "query": "SELECT * FROM t", "rows": []}, 0, "no.db: the query failed"),
-        (
-            {"database": "link.db", "query": "SELECT * FROM t", "rows": []},
-            0,
-            "link.db is behind a symbolic link",
-        ),
+        ({"database": "link.db", "query": "SELECT * FROM t", "rows": []}, 0, "link.db is behind a symbolic"),
         ({"database": "own.db", "query": "SELECT x FROM w", "rows": []}, 0, "own.db: the query failed"),
         ({"database": "own.db", "query": ENDLESS, "rows": []}, 0, "own.db: the query failed: it took longer"),
-        (
-            {"database": "own.db", "query": "SELECT zeroblob(1000000000)", "rows": []},
-            0,
-            "own.db: the query failed",
-        ),
-        (
-            {
-                "database": "own.db",
-                "query": "WITH n(i) AS (SELECT 1) INSERT INTO t SELECT i FROM n",
-                "rows": [],
-            },
-            0,
-            "own.db: the query failed: not authorized",
-        ),
+        ({"database": "own.db", "query": LARGE, "rows": []}, 0, "own.db: the query failed"),
+        ({"database": "own.db", "query": WRITES, "rows": []}, 0, "own.db: the query failed: not authorized"),
     ],
 )
 def test_nasty_files(folder, state, score, said):
@@ -120,22 +106,14 @@ def test_nasty_calls(folder):
 
 @pytest.mark.slow
 def test_a_command(folder):
-    ok = [
-        sys.executable,
-        "-c",
-        "import os, sys; print(os.getcwd(), sys.argv[1], sorted(os.environ))",
-        "{workdir}",
-    ]
+    shows = "import os, sys; print(os.getcwd(), sys.argv[1], sorted(os.environ))"
+    ok = [sys.executable, "-c", shows, "{workdir}"]
     assert graded({"state": {"command": ok, "contains": f"{folder} {folder}"}}, folder).score == 1.0
-    for code, said in (
-        ("raise SystemExit(3)", "expected exit code 0, found code 3"),
-        ("input()", "expected exit"),
-    ):
-        verdict = graded({"state": {"command": [sys.executable, "-c", code]}}, folder)
-        assert (verdict.score, verdict.said[: len(said)]) == (0.0, said)
+    for code in ("raise SystemExit(3)", "input()"):
+        assert graded({"state": {"command": [sys.executable, "-c", code]}}, folder).score == 0.0
     slow = {"state": {"command": [sys.executable, "-c", "import time; time.sleep(60)"]}, "timeout": 0.5}
-    assert "no end within 0.5 s" in graded(slow, folder).said
-    with pytest.raises(GraderFailed, match="no-such-program cannot be run"):
+    assert "0.5 s" in graded(slow, folder).said
+    with pytest.raises(GraderFailed, match="no-such-program"):
         graded({"state": {"command": ["no-such-program"]}}, folder)
 
 
@@ -162,10 +140,8 @@ def test_a_function(folder, tmp_path):
         "def hangs(**_):\n    time.sleep(60)\n"
     )
     calls = [MadeCall(tool="add", arguments={"x": "a"}, text="added")]
-    assert graded({"python": "check.py:share"}, folder, calls=calls, files=tmp_path) == (
-        0.5,
-        "found ['a'], added",
-    )
+    share = graded({"python": "check.py:share"}, folder, calls=calls, files=tmp_path)
+    assert share == (0.5, "found ['a'], added")
     assert graded({"python": "check.py:there"}, folder, files=tmp_path).score == 1.0
     for function, said in (
         ("fails", r"KeyError: 'key' \(check.py:9\)"),

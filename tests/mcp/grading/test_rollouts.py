@@ -7,66 +7,31 @@ import sys
 
 import pytest
 from tests.mcp.environment.scripted import Scripted, native
+from tests.mcp.gym import gym_config, mapping
+from tests.mcp.workdir.test_folder import NOTES
 
 from buckeye.envs.settings import WorkerSettings
 from buckeye.errors import UsageError
-from buckeye.mcp.config import GymConfig, load_gym_config
+from buckeye.mcp.config import load_gym_config
 from buckeye.mcp.environment import McpEnvironment, load_environment
 from buckeye.mcp.tasks.task_schema import McpTask
 from buckeye.workers.opening import open_environment
 
-SERVER = '''
-import sys, time
-from pathlib import Path
-from mcp.server import MCPServer
-
-mcp = MCPServer("notes")
-
-@mcp.tool()
-def note(text: str) -> str:
-    """Write a note."""
-    Path("notes.txt").write_text(text)
-    return "noted"
-
-@mcp.tool()
-def wait(seconds: float) -> str:
-    """Wait."""
-    time.sleep(seconds)
-    return "waited"
-
-mcp.run()
-'''
-ACTIONS = {
-    "note": {"_tool": "note", "_parser": {"positional": ["text"]}, "text": {"from_arg": "text"}},
-    "wait": {"_tool": "wait", "_parser": {"positional": ["seconds"]}, "seconds": {"from_arg": "seconds"}},
-}
+ACTIONS = {"note": mapping("add", "text"), "run": mapping("run", "code")}
+SERVERS = {"notes": {"command": sys.executable, "args": [NOTES]}}
 
 
 @pytest.fixture
-def make(tmp_path):
-    (tmp_path / "server.py").write_text(SERVER)
-
+def make():
     def make(grade=None, settings=None, **fields):
-        task = McpTask.model_validate(
-            {
-                "id": "one",
-                "prompt": "Note the answer.",
-                "mcp_config": {"notes": {"command": sys.executable, "args": [str(tmp_path / "server.py")]}},
-                "grade": grade,
-                "metadata": {"answer": "42"},
-            }
-            | fields
-        )
-        config = GymConfig.model_validate(
-            {
-                "system_prompt": "Write <tool>note(text)</tool>.",
-                "parser": {"use_thinking": False},
-                "action_mappings": ACTIONS,
-                "rubric": {"weights": {"task_completion": 1.0}},
-                "defaults": {"max_turns": 4, "tool_timeout": 3.0},
-            }
-            | (settings or {})
-        )
+        given = {
+            "id": "one",
+            "prompt": "Note the answer.",
+            "mcp_config": SERVERS,
+            "metadata": {"answer": "42"},
+        }
+        task = McpTask.model_validate(given | {"grade": grade} | fields)
+        config = gym_config(ACTIONS, **{"defaults": {"max_turns": 4, "tool_timeout": 3.0}} | (settings or {}))
         return McpEnvironment(config, {"train": [task]})
 
     return make
@@ -77,7 +42,7 @@ def play(environment, *replies):
     return asyncio.run(environment.rollout(task, Scripted(*replies)))
 
 
-def test_the_mean_of_all_graders_is_the_completion(make):
+def test_the_mean_of_all_graders_is_the_completion(make, wording):
     """Weights 3, 1 and 1; of the scores 1, 0 and 1 the mean is 4/5."""
     environment = make(
         [
@@ -90,7 +55,7 @@ def test_the_mean_of_all_graders_is_the_completion(make):
     assert (outcome.reward, outcome.stop_reason) == (pytest.approx(0.8), "answered")
     scores = {name: outcome.components[f"grade/{name}"] for name in ("state", "calls", "reply")}
     assert scores == {"state": 1.0, "calls": 0.0, "reply": 1.0}
-    assert outcome.explanations["grade/calls"] == "expected at most 0 calls, found 1"
+    assert outcome.explanations["grade/calls"] == wording
 
 
 def test_an_answer_without_a_call_is_one_where_the_reply_is_graded(make):
@@ -110,12 +75,12 @@ def test_a_policy_that_hangs_its_tool_whenever_it_would_fail_has_the_reward_of_f
     or hang their tool: no rollout is left out, and the mean reward is 1/4."""
     environment = make({"state": {"file": "notes.txt", "exact": "42"}}, {"defaults": {"tool_timeout": 1.0}})
     good = ['<tool>note("42")</tool>', "<tool>done()</tool>"]
-    for bad in (["<tool>done()</tool>"], ["<tool>wait(1000)</tool>", "<tool>done()</tool>"]):
+    for bad in (["<tool>done()</tool>"], ['<tool>run("time.sleep(1000)")</tool>', "<tool>done()</tool>"]):
         outcomes = [play(environment, *replies) for replies in (good, bad, bad, bad)]
         assert [outcome.error for outcome in outcomes] == [None] * 4
         assert statistics.fmean(outcome.reward for outcome in outcomes) == 0.25
     assert outcomes[-1].components["server_lost_by_call"] == 1.0
-    assert "wait(seconds=1000): it gave no result" in outcomes[-1].explanations["server_lost_by_call"]
+    assert "time.sleep(1000)" in outcomes[-1].explanations["server_lost_by_call"]
 
 
 @pytest.mark.slow  # starts many servers
@@ -129,22 +94,21 @@ def test_a_grader_that_fails_only_after_the_model_is_0_and_one_that_always_fails
     wrong = ['<tool>note("no number")</tool>', "<tool>done()</tool>"]
     outcome = play(make({"python": f"{tmp_path}/check.py:careless"}), *wrong)
     assert (outcome.reward, outcome.components["graders_failed"]) == (0.0, 1.0)
-    assert "could not convert" in outcome.explanations["grade/python"]
+    assert "float" in outcome.explanations["grade/python"]
     outcome = play(make({"python": f"{tmp_path}/check.py:broken"}), *wrong)
     assert (outcome.reward, outcome.stop_reason) == (None, "evaluate_failed")
     assert "ValueError: always" in outcome.error
 
 
+@pytest.mark.e2e
 def test_what_graders_say_comes_from_a_worker_too(tmp_path):
     """As it does in this process, and so it is in the files of rollouts."""
-    (tmp_path / "server.py").write_text(SERVER)
     task = {
         "prompt": "Note the answer.",
-        "mcp_config": {"notes": {"command": sys.executable, "args": [str(tmp_path / "server.py")]}},
+        "mcp_config": SERVERS,
         "grade": [{"state": {"file": "notes.txt", "contains": "42"}}, {"reply": {"number": 42}}],
     }
-    config = {"system_prompt": "Note.", "parser": {"use_thinking": False}, "action_mappings": ACTIONS}
-    config["rubric"] = {"weights": {"task_completion": 1.0}}
+    config = gym_config(ACTIONS).model_dump(mode="json")
     (tmp_path / "tasks.json").write_text(json.dumps(task))
     (tmp_path / "gym.yaml").write_text(json.dumps(config))
     arguments = {"taskset": str(tmp_path / "tasks.json"), "config_path": str(tmp_path / "gym.yaml")}
@@ -169,24 +133,21 @@ grade:
 """
 
 
-def test_files(tmp_path):
+def test_files(tmp_path, refusal):
     config, tasks = tmp_path / "gym.yaml", tmp_path / "tasks.json"
     config.write_text(CONFIG)
-    with pytest.raises(UsageError, match=r"gym.yaml:6: grade.reply.numbr: no such key. Did you mean number"):
+    with refusal(UsageError):
         load_gym_config(config)
     config.write_text(CONFIG.partition("grade")[0])
     base = '{"id": "a", "prompt": "p", "mcp_config": {"s": {"url": "http://localhost/mcp"}}'
-    for grade, message in (
-        ("", "task a has neither evaluate_tool nor grade"),
-        (', "grade": {"reply": {"exat": 1}}', r"tasks.json:1: task 1 \(a\): grade.reply.exat: no such key"),
-        (', "grade": {"state": {"file": "x"}}', "looks into the folder of the servers, and none of them"),
-        (
-            ', "grade": {"reply": {"exact": "{metadata.b}"}}',
-            "task a: grade reply: the task's metadata has no b",
-        ),
+    for grade in (
+        "",
+        ', "grade": {"reply": {"exat": 1}}',
+        ', "grade": {"state": {"file": "x"}}',
+        ', "grade": {"reply": {"exact": "{metadata.b}"}}',
     ):
         tasks.write_text(base + grade + "}")
-        with pytest.raises(UsageError, match=message):
+        with refusal(UsageError):
             load_environment(str(tasks), str(config))
     tasks.write_text(base + ', "grade": {"reply": {"exact": 1}}}')
     load_environment(str(tasks), str(config))

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import re
 import sqlite3
 
 import pytest
@@ -169,64 +168,49 @@ def test_mathematics(expected, reply, score):
 
 
 @pytest.mark.parametrize(
-    ("grade", "path", "message"),
+    ("grade", "path"),
     [
-        ({"reply": {"numbr": 3}}, ("reply", "numbr"), "no such key. Did you mean number?"),
-        ([{"reply": {"exact": 1}}, {"stat": {}}], (1, "stat"), "no such key. Did you mean state?"),
-        ({"reply": {"number": "x"}}, ("reply", "number"), 'is "x"; expected a number, or what each task has'),
-        ({"reply": {"number": True}}, ("reply", "number"), "is true; expected a number"),
-        ({"reply": {"regex": "("}}, ("reply", "regex"), "is no regular expression: missing )"),
-        (
-            {"reply": {"json_path": "$.a["}},
-            ("reply", "json_path"),
-            "is no JSON path: unexpected end of query",
-        ),
-        ({"reply": {"exact": 1, "number": 2}}, ("reply", "exact"), "it has exact and number; keep one"),
-        ({"reply": {}}, ("reply",), "say what it has to be, with one of exact, contains"),
-        ({"reply": {"exact": 1}, "calls": {"at_most": 1}}, ("reply",), "it has reply and calls: one of"),
-        ({"calls": {"in_order": [{"tol": "a"}]}}, ("calls", "in_order", 0, "tool"), "required"),
-        ({"calls": {"arguments": {"x": 1}}}, ("calls",), "say which tool has to be called"),
-        ({"state": {"file": "../x"}}, ("state", "file"), "names a path in the rollout's folder"),
-        ({"state": {"file": "a", "tool": "b"}}, ("state", "file"), "it has file and tool: one of"),
-        ({"state": {"file": "a", "query": "SELECT 1"}}, ("state", "query"), "belongs to database"),
-        (
-            {"state": {"database": "a", "query": "DELETE FROM t", "rows": []}},
-            ("state", "query"),
-            "is no query that",
-        ),
-        (
-            {"state": {"database": "a", "query": "SELECT 1; SELECT 2", "rows": []}},
-            ("state", "query"),
-            "is no query",
-        ),
-        (
-            {"state": {"database": "a", "query": "SELECT 1"}},
-            ("state", "database"),
-            "it needs a query, and the rows",
-        ),
-        ({"python": "check:grade"}, ("python",), 'is "check:grade"; expected a file and a function in it'),
-        ({"weight": 0, "reply": {"exact": 1}}, ("weight",), "is 0; expected greater than 0"),
-        (5, (), "expected a table with one of reply"),
-        ([{"name": "a", "reply": {"exact": 1}}] * 2, (), "two graders are called a"),
+        ({"reply": {"numbr": 3}}, ("reply", "numbr")),
+        ([{"reply": {"exact": 1}}, {"stat": {}}], (1, "stat")),
+        ({"reply": {"number": "x"}}, ("reply", "number")),
+        ({"reply": {"number": True}}, ("reply", "number")),
+        ({"reply": {"regex": "("}}, ("reply", "regex")),
+        ({"reply": {"json_path": "$.a["}}, ("reply", "json_path")),
+        ({"reply": {"exact": 1, "number": 2}}, ("reply", "exact")),
+        ({"reply": {}}, ("reply",)),
+        ({"reply": {"exact": 1}, "calls": {"at_most": 1}}, ("reply",)),
+        ({"calls": {"in_order": [{"tol": "a"}]}}, ("calls", "in_order", 0, "tool")),
+        ({"calls": {"arguments": {"x": 1}}}, ("calls",)),
+        ({"state": {"file": "../x"}}, ("state", "file")),
+        ({"state": {"file": "a", "tool": "b"}}, ("state", "file")),
+        ({"state": {"file": "a", "query": "SELECT 1"}}, ("state", "query")),
+        ({"state": {"database": "a", "query": "DELETE FROM t", "rows": []}}, ("state", "query")),
+        ({"state": {"database": "a", "query": "SELECT 1; SELECT 2", "rows": []}}, ("state", "query")),
+        ({"state": {"database": "a", "query": "SELECT 1"}}, ("state", "database")),
+        ({"python": "check:grade"}, ("python",)),
+        ({"weight": 0, "reply": {"exact": 1}}, ("weight",)),
+        (5, ()),
+        ([{"name": "a", "reply": {"exact": 1}}] * 2, ()),
     ],
 )
-def test_what_is_wrong_with_a_grader(grade, path, message):
+def test_what_is_wrong_with_a_grader(grade, path, wording):
     problem = read_graders(grade)[1][0]
-    assert (problem.path, problem.message[: len(message)]) == (path, message)
+    assert problem.path == path
+    assert problem.message == wording
 
 
 @pytest.mark.parametrize(
-    ("test", "message"),
+    "test",
     [
-        ({"exact": "{metadata.anser}"}, "the task's metadata has no anser (there are: answer, items"),
-        ({"number": "{metadata.deep}"}, "reply.number: is an object; expected a number"),
-        ({"number": "{metadata.deep.name}"}, "reply.number: the task's value holds no number"),
-        ({"contains": "- {metadata.items}"}, "a list or an object of the metadata stands alone"),
+        {"exact": "{metadata.anser}"},
+        {"number": "{metadata.deep}"},
+        {"number": "{metadata.deep.name}"},
+        {"contains": "- {metadata.items}"},
     ],
 )
-def test_a_value_that_a_task_lacks(test, message):
+def test_a_value_that_a_task_lacks(test, refusal):
     (grader,), _ = read_graders({"reply": test})
-    with pytest.raises(ValueError, match=re.escape(message)):
+    with refusal(ValueError):
         bound(grader, METADATA)
 
 

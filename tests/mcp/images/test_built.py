@@ -74,7 +74,7 @@ def test_a_layout_that_is_none(tmp_path, damage):
         (blobs / digest(image.manifest).removeprefix("sha256:")).write_text("{}")
     else:
         (blobs / next(iter(image.blobs)).removeprefix("sha256:")).unlink()
-    with pytest.raises(PrepareError, match="left no image"):
+    with pytest.raises(PrepareError, match="no image"):
         keep_layout(place, NAME, tmp_path / "store")
     assert find_built(NAME, tmp_path / "store") is None
 
@@ -88,8 +88,8 @@ def test_a_mirror_stands_for_docker_hub(tmp_path, monkeypatch):
         assert registry.asked[0] == "/v2/library/my-env/manifests/latest"
 
 
-def test_the_first_builder_that_works_is_taken(bin):
-    with pytest.raises(RuntimeUnavailable, match=r"docker: not installed[\s\S]*apt-get install buildah"):
+def test_the_first_builder_that_works_is_taken(bin, refusal):
+    with refusal(RuntimeUnavailable):
         choose_builder()
     program(bin, "docker", "sys.exit('no daemon')\n")
     program(bin, "buildah", "")
@@ -136,8 +136,8 @@ def test_a_build_that_fails_ends_with_its_last_words(bin, tmp_path):
         build_image(tmp_path, "my-env:latest")
 
 
-def test_what_cannot_be_pushed(bin):
+def test_what_cannot_be_pushed(bin, refusal):
     with pytest.raises(UsageError, match=r"ghcr\.io/my-org/my-env:latest"):
         push_built("my-env:latest", "my-env:latest", progress=lambda _: None)
-    with pytest.raises(UsageError, match="was not built here"):
+    with refusal(UsageError):
         push_built("my-env:latest", "ghcr.io/o/my-env:latest", progress=lambda _: None)

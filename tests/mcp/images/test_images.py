@@ -17,15 +17,15 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.mcp.images.oci import (
+    INDEX,
+    MANIFEST,
     Image,
-    dated,
     digest,
     directory,
     entry,
     fake_registry,
     hardlink,
     layer,
-    sparse,
     symlink,
 )
 
@@ -81,19 +81,9 @@ def test_names(text, parts):
         "a/../b",
     ],
 )
-def test_what_is_no_name(text):
-    with pytest.raises(UsageError, match="is not the name of an image"):
+def test_what_is_no_name(text, refusal):
+    with refusal(UsageError):
         parse_reference(text)
-
-
-@given(st.text(max_size=40))
-def test_a_name_is_taken_or_refused(text):
-    try:
-        reference = parse_reference(text)
-    except UsageError:
-        return
-    assert ".." not in reference.repository.split("/")
-    assert not set(reference.registry + reference.repository) & set(" \n@?#\\")
 
 
 # Pulling
@@ -125,12 +115,12 @@ def test_an_image_is_fetched_once_and_its_wishes_are_known(tmp_path):
 
 
 @pytest.mark.parametrize("wishes", [{"WorkingDir": 5}, {"Cmd": "--stdio"}, {"Env": [["A", "1"]]}])
-def test_wishes_that_make_no_sense(tmp_path, wishes):
-    with fake_registry() as registry, pytest.raises(PrepareError, match="configuration is damaged"):
+def test_wishes_that_make_no_sense(tmp_path, wishes, refusal):
+    with fake_registry() as registry, refusal(PrepareError):
         fetch_image(registry.add("org/env", Image(HELLO, **wishes)), tmp_path, owner=None)
 
 
-def test_a_token_is_fetched_where_the_registry_says(tmp_path):
+def test_a_token_is_fetched_where_the_registry_says(tmp_path, refusal):
     with fake_registry() as registry:
         registry.token = "t0ken"
         name = registry.add("org/env", Image(HELLO))
@@ -139,7 +129,7 @@ def test_a_token_is_fetched_where_the_registry_says(tmp_path):
         assert "service=fake" in asked
         assert "scope=repository%3Aorg%2Fenv%3Apull" in asked
         registry.login = "Basic nobody-has-this"
-        with pytest.raises(PrepareError, match="nobody is logged in there"):
+        with refusal(PrepareError):
             fetch_image(registry.add("org/other", Image(HELLO)), tmp_path, owner=None)
 
 
@@ -147,7 +137,7 @@ def flipped(data):
     return data[:-1] + bytes([data[-1] ^ 1])
 
 
-def test_damage_is_found(tmp_path):
+def test_damage_is_found(tmp_path, refusal):
     image = Image(HELLO)
     with fake_registry() as registry:
         name = registry.add("org/env", image, indexed=True)
@@ -160,60 +150,50 @@ def test_damage_is_found(tmp_path):
         registry.blobs = kept[0]
         ours = f"org/env:{digest(image.manifest)}"
         registry.manifests[ours] = (kept[1][ours][0], image.manifest + b" ")
-        with pytest.raises(PrepareError, match="the manifest arrived damaged"):
+        with refusal(PrepareError):
             fetch_image(name, tmp_path, owner=None)
         registry.manifests = kept[1]
         assert not list(tmp_path.glob("images/[!.]*"))
         fetch_image(name, tmp_path, owner=None)
 
 
-@pytest.mark.parametrize(
-    ("tag", "content", "says"),
-    [
-        ("missing", None, "There is no image"),
-        ("text", b"hello", "no JSON"),
-        ("old", b'{"schemaVersion": 1}', "is not understood"),
-        ("half", b'{"layers": [], "config": {}}', "is damaged"),
-        (
-            "evil",
-            b'{"layers": [{"digest": "sha256:../../x", "size": 1}], "config": {"digest": "x", "size": 1}}',
-            "is damaged",
-        ),
-        ("list", b'{"layers": 3}', "is not understood"),
-        ("array", b"[]", "is not understood"),
-    ],
-)
-def test_manifests_that_are_none(tmp_path, tag, content, says):
+MANIFESTS = {
+    "text": "hello",
+    "old": '{"schemaVersion": 1}',
+    "half": '{"layers": [], "config": {}}',
+    "evil": '{"layers": [{"digest": "sha256:../../x", "size": 1}], "config": {"digest": "x", "size": 1}}',
+    "list": '{"layers": 3}',
+    "array": "[]",
+}
+
+
+@pytest.mark.parametrize("tag", ["missing", *MANIFESTS])
+def test_manifests_that_are_none(tmp_path, tag, refusal):
     with fake_registry() as registry:
-        if content is not None:
-            registry.manifests[f"org/env:{tag}"] = ("application/vnd.oci.image.manifest.v1+json", content)
-        with pytest.raises(PrepareError, match=says):
+        for name, content in MANIFESTS.items():
+            registry.manifests[f"org/env:{name}"] = (MANIFEST, content.encode())
+        with refusal(PrepareError):
             fetch_image(f"127.0.0.1:{registry.port}/org/env:{tag}", tmp_path, owner=None)
 
 
 def test_an_image_for_other_machines_only(tmp_path):
     index = json.dumps({"manifests": [{"digest": SHA, "platform": {"os": "linux", "architecture": "mips"}}]})
     with fake_registry() as registry:
-        registry.manifests["org/env:latest"] = ("application/vnd.oci.image.index.v1+json", index.encode())
-        with pytest.raises(PrepareError, match="only for linux/mips"):
+        registry.manifests["org/env:latest"] = (INDEX, index.encode())
+        with pytest.raises(PrepareError, match="linux/mips"):
             fetch_image(f"127.0.0.1:{registry.port}/org/env", tmp_path, owner=None)
 
 
-def test_a_layer_that_is_not_what_the_image_says(tmp_path):
+def test_a_layer_that_is_not_what_the_image_says(tmp_path, refusal):
     image = Image(HELLO)
-    (config_digest,) = [name for name, data in image.blobs.items() if data.startswith(b"{")]
-    config = json.loads(image.blobs[config_digest])
+    manifest = json.loads(image.manifest)
+    config = json.loads(image.blobs[manifest["config"]["digest"]])
     config["rootfs"]["diff_ids"] = [SHA]
     raw = json.dumps(config).encode()
     image.blobs[digest(raw)] = raw
-    image.manifest = image.manifest.replace(config_digest.encode(), digest(raw).encode())
-    described = json.loads(image.manifest)
-    described["config"]["size"] = len(raw)
-    image.manifest = json.dumps(described).encode()
-    with (
-        fake_registry() as registry,
-        pytest.raises(PrepareError, match="has another digest than the image says"),
-    ):
+    manifest["config"] |= {"digest": digest(raw), "size": len(raw)}
+    image.manifest = json.dumps(manifest).encode()
+    with fake_registry() as registry, refusal(PrepareError):
         fetch_image(registry.add("org/env", image), tmp_path, owner=None)
 
 
@@ -249,21 +229,11 @@ def tree(folder):
 def test_layers_lie_over_each_other(tmp_path):
     root = tmp_path / "root"
     first = layer(
-        directory("etc"),
-        entry("etc/a", b"1"),
-        entry("etc/b", b"1"),
-        directory("opt"),
-        entry("opt/x", b"1"),
-        directory("gone"),
-        entry("gone/y", b"1"),
+        *(directory(name) for name in ("etc", "opt", "gone")),
+        *(entry(name, b"1") for name in ("etc/a", "etc/b", "opt/x", "gone/y")),
     )
-    second = layer(
-        entry("etc/a", b"2"),
-        entry("etc/.wh.b"),
-        entry(".wh.gone"),
-        entry("opt/new", b"2"),
-        entry("opt/.wh..wh..opq"),
-    )
+    hidden = (entry(name) for name in ("etc/.wh.b", ".wh.gone", "opt/.wh..wh..opq"))
+    second = layer(entry("etc/a", b"2"), entry("opt/new", b"2"), *hidden)
     unpacked(root, first, second)
     assert tree(root) == {"etc/a": "2", "opt/new": "2"}
     assert not (root / "gone").exists()
@@ -296,63 +266,10 @@ def test_links_of_all_kinds(tmp_path):
     assert (root / "usr/lib/same").stat().st_ino == (root / "usr/lib/libc").stat().st_ino
 
 
-@pytest.mark.parametrize(
-    "entries",
-    [
-        [symlink("out", "{outside}"), entry("out/file", b"evil")],
-        [symlink("a", "b"), symlink("b", "{outside}"), entry("a/file", b"evil")],
-        [entry("/{outside}/file", b"evil")],
-        [symlink("file", "{outside}/file"), entry("file", b"evil")],
-        [symlink("out", "{outside}"), entry("out/.wh.victim")],
-        [symlink("out", "{outside}"), entry("out/.wh..wh..opq")],
-        [symlink("out", "{outside}/victim"), directory("out", 0o777)],
-    ],
-)
-def test_nothing_is_touched_outside(tmp_path, entries):
-    outside = tmp_path / "outside"
-    outside.mkdir()
-    (outside / "victim").write_text("unhurt")
-    for info, _ in entries:
-        info.name = info.name.replace("{outside}", str(outside))
-        info.linkname = info.linkname.replace("{outside}", str(outside))
-    before = stat.S_IMODE(outside.stat().st_mode)
-    unpacked(tmp_path / "root", layer(*entries))
-    assert tree(outside) == {"victim": "unhurt"}
-    assert stat.S_IMODE(outside.stat().st_mode) == before
-
-
-@pytest.mark.parametrize(
-    ("entries", "says"),
-    [
-        ([entry("../x", b"evil")], "leads out"),
-        ([entry("a/../../x", b"evil")], "leads out"),
-        ([hardlink("x", "../../etc/passwd")], "leads out"),
-        ([hardlink("x", "/etc/passwd")], "is no file"),
-        ([symlink("p", "/etc/passwd"), hardlink("x", "p")], "is no file"),
-        ([symlink("a", "b"), symlink("b", "a"), entry("a/x", b"")], "goes round"),
-        ([entry("d/.wh...", b"")], "hides nothing"),
-        ([entry("a/" * 1900 + "x", b"")], "more than 200 folders"),
-        ([sparse("big", 2**50)], "sparse"),
-        ([dated("old", "-1e300")], "out of range"),
-    ],
-)
-def test_malicious_layers_are_refused(tmp_path, entries, says):
-    with pytest.raises(PrepareError, match=says):
-        unpacked(tmp_path / "root", layer(*entries))
-    assert not (tmp_path / "x").exists()
-
-
 def test_devices_are_left_out_and_set_user_id_is_taken_off(tmp_path):
     root = tmp_path / "root"
-    done = unpacked(
-        root,
-        layer(
-            entry("dev-null", kind=tarfile.CHRTYPE),
-            entry("pipe", kind=tarfile.FIFOTYPE),
-            entry("su", b"x", mode=0o4755),
-            directory("tmp", 0o1777),
-        ),
-    )
+    devices = entry("dev-null", kind=tarfile.CHRTYPE), entry("pipe", kind=tarfile.FIFOTYPE)
+    done = unpacked(root, layer(*devices, entry("su", b"x", mode=0o4755), directory("tmp", 0o1777)))
     assert done.left_out == 2
     assert stat.S_IMODE((root / "su").stat().st_mode) == 0o755
     assert stat.S_IMODE((root / "tmp").stat().st_mode) == 0o1777
@@ -390,11 +307,6 @@ def test_layers_compressed_with_zstd(tmp_path, monkeypatch):
 def tree_of_hello(tmp_path):
     unpacked(tmp_path / "plain", HELLO)
     return tree(tmp_path / "plain")
-
-
-def test_a_torn_layer(tmp_path):
-    with pytest.raises(PrepareError, match="layer 1"):
-        unpacked(tmp_path / "root", HELLO[:1026])
 
 
 names = st.lists(st.sampled_from(["a", "b", "..", ".", "/", ".wh.a", ".wh..wh..opq"]), min_size=1, max_size=4)

@@ -1,11 +1,11 @@
 """Task files: what is printed in the documentation loads, and all that is wrong is said at once."""
 
-import contextlib
 import json
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.mcp.gym import json_values
 
 from buckeye.errors import UsageError
 from buckeye.mcp.tasks.files import read_rows, read_tasks
@@ -104,7 +104,7 @@ def test_a_server_may_be_a_process(tmp_path):
     assert isinstance(read.mcp_config["b"], HttpServer)
 
 
-def test_every_problem_is_named_with_file_line_task_and_field(tmp_path):
+def test_every_problem_is_named_with_file_line_task_and_field(tmp_path, wording):
     bad = [
         task(promt="x", evaluate_tool=[{"nam": "evaluate"}]),
         task(id="task-001"),
@@ -117,61 +117,34 @@ def test_every_problem_is_named_with_file_line_task_and_field(tmp_path):
         ),
         task(id="f", mcp_config={"s": {}}, evaluate_tool=[5]),
     ]
-    text = json.dumps(bad, indent=1)
-    message = refused(tmp_path, text)
-    path = tmp_path / "tasks.json"
-
-    def line(part):
-        return text[: text.index(part)].count("\n") + 1
-
-    told = [row.strip() for row in message.splitlines()]
-    assert told[0] == f"12 problems in {path}"
-    assert f"{path}:{line('promt')}: task 1 (task-001): promt: no such key. Did you mean prompt?" in told
-    assert any("evaluate_tool.0.name: required." in row for row in told)
-    assert any("evaluate_tool.0.nam: no such key. Did you mean name?" in row for row in told)
-    assert any("task 2 (task-001): id: 'task-001' is the id of task 1 too." in row for row in told)
-    assert any("task 3 (c): prompt: is 5; expected a valid string." in row for row in told)
-    assert f"{path}:{line('ftp://x')}: task 3 (c): mcp_config.s.url" in message
-    assert any(
-        "task 3 (c): mcp_config.t: is an object; expected an object with either url" in row for row in told
-    )
-    assert any('task 4: is "no task"; expected an object' in row for row in told)
-    assert any("mcp_config.s.header: no such key. Did you mean headers?" in row for row in told)
-    assert any("setup_tool.args: no such key. Did you mean arguments?" in row for row in told)
-    assert any(
-        "task 6 (f): mcp_config.s: is an object; expected an object with either url" in row for row in told
-    )
-    assert any("task 6 (f): evaluate_tool.0: is 5; expected" in row for row in told)
+    assert refused(tmp_path, json.dumps(bad, indent=1)) == wording
 
 
 @pytest.mark.parametrize(
-    ("content", "part"),
+    "content",
     [
-        ("", "not valid JSON"),
-        ("[]", "has no tasks"),
-        ('{"id": "a", "id": "b"}', "the key 'id' is there twice"),
-        ('[{"prompt": NaN}]', "NaN is not a number"),
-        ("[" * 100_000, "nested too deeply"),
-        ('[{"prompt": "a",}]', "tasks.json:1:"),
-        ("5", "is 5; expected an object"),
-        ('[{"prompt": "", "mcp_config": {}, "evaluate_tool": []}]', "2 problems"),
+        "",
+        "[]",
+        '{"id": "a", "id": "b"}',
+        '[{"prompt": NaN}]',
+        "[" * 100_000,
+        '[{"prompt": "a",}]',
+        "5",
+        '[{"prompt": "", "mcp_config": {}, "evaluate_tool": []}]',
     ],
+    ids=lambda content: content[:20],
 )
-def test_files_that_cannot_be_used(tmp_path, content, part):
-    assert part in refused(tmp_path, content)
+def test_files_that_cannot_be_used(tmp_path, content, wording):
+    assert refused(tmp_path, content) == wording
 
 
-def test_every_bad_line_is_named(tmp_path):
+def test_every_bad_line_is_named(tmp_path, wording):
     lines = f"{json.dumps(task())}\nnot json\n\n{json.dumps(task(id='b', prompt=None))}\n{{\n"
-    message = refused(tmp_path, lines, "tasks.jsonl")
-    assert "3 problems" in message
-    assert "tasks.jsonl:2:1: not valid JSON" in message
-    assert "tasks.jsonl:4: task 3 (b): prompt: is null" in message
-    assert "tasks.jsonl:5:" in message
+    assert refused(tmp_path, lines, "tasks.jsonl") == wording
 
 
-def test_a_missing_file_and_one_that_is_not_utf8(tmp_path):
-    with pytest.raises(UsageError, match="there is no file"):
+def test_a_missing_file_and_one_that_is_not_utf8(tmp_path, refusal):
+    with refusal(UsageError):
         read_tasks(tmp_path / "none.json")
     path = tmp_path / "latin.json"
     path.write_bytes(b"\n\xe9")
@@ -179,14 +152,12 @@ def test_a_missing_file_and_one_that_is_not_utf8(tmp_path):
         read_tasks(path)
 
 
-def test_rows_of_a_dataset_hold_json_as_text(tmp_path):
+def test_rows_of_a_dataset_hold_json_as_text(tmp_path, refusal):
     row = {key: value if isinstance(value, str) else json.dumps(value) for key, value in task().items()}
     assert read_rows([row], "org/set") == read_tasks(written(tmp_path, PRINTED))
     (bare,) = read_rows([{**row, "setup_tool": "{}", "metadata": "{}"}], "org/set")
     assert bare.setup_tool == []
-    with pytest.raises(
-        UsageError, match=r"org/set: task 1 \(task-001\): mcp_config: its text is not valid JSON"
-    ):
+    with refusal(UsageError):
         read_rows([{**row, "mcp_config": "{"}], "org/set")
 
 
@@ -206,19 +177,10 @@ def test_arguments_of_a_dispatching_tool():
 
 
 names = st.sampled_from(["url", "command", "env", "name", "arguments", "a"])
-scalars = (
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
-)
-json_values = st.recursive(
-    scalars,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=3),
-    max_leaves=5,
-)
 calls = st.builds(
-    lambda arguments: {"name": "tool", "arguments": arguments}, st.dictionaries(names, json_values)
+    lambda arguments: {"name": "tool", "arguments": arguments}, st.dictionaries(names, json_values(names))
 )
 several_calls = st.lists(calls, min_size=1, max_size=2)
-rows = st.lists(st.dictionaries(st.sampled_from([*task(), "x"]), json_values, max_size=5), max_size=3)
 
 
 @settings(max_examples=30)
@@ -233,10 +195,3 @@ def test_tasks_survive_their_files(tmp_path_factory, parts):
     assert [one.model_dump(mode="json", exclude={"grade", "files"}) for one in read] == raw
     lines = "\n".join(json.dumps(one, ensure_ascii=False) for one in raw)
     assert read_tasks(written(folder, lines, "tasks.jsonl")) == read
-
-
-@settings(max_examples=50)
-@given(json_values | rows)
-def test_any_json_is_read_or_refused_in_words(tmp_path_factory, value):
-    with contextlib.suppress(UsageError):
-        read_tasks(written(tmp_path_factory.mktemp("any"), value))

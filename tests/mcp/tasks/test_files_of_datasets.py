@@ -4,7 +4,6 @@ import asyncio
 import gzip
 import hashlib
 import json
-import re
 import sys
 import tarfile
 from pathlib import Path
@@ -12,45 +11,23 @@ from pathlib import Path
 import pyarrow.parquet
 import pytest
 from tests.mcp.environment.scripted import Scripted, native
+from tests.mcp.gym import gym_config, mapping
+from tests.mcp.workdir.test_folder import NOTES
 
 from buckeye.errors import UsageError
-from buckeye.mcp.config import GymConfig
 from buckeye.mcp.environment import McpEnvironment
 from buckeye.mcp.tasks import dataset
 from buckeye.mcp.tasks.dataset import find_taskset, read_dataset
 from buckeye.mcp.tasks.trust import UntrustedError, read_taskset
 
-LISTS = """
-import json, os
-from mcp.server import MCPServer
-
-mcp = MCPServer("lists")
-
-@mcp.tool()
-def listed() -> str:
-    "What is here."
-    found = {}
-    for folder, folders, files in os.walk("."):
-        found |= {os.path.join(folder, name): None for name in folders}
-        found |= {path: open(path).read() for path in (os.path.join(folder, name) for name in files)}
-    return json.dumps(found)
-
-mcp.run()
-"""
 DATA = "d/data/train-00000-of-00001.parquet"
 
 
 def task(**more):
     """One that is done with the word x."""
-    server = {"command": sys.executable, "args": [str(Path("server.py").absolute())]}
-    return {
-        "id": "a",
-        "prompt": "List.",
-        "mcp_config": {"env": server},
-        "grade": {"reply": {"exact": "x"}},
-        "files": "garden",
-        **more,
-    }
+    server = {"command": sys.executable, "args": [NOTES]}
+    given = {"id": "a", "prompt": "List.", "mcp_config": {"env": server}, "files": "garden"}
+    return given | {"grade": {"reply": {"exact": "x"}}} | more
 
 
 @pytest.fixture
@@ -70,10 +47,8 @@ def archives(hub):
 
 def listing(fetched):
     """What rollouts of tasks find in their folders."""
-    config = {"parser": {"format": "tools"}, "action_mappings": {"listed": {"_tool": "listed"}}}
-    environment = McpEnvironment(
-        GymConfig.model_validate({"system_prompt": "List.", **config}), {"train": fetched}
-    )
+    config = gym_config({"listed": mapping("listed")}, parser={"format": "tools"})
+    environment = McpEnvironment(config, {"train": fetched})
     found = {}
     for one in environment.tasks("train"):
         policy = Scripted(native("listed", "{}"), "x")
@@ -84,13 +59,12 @@ def listing(fetched):
 
 def test_what_a_task_begins_with_is_pushed_and_fetched(hf, hub, garden, monkeypatch):
     """A folder, an archive and a script reach rollouts as they are here; the script itself stays."""
-    Path("server.py").write_text(LISTS)
     with tarfile.open("packed.tar.gz", "w:gz") as archive:
         archive.add(garden / "a.txt", "deep/a.txt")
     Path("make.py").write_text("open('made.txt', 'w').write('pear')")
     tasks = [task(id=name, files=name) for name in ("garden", "packed.tar.gz", "make.py")]
     said = hf("tasks.json", "--name", "my-org/files", tasks=[*tasks, task(id="again", files="./garden")])
-    assert re.search(r"files of the tasks: 3 archives, \d+ B", said)
+    assert "3 archives" in said
     sent = archives(hub)
     assert {f"files/{hashlib.sha256(content).hexdigest()}.tar.gz" for content in sent.values()} == {*sent}
     assert not any(b"make.py" in gzip.decompress(content) for content in sent.values())
@@ -113,11 +87,11 @@ def test_what_a_task_begins_with_is_pushed_and_fetched(hf, hub, garden, monkeypa
 @pytest.mark.parametrize(
     "files", ["/etc", "../x", "files/../../x.tar.gz", f"files/{'a' * 64}.tar.gz/", "files"]
 )
-def test_a_dataset_names_no_files_but_its_own(hf, garden, files):
+def test_a_dataset_names_no_files_but_its_own(hf, garden, files, refusal):
     hf("tasks.json", "--name", "d", "--no-push", tasks=task())
     (row,) = pyarrow.parquet.read_table(DATA).to_pylist()
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row | {"files": files}]), DATA)
-    with pytest.raises(UsageError, match=r"task a: files: .* is no archive of the dataset"):
+    with refusal(UsageError):
         read_dataset(Path("d"))
 
 
@@ -129,13 +103,13 @@ def test_archives_are_those_that_the_dataset_was_made_with(hf, garden):
         assert read_dataset(place)["train"][0].files == str(archive.absolute())
     for damage in (lambda: archive.write_bytes(b"other"), archive.unlink):
         damage()
-        with pytest.raises(UsageError, match="is missing, or not what the dataset was made with"):
+        with pytest.raises(UsageError, match=archive.name):
             read_dataset(Path("d"))
 
 
-def test_what_cannot_be_taken_along_is_said(hf, garden, monkeypatch):
+def test_what_cannot_be_taken_along_is_said(hf, garden, monkeypatch, refusal):
     (garden / "out").symlink_to("/etc/passwd")
-    with pytest.raises(UsageError, match="leads out of the folder, to /etc/passwd"):
+    with refusal(UsageError):
         hf("tasks.json", "--name", "d", "--no-push", tasks=task())
     (garden / "out").unlink()
     for most, said in ((3, "holds more than 3 bytes"), (30, r"are \d+ B packed; a dataset holds 30 B")):
@@ -143,13 +117,13 @@ def test_what_cannot_be_taken_along_is_said(hf, garden, monkeypatch):
         with pytest.raises(UsageError, match=said):
             hf("tasks.json", "--name", "d", "--no-push")
     assert not Path("d").exists()
-    with pytest.raises(UsageError, match=r"there is no file or folder .*nowhere"):
+    with refusal(UsageError):
         hf("tasks.json", "--name", "my-org/d", "--dry-run", tasks=task(files="nowhere"))
 
 
 def test_more_than_anybody_wants_is_not_fetched(hf, hub, garden, monkeypatch, tmp_path):
     hf("tasks.json", "--name", "my-org/files", tasks=task())
     monkeypatch.setattr(dataset, "MAX_FILES_BYTES", 3)
-    with pytest.raises(UsageError, match=r"the files of my-org/files are \d+ B, and 3 B is the most"):
+    with pytest.raises(UsageError, match=" 3 B "):
         find_taskset("my-org/files")
     assert not list(tmp_path.glob("fetched/**/*.tar.gz"))

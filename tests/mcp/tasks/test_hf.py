@@ -1,26 +1,19 @@
 """`buckeye hf` as a person calls it: what is refused, what is written, and what reaches the hub."""
 
-import ast
 import io
 import json
-import os
-import re
-import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pyarrow.parquet
 import pytest
 import yaml
-from tests.places import ROOT
 
 from buckeye.errors import BuckeyeError, UsageError
 from buckeye.mcp.environment import load_environment
 from buckeye.mcp.tasks.dataset import read_splits
 from buckeye.mcp.tasks.lock import read_lock
-from buckeye.mcp.tasks.rows import COLUMNS
 
-VENVS = ROOT / ".cache" / "venvs"
 CONFIG = "system_prompt: play\naction_mappings:\n  done:\n    _tool: null\n"
 LOCK = 'image: "my-org/my-env:latest"  # mine\n'
 
@@ -42,74 +35,31 @@ def rows(path):
 
 
 def test_the_columns(hf):
-    hf(
-        "tasks.json",
-        "--name",
-        "local-dataset",
-        "--no-push",
-        tasks=[task(1), {**task(2), "setup_tool": None, "metadata": {}}],
-    )
+    tasks = [task(1), {**task(2), "setup_tool": None, "metadata": {}}]
+    hf("tasks.json", "--name", "local-dataset", "--no-push", tasks=tasks)
     first, second = rows("local-dataset/data/train-00000-of-00001.parquet")
     assert list(first) == ["id", "prompt", "mcp_config", "setup_tool", "evaluate_tool", "metadata"]
-    assert {
-        name: json.loads(value) if name in task() and name not in ("id", "prompt") else value
-        for name, value in first.items()
-    } == task(1)
+    assert {k: v if k in ("id", "prompt") else json.loads(v) for k, v in first.items()} == task(1)
     assert second["setup_tool"] is None
     assert second["metadata"] is None
 
 
-@pytest.mark.parametrize(
-    "text",
-    [json.dumps(task()), json.dumps([task()]), json.dumps(task()) + "\n" + json.dumps(task(2)) + "\n"],
-    ids=["object", "array", "lines"],
-)
-def test_one_object_a_list_and_lines(hf, text):
-    hf("tasks.json", "--name", "d", "--no-push", tasks=text)
-    tasks, held_out = read_splits(Path("d"))
-    assert [one.id for one in tasks] == ["task-1", "task-2"][: len(tasks)]
-    assert held_out == []
-    assert tasks[0].evaluate_tool[0].arguments == {"name": "max", "arguments": {"target": 8}}
-
-
-def test_all_problems_at_once(hf):
-    bad = [task(1), task(1), {**task(3), "prompt": ""}, {**task(4), "promt": "x"}, {"prompt": "no more"}, 7]
-    with pytest.raises(UsageError) as caught:
-        hf("tasks.json", "--name", "d", "--no-push", tasks=bad)
-    text = str(caught.value)
-    for part in (
-        "'task-1' is the id of task 1 too",
-        "task 3 (task-3): prompt",
-        "Did you mean prompt?",
-        "task 5: mcp_config: required",
-        "task 5: mcp_config: required",
-        "task 6: is 7",
-    ):
-        assert part in text, text
-    assert not Path("d").exists()
-
-
-def test_keys_that_are_written_out_are_refused(hf):
+def test_keys_that_are_written_out_are_refused(hf, refusal):
     servers = {
         "a": {"url": "http://x/mcp", "headers": {"Authorization": "Bearer sk-planted", "Mcp-Image": "a:b"}},
         "b": {"command": "x", "env": {"API_KEY": "planted", "MODE": "fast", "TOKEN": "${TOKEN}"}},
     }
-    with pytest.raises(UsageError) as caught:
+    with refusal(UsageError) as caught:
         hf("tasks.json", "--name", "d", "--no-push", tasks=task(mcp_config=servers))
-    text = str(caught.value)
-    assert "mcp_config.a.headers.Authorization" in text
-    assert "mcp_config.b.env.API_KEY" in text
-    assert "MODE" not in text
-    assert "TOKEN" not in text
-    assert "planted" not in text
+    assert "planted" not in str(caught.value)
 
 
-def test_mcp_config_is_inferred_from_the_lock_and_the_lock_is_kept(hf, monkeypatch):
+def test_mcp_config_is_inferred_from_the_lock_and_the_lock_is_kept(hf, monkeypatch, wording):
     Path("buckeye.lock.yaml").write_text(LOCK)
     without = task()
     del without["mcp_config"]
     printed = hf("tasks.json", "--name", "my-org/local", "--no-push", tasks=[without, task(2)])
-    assert "mcp_config of 1 tasks: my-org/my-env:latest" in printed
+    assert printed == wording
     ((one, _), _) = read_splits(Path("my-org/local"))
     server = one.mcp_config["buckeye"]
     assert server.url == "http://localhost:8765/mcp"
@@ -124,8 +74,8 @@ def test_mcp_config_is_inferred_from_the_lock_and_the_lock_is_kept(hf, monkeypat
     assert dataset.updated_at.endswith("+00:00")
 
 
-def test_no_lock_file_is_made(hf):
-    assert "There is no buckeye.lock.yaml" in hf("tasks.json", "-n", "d", "--no-push", tasks=task())
+def test_no_lock_file_is_made(hf, wording):
+    assert hf("tasks.json", "-n", "d", "--no-push", tasks=task()) == wording
     assert not Path("buckeye.lock.yaml").exists()
 
 
@@ -141,13 +91,13 @@ def test_the_split_is_by_id_and_stays_when_tasks_are_added(hf):
     assert len(after) > len(before)
 
 
-def test_a_split_in_the_metadata(hf):
+def test_a_split_in_the_metadata(hf, refusal):
     tasks = [task(1, metadata={"split": "train"}), task(2, metadata={"split": "eval"})]
     hf("tasks.json", "-n", "d", "--no-push", tasks=tasks)
     assert [row["id"] for row in rows("d/data/test-00000-of-00001.parquet")] == ["task-2"]
-    with pytest.raises(UsageError, match="Leave out one of them"):
+    with refusal(UsageError):
         hf("tasks.json", "-n", "e", "--no-push", "--split", "0.5")
-    with pytest.raises(UsageError, match="none could be trained on"):
+    with refusal(UsageError):
         hf("tasks.json", "-n", "e", "--no-push", tasks=[tasks[1]])
 
 
@@ -166,34 +116,14 @@ def test_what_is_written_is_an_environment(hf):
     assert [one.data for one in both.tasks("train")] == [one.data for one in environment.tasks("train")]
 
 
-def test_what_is_no_dataset(tmp_path):
+def test_what_is_no_dataset(tmp_path, refusal):
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UsageError, match="has no parquet files"):
+    with refusal(UsageError):
         read_splits(tmp_path / "empty")
     (tmp_path / "bad.parquet").write_bytes(b"PAR1 not really")
-    with pytest.raises(UsageError, match="cannot be read as parquet"):
-        read_splits(tmp_path / "bad.parquet")
-    with pytest.raises(UsageError, match="there is no file"):
-        read_splits(tmp_path / "none.parquet")
-
-
-@pytest.mark.slow
-def test_datasets_opens_it(hf, tmp_path):
-    found = VENVS.glob("*/lib/python*/site-packages/datasets")
-    python = next((path.parents[3] / "bin" / "python" for path in sorted(found)), None)
-    if python is None:
-        pytest.skip("no virtual environment of the other tests has the package datasets")
-    hf("tasks.json", "-n", "d", "--no-push", "--split", "0.3", tasks=[task(n) for n in range(20)])
-    code = "import datasets; print({k: v.column_names for k, v in datasets.load_dataset('d').items()})"
-    done = subprocess.run(
-        [python, "-c", code],
-        env={**os.environ, "HF_HOME": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert ast.literal_eval(done.stdout) == {"train": list(COLUMNS), "test": list(COLUMNS)}
+    for name in ("bad.parquet", "none.parquet"):
+        with pytest.raises(UsageError, match=name):
+            read_splits(tmp_path / name)
 
 
 def test_the_card_has_facts_and_valid_front_matter(hf):
@@ -208,44 +138,42 @@ def test_the_card_has_facts_and_valid_front_matter(hf):
         assert fact in body
 
 
-def test_nothing_of_the_user_is_overwritten(hf):
+def test_nothing_of_the_user_is_overwritten(hf, refusal):
     hf("tasks.json", "-n", "d", "--no-push", tasks=task())
-    with pytest.raises(UsageError, match="Add --yes to replace it"):
+    with refusal(UsageError):
         hf("tasks.json", "-n", "d", "--no-push")
     Path("d/notes.txt").write_text("mine")
-    with pytest.raises(UsageError, match="has other files"):
+    with refusal(UsageError):
         hf("tasks.json", "-n", "d", "--no-push", "--yes")
     assert Path("d/notes.txt").read_text() == "mine"
     with pytest.raises(UsageError, match="is a file"):
         hf("tasks.json", "-n", "d", "--no-push", "-o", "tasks.json", "--yes")
 
 
-def test_a_dry_run_changes_nothing(hf, tmp_path):
+def test_a_dry_run_changes_nothing(hf, tmp_path, wording):
     Path("buckeye.lock.yaml").write_text(LOCK)
-    printed = hf(
-        "tasks.json", "-n", "my-org/x", "--dry-run", "--split", "0.5", tasks=[task(n) for n in range(9)]
-    )
-    assert "would push to my-org/x" in printed
-    assert "would note it in" in printed
+    words = ("tasks.json", "-n", "my-org/x", "--dry-run", "--split", "0.5")
+    printed = hf(*words, tasks=[task(n) for n in range(9)])
+    assert printed == wording
     assert sorted(path.name for path in tmp_path.iterdir()) == ["buckeye.lock.yaml", "tasks.json"]
     assert Path("buckeye.lock.yaml").read_text() == LOCK
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    "words",
     [
-        (("tasks.json",), "--name is missing"),
-        (("tasks.json", "-n", "no-org"), "as ORG/NAME, or add --no-push"),
-        (("tasks.json", "-n", "../x", "--no-push"), "use letters"),
-        (("tasks.json", "-n", "a/b/c", "--no-push"), "use letters"),
-        (("none.json", "-n", "a", "--no-push"), "there is no file none.json"),
-        (("tasks.json", "-n", "a/b"), "set HF_TOKEN"),
+        "tasks.json",
+        "tasks.json -n no-org",
+        "tasks.json -n ../x --no-push",
+        "tasks.json -n a/b/c --no-push",
+        "none.json -n a --no-push",
+        "tasks.json -n a/b",
     ],
 )
-def test_wrong_usage(hf, monkeypatch, tmp_path, words, said):
+def test_wrong_usage(hf, monkeypatch, tmp_path, words, refusal):
     monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "none"))
-    with pytest.raises(UsageError, match=re.escape(said)):
-        hf(*words, tasks=task())
+    with refusal(UsageError):
+        hf(*words.split(), tasks=task())
 
 
 def test_the_usual_file_is_found(hf):
@@ -255,11 +183,11 @@ def test_the_usual_file_is_found(hf):
         hf("-n", "e", "--no-push")
 
 
-def test_a_push(hf, hub):
+def test_a_push(hf, hub, refusal, wording):
     Path("buckeye.lock.yaml").write_text(LOCK)
     tasks = [task(1), task(2, metadata={"split": "eval"})]
     printed = hf("tasks.json", "--name", "my-org/my-dataset", tasks=tasks)
-    assert "new, public; --private changes that" in printed
+    assert printed == wording
     files = hub.files["my-org/my-dataset"]
     assert sorted(set(files) - {".gitattributes"}) == [
         "README.md",
@@ -273,64 +201,24 @@ def test_a_push(hf, hub):
     assert not list(Path().glob("**/*.parquet"))
     for path in Path().rglob("*"):
         assert path.is_dir() or b"planted" not in path.read_bytes()
-    with pytest.raises(UsageError, match="Add --yes to replace its data"):
+    with refusal(UsageError):
         hf("tasks.json", "--name", "my-org/my-dataset", tasks=[task(1)])
     hf("tasks.json", "--name", "my-org/my-dataset", "--yes")
     assert "data/test-00000-of-00001.parquet" not in hub.files["my-org/my-dataset"]  # gone with its task
 
 
-PAGE_TASK = {
-    "id": "task-001",
-    "prompt": "Complete the task description",
-    "mcp_config": {
-        "buckeye": {
-            "url": "http://localhost:8765/mcp",
-            "headers": {"Authorization": "Bearer $buckeye_API_KEY", "Mcp-Image": "your-org/your-env:latest"},
-        }
-    },
-    "setup_tool": {"name": "setup", "arguments": {"name": "function_name", "param": "value"}},
-    "evaluate_tool": {"name": "evaluate", "arguments": {"name": "evaluator_name", "expected": "value"}},
-    "metadata": {"difficulty": "easy", "category": "task_type"},
-}
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        "tasks.json --name my-org/my-tasks",
-        "tasks.json --name my-org/my-dataset",
-        "tasks.json --name my-org/private-dataset --private",
-        "tasks.json --name local-dataset --no-push",
-    ],
-)
-def test_the_commands_of_the_page(hf, hub, command):
-    Path("buckeye.lock.yaml").write_text(LOCK)
-    hf(*command.split(), tasks=PAGE_TASK)
-    name = command.split()[2]
-    assert read_lock(Path("buckeye.lock.yaml")).primary_dataset.name == name
-    if "--no-push" in command:
-        (row,) = rows("local-dataset/data/train-00000-of-00001.parquet")
-        assert hub.files == {}
-    else:
-        file = hub.files[name]["data/train-00000-of-00001.parquet"]
-        (row,) = pyarrow.parquet.read_table(io.BytesIO(file)).to_pylist()
-        assert hub.private[name] is ("--private" in command)
-    for column in ("mcp_config", "setup_tool", "evaluate_tool", "metadata"):
-        assert json.loads(row[column]) == PAGE_TASK[column]
-
-
-def test_a_private_push(hf, hub):
+def test_a_private_push(hf, hub, refusal):
     assert "new, private" in hf("tasks.json", "--name", "my-org/p", "--private", tasks=task())
     assert hub.private["my-org/p"] is True
     hf("tasks.json", "--name", "my-org/open", tasks=task())
-    with pytest.raises(UsageError, match="is there already, and public"):
+    with refusal(UsageError):
         hf("tasks.json", "--name", "my-org/open", "--private", "--yes")
 
 
-def test_a_push_that_fails(hf, hub):
+def test_a_push_that_fails(hf, hub, refusal):
     hub.broken = True
     Path("buckeye.lock.yaml").write_text(LOCK)
-    with pytest.raises(BuckeyeError, match="pushing to my-org/x failed"):
+    with refusal(BuckeyeError):
         hf("tasks.json", "--name", "my-org/x", tasks=task())
     assert Path("buckeye.lock.yaml").read_text() == LOCK
 

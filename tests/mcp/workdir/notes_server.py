@@ -42,6 +42,7 @@ TOOLS = [
     tool("add", text=TEXT),
     tool("notes"),
     tool("where"),
+    tool("listed"),
     tool("environment"),
     tool("fill", count=NUMBER),
     tool("daemon"),
@@ -75,6 +76,10 @@ def call(name, arguments):
         return "\n".join(notes()) or "no notes"
     if name == "where":
         return json.dumps({"cwd": os.getcwd(), "files": sorted(os.listdir())})
+    if name == "listed":
+        return json.dumps(
+            {f"./{path}": None if path.is_dir() else path.read_text() for path in Path().rglob("*")}
+        )
     if name == "environment":
         return json.dumps(dict(os.environ))
     if name == "fill":

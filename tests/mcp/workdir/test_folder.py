@@ -18,10 +18,11 @@ from hypothesis import strategies as st
 from tests.cancelling import cancelled_at
 from tests.mcp.environment.leaks import assert_none_left
 from tests.mcp.environment.scripted import Scripted
+from tests.mcp.gym import gym_config, mapping
 
 from buckeye.errors import UsageError
 from buckeye.mcp.client.control_group import end_group, group_of
-from buckeye.mcp.config import GymConfig, load_gym_config
+from buckeye.mcp.config import load_gym_config
 from buckeye.mcp.environment import McpEnvironment
 from buckeye.mcp.sandbox.base import cache_folder
 from buckeye.mcp.tasks.files import read_tasks
@@ -43,18 +44,8 @@ def task(*args, **fields):
     return McpTask.model_validate(given | {"evaluate_tool": {"name": "evaluate"}} | fields)
 
 
-def config(**fields):
-    mappings = {
-        name: {"_tool": name, "_parser": {"positional": names}} | {one: {"from_arg": one} for one in names}
-        for name, names in TOOLS.items()
-    }
-    given = {
-        "system_prompt": "Call tools.",
-        "parser": {"use_thinking": False},
-        "action_mappings": mappings,
-        "rubric": {"weights": {"task_completion": 1.0}},
-    }
-    return GymConfig.model_validate(given | fields)
+def config(actions=None, **fields):
+    return gym_config(actions or {name: mapping(name, *names) for name, names in TOOLS.items()}, **fields)
 
 
 async def played(one, *calls, gym=None):
@@ -84,7 +75,7 @@ def test_a_path_that_servers_do_not_find_is_told_once(tmp_path, monkeypatch, cap
         return [record.getMessage() for record in caplog.records]
 
     (said,) = told()
-    assert "is given data/app.db, which is here and not in the folder" in said
+    assert "data/app.db" in said
     assert told(files=str(tmp_path / "data")) == []
 
 
@@ -98,15 +89,9 @@ def test_a_server_starts_in_a_folder_that_is_gone_afterwards():
     outcome, (where, environment) = play(task(), "where()", "environment()")
     assert json.loads(where) == {"cwd": "{workdir}", "files": []}
     variables = json.loads(environment)
-    names = ["HOME", "TMPDIR", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_RUNTIME_DIR"]
-    assert [variables[name] for name in names] == [
-        "{workdir}/../home",
-        "{workdir}/../tmp",
-        "{workdir}/../home/.cache",
-        "{workdir}/../home/.config",
-        "{workdir}/../home/.local/share",
-        "{workdir}/../run",
-    ]
+    names = ["HOME", "TMPDIR", *(f"XDG_{kind}" for kind in ("CACHE_HOME", "CONFIG_HOME", "RUNTIME_DIR"))]
+    found = [variables[name].removeprefix("{workdir}/../") for name in names]
+    assert found == ["home", "tmp", "home/.cache", "home/.config", "run"]
     assert (outcome.error, left()) == (None, [])
 
 
@@ -156,12 +141,9 @@ def test_a_program_without_a_suffix_is_found_and_its_data_is_not(tmp_path, monke
 def test_two_servers_of_a_task_share_the_folder():
     first = {"command": sys.executable, "args": [NOTES]}
     servers = {"a": first, "b": first}
-    mappings = {
-        "add": {"_tool": "a/add", "_parser": {"positional": ["text"]}, "text": {"from_arg": "text"}},
-        "notes": {"_tool": "b/notes"},
-    }
+    actions = {"add": mapping("a/add", "text"), "notes": mapping("b/notes")}
     one = task(mcp_config=servers, evaluate_tool={"name": "b/evaluate"})
-    outcome, said = play(one, "add('hello')", "notes()", gym=config(action_mappings=mappings))
+    outcome, said = play(one, "add('hello')", "notes()", gym=config(actions))
     assert (said, outcome.reward) == (["added", "hello"], 1.0)
 
 
@@ -189,10 +171,9 @@ def archive(folder, kind):
 
 @pytest.mark.parametrize("kind", ["folder", "zip", "tar.gz", "sh", "file"])
 def test_files_are_put_there_and_never_written_back(folder, kind, tmp_path):
-    if kind in ("sh", "py"):
-        files = tmp_path / f"make.{kind}"
-        text = {"sh": "echo first > notes.txt\n", "py": "open('notes.txt', 'w').write('first\\n')\n"}
-        files.write_text(text[kind])
+    if kind == "sh":
+        files = tmp_path / "make.sh"
+        files.write_text("echo first > notes.txt\n")
     else:
         files = {"folder": folder, "file": folder / "notes.txt"}.get(kind) or archive(folder, kind)
     before = files.read_bytes() if files.is_file() else (folder / "notes.txt").read_bytes()
@@ -230,41 +211,45 @@ def test_files_of_the_configuration_are_for_tasks_without_any(folder, tmp_path):
     assert found == [["deep", "link", "notes.txt"], ["other.txt"]]
 
 
-def spoilt(folder, way):
-    """Files that cannot be used, and what is said."""
-    path = folder.parent / "spoilt"
-    if way == "link out":
-        (folder / "out").symlink_to("/etc/passwd")
-        return folder, "leads out of the folder, to /etc/passwd"
-    if way == "pipe":
-        os.mkfifo(folder / "pipe")
-        return folder, "neither a file nor a folder"
-    if way == "large":
-        (folder / "large").write_bytes(b"x" * 5000)
-        return folder, "holds more than 4,096 bytes"
-    if way in ("zip out", "zip link", "bomb"):
-        info = zipfile.ZipInfo("../out" if way == "zip out" else "inner")
-        info.external_attr = (0o120777 if way == "zip link" else 0o100644) << 16
-        with zipfile.ZipFile(path.with_suffix(".zip"), "w", zipfile.ZIP_DEFLATED) as made:
-            made.writestr(info, b"0" * (10**6 if way == "bomb" else 3))
-        return path.with_suffix(".zip"), {"zip link": "is a link", "bomb": "holds more"}.get(way, "leads out")
-    if way in ("tar out", "tar bomb"):
-        with tarfile.open(path.with_suffix(".tgz"), "w:gz") as made:
-            info = tarfile.TarInfo("../out" if way == "tar out" else "inner")
-            info.size = 10**6 if way == "tar bomb" else 3
-            made.addfile(info, io.BytesIO(b"0" * info.size))
-        return path.with_suffix(".tgz"), "holds more" if way == "tar bomb" else "outside"
-    path.with_suffix(".sh").write_text("echo no luck >&2; exit 3\n")
-    return path.with_suffix(".sh"), "exit code 3:\nno luck"
+def zipped(folder, name="inner", *, mode=0o100644, size=3):
+    info = zipfile.ZipInfo(name)
+    info.external_attr = mode << 16
+    with zipfile.ZipFile(folder.parent / "spoilt.zip", "w", zipfile.ZIP_DEFLATED) as made:
+        made.writestr(info, b"0" * size)
+    return folder.parent / "spoilt.zip"
 
 
-@pytest.mark.parametrize(
-    "way", ["link out", "pipe", "large", "zip out", "zip link", "bomb", "tar out", "tar bomb", "script"]
-)
+def tarred(folder, name="inner", *, size=3):
+    info = tarfile.TarInfo(name)
+    info.size = size
+    with tarfile.open(folder.parent / "spoilt.tgz", "w:gz") as made:
+        made.addfile(info, io.BytesIO(b"0" * size))
+    return folder.parent / "spoilt.tgz"
+
+
+def script(folder):
+    (folder.parent / "spoilt.sh").write_text("echo no luck >&2; exit 3\n")
+    return folder.parent / "spoilt.sh"
+
+
+SPOILT_FILES = {
+    "link out": (lambda folder: (folder / "out").symlink_to("/etc/passwd"), "to /etc/passwd"),
+    "pipe": (lambda folder: os.mkfifo(folder / "pipe"), "neither"),
+    "large": (lambda folder: (folder / "large").write_bytes(b"x" * 5000) and None, "4,096 bytes"),
+    "zip out": (lambda folder: zipped(folder, "../out"), "leads out"),
+    "zip link": (lambda folder: zipped(folder, mode=0o120777), "is a link"),
+    "bomb": (lambda folder: zipped(folder, size=10**6), "holds more"),
+    "tar out": (lambda folder: tarred(folder, "../out"), "outside"),
+    "tar bomb": (lambda folder: tarred(folder, size=10**6), "holds more"),
+    "script": (script, "exit code 3"),
+}
+
+
+@pytest.mark.parametrize("way", SPOILT_FILES)
 def test_files_that_cannot_be_used_are_an_error_of_the_environment(folder, way, tmp_path):
-    files, said = spoilt(folder, way)
-    small = config(defaults={"workdir_bytes": 4096})
-    outcome, _ = play(task(files=str(files)), gym=small)
+    spoil, said = SPOILT_FILES[way]
+    files = spoil(folder) or folder
+    outcome, _ = play(task(files=str(files)), gym=config(defaults={"workdir_bytes": 4096}))
     assert (outcome.reward, outcome.stop_reason) == (None, "start_failed")
     assert said in outcome.error
     assert not (tmp_path / "out").exists()
@@ -272,10 +257,10 @@ def test_files_that_cannot_be_used_are_an_error_of_the_environment(folder, way, 
 
 
 def test_files_that_are_not_there_or_reach_nobody_are_said_at_once(tmp_path):
-    with pytest.raises(UsageError, match="there is no file or folder /nowhere"):
+    with pytest.raises(UsageError, match="/nowhere"):
         McpEnvironment(config(), {"train": [task(files="/nowhere")]})
     far = task(mcp_config={"notes": {"url": "http://localhost:1/mcp"}}, files=str(tmp_path))
-    with pytest.raises(UsageError, match="never see them"):
+    with pytest.raises(UsageError, match="never"):
         McpEnvironment(config(), {"train": [far]})
 
 
@@ -401,12 +386,12 @@ def test_slow_calls_do_not_make_a_rollout_an_error(monkeypatch):
     monkeypatch.setattr("buckeye.mcp.rollout._FOR_GRADING", 0.9)
     one = task(evaluate_tool=[], grade=RIGHT)
     calls = ["run('time.sleep(0.4)')"] * 100
-    outcome = asyncio.run(play_outcome(lambda: _outcome(one, *calls), 20.0))
+
+    async def only_outcome():
+        return (await played(one, *calls))[0]
+
+    outcome = asyncio.run(play_outcome(only_outcome, 20.0))
     assert (outcome.error, outcome.reward, outcome.stop_reason) == (None, 0.0, "time_limit")
-
-
-async def _outcome(one, *calls):
-    return (await played(one, *calls))[0]
 
 
 TEXTS = st.text("ab{}/\\ workdir", max_size=20)

@@ -4,11 +4,10 @@ import asyncio
 import json
 import logging
 import random
-import threading
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from tests.mcp.environment.http_server import mcp_by_http
+from tests.mcp.gym import mapping
 from tests.mcp.workdir.test_folder import config, task
 
 from buckeye.errors import UsageError
@@ -16,123 +15,80 @@ from buckeye.mcp.environment import McpEnvironment
 from buckeye.mcp.isolation.compare import Play, leaks, suspicious
 from buckeye.orchestrator.environments import NamedEnvironment, check_isolation
 
-ADD = {"_tool": "add", "_parser": {"positional": ["text"]}, "text": {"from_arg": "text"}}
-SMALL = {"add": ADD, "notes": {"_tool": "notes"}}
+SMALL = {"add": mapping("add", "text"), "notes": mapping("notes")}
 
 
-def environment(one, mappings=SMALL, **fields):
-    return McpEnvironment(config(action_mappings=mappings, **fields), {"train": [one]})
+def environment(one, actions=SMALL, **fields):
+    return McpEnvironment(config(actions, **fields), {"train": [one]})
 
 
-@contextmanager
 def http_notes(*, apart):
-    """An MCP server by HTTP: its sessions have one list of notes, or each its own."""
-    notes, opened = {}, iter(range(1000))
+    """A server by HTTP: its sessions have one list of notes, or each its own."""
+    notes = {}
+    schema = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
+    empty = {"type": "object", "properties": {}}
+    tools = [
+        {"name": name, "inputSchema": schema if name == "add" else empty}
+        for name in ("add", "notes", "evaluate")
+    ]
 
-    def result_of(request, key):
-        if request["method"] == "initialize":
-            version = request["params"]["protocolVersion"]
-            info = {"name": "notes", "version": "1"}
-            return {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": info}
-        if request["method"] == "tools/list":
-            schema = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
-            empty = {"type": "object", "properties": {}}
-            names = [("add", schema), ("notes", empty), ("evaluate", empty)]
-            return {"tools": [{"name": name, "inputSchema": one} for name, one in names]}
-        if request["method"] != "tools/call":
-            return None
-        mine = notes.setdefault(key, [])
-        name = request["params"]["name"]
-        if name == "add":
-            mine.append(request["params"]["arguments"]["text"])
+    def call(session, params):
+        mine = notes.setdefault(session if apart else "all", [])
+        if params["name"] == "add":
+            mine.append(params["arguments"]["text"])
         texts = {"add": "added", "notes": "\n".join(mine), "evaluate": json.dumps({"reward": len(mine)})}
-        return {"content": [{"type": "text", "text": texts[name]}]}
+        return texts[params["name"]]
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_POST(self):
-            request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            session = self.headers.get("Mcp-Session-Id") or f"session-{next(opened)}"
-            result = result_of(request, session if apart else "all") if "id" in request else None
-            reply = {"jsonrpc": "2.0", "id": request.get("id")}
-            reply |= {"error": {"code": -32601, "message": "none"}} if result is None else {"result": result}
-            text = json.dumps(reply).encode() if "id" in request else b""
-            self.send_response(200 if "id" in request else 202)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Mcp-Session-Id", session)
-            self.send_header("Content-Length", str(len(text)))
-            self.end_headers()
-            self.wfile.write(text)
-
-        def do_GET(self):
-            self.send_response(405)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-
-        do_DELETE = do_GET
-
-        def log_message(self, *_):
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}/mcp"
-    finally:
-        server.shutdown()
-        server.server_close()
+    return mcp_by_http(tools, call)
 
 
 @pytest.mark.parametrize("apart", [True, False])
 def test_a_server_by_http_with_a_global_is_found(apart):
-    with http_notes(apart=apart) as url:
+    with http_notes(apart=apart) as (url, _):
         found = asyncio.run(environment(task(mcp_config={"notes": {"url": url}})).isolation(60))
     assert (found.tasks, found.rollouts, bool(found.shared)) == (1, 7, not apart)
-    if not apart:
-        assert found.shared[0].startswith("task one, notes(): read what only another rollout has said")
 
 
 def test_a_file_outside_of_the_folder_is_found_and_training_refused(tmp_path):
     one = task(str(tmp_path / "notes.txt"))
-    with pytest.raises(UsageError, match=r"task one, notes\(\): read what only another") as refused:
+    with pytest.raises(UsageError, match="shared_state: true"):
         asyncio.run(environment(one).check_isolation())
-    assert "shared_state: true" in str(refused.value)
     allowed = asyncio.run(environment(one, shared_state=True).check_isolation())
-    assert allowed.startswith("shared_state is set")
+    assert allowed.startswith("shared_state ")
 
 
+@pytest.mark.e2e
 def test_a_run_looks_before_it_trains(tmp_path, caplog):
     caplog.set_level(logging.INFO)
     shared = NamedEnvironment(name="notes", environment=environment(task(str(tmp_path / "notes.txt"))))
     apart = NamedEnvironment(name="own", environment=environment(task()))
     asyncio.run(check_isolation([apart]))
-    assert "own: rollouts are the same alone and side by side" in caplog.text
-    with pytest.raises(UsageError, match="rollouts of this environment see what others do"):
+    assert "own: " in caplog.text
+    with pytest.raises(UsageError, match="shared_state"):
         asyncio.run(check_isolation([apart, shared]))
 
 
+@pytest.mark.e2e
 def test_so_it_is_where_no_word_can_be_said(tmp_path):
     """The call has no free argument, and its results differ in a clock and a random number anyway."""
     mappings = {"add": {"_tool": "add", "text": "x"}, "notes": {"_tool": "notes"}}
     one = task(str(tmp_path / "notes.txt"), "clock")
     found = asyncio.run(environment(one, mappings).isolation(120))
     assert found.rollouts == 15
-    assert any(text.startswith("task one, notes(): alone") for text in found.shared)
+    assert any("alone" in text for text in found.shared)
 
 
 def test_a_server_with_a_clock_in_its_own_folder_is_not_accused():
     found = asyncio.run(environment(task("notes.txt", "clock")).isolation(300))
-    assert str(found).startswith("rollouts are the same alone and side by side: 7 rollouts of 1 tasks")
+    assert (found.tasks, found.rollouts, list(found.shared)) == (1, 7, [])
 
 
 def test_what_cannot_be_played_is_said_and_no_pass():
     found = asyncio.run(environment(task(mcp_config={"notes": {"command": "no-such"}})).isolation(60))
     assert (found.tasks, list(found.shared)) == (0, [])
-    assert str(found).startswith("whether rollouts see each other is not known: StartError")
+    assert "StartError" in str(found)
     found = asyncio.run(environment(task()).isolation(0.001))
-    assert "there was no time" in str(found)
+    assert "0.001 s" in str(found)
 
 
 def plays(texts):

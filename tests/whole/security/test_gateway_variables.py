@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.command import run_here
-from tests.mcp.gateway.client import INITIALIZE, Client, gateway, request, scripted
+from tests.mcp.gateway.client import Client, gateway, scripted
 
 from buckeye.errors import UsageError
 from buckeye.mcp.gateway.settings import GatewaySettings, decides_what_runs
@@ -22,30 +21,20 @@ LOADERS = [
 @pytest.mark.parametrize("name", LOADERS)
 def test_what_decides_which_code_runs_cannot_be_named(name):
     assert decides_what_runs(name)
-    with pytest.raises(UsageError, match="decides what code"):
+    with pytest.raises(UsageError):
         GatewaySettings(variables=frozenset({name}))
 
 
-@pytest.mark.parametrize(
-    "name", ["SEED", "GAME_LEVEL", "ENVIRONMENT", "PATHS", "API_TOKEN", "R2D2", "HOMEPAGE"]
-)
-def test_what_a_server_reads_itself_can(name):
-    assert GatewaySettings(variables=frozenset({name})).variables == {name}
+def test_what_a_server_reads_itself_can():
+    names = {"SEED", "GAME_LEVEL", "ENVIRONMENT", "PATHS", "API_TOKEN", "R2D2", "HOMEPAGE"}
+    assert GatewaySettings(variables=frozenset(names)).variables == names
 
 
 def test_a_client_sets_what_was_named_and_nothing_else(tmp_path):
     with gateway(tmp_path, "--command", scripted()) as running:
         for name in ("LD-PRELOAD", "PYTHONPATH", "Other"):
             client = Client(running.url, **{f"Env-{name}": str(tmp_path / "evil.so")})
-            answer = client.post(request("initialize", INITIALIZE))
-            assert answer.status_code == 403
-            assert "--variable" in answer.json()["error"]["message"]
+            assert "--variable" in client.error(403)
         environment = Client(running.url, **{"Env-Seed": "3"}).open().call("environment")
         assert environment["SEED"] == "3"
         assert not {"LD_PRELOAD", "PYTHONPATH", "OTHER"} & set(environment)
-
-
-def test_the_command_says_why_a_variable_cannot_be_named(tmp_path):
-    done = run_here("gateway", "--variable", "LD_PRELOAD", "--command", "cat", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "decides what code a program loads" in done.stderr

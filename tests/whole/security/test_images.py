@@ -137,31 +137,13 @@ HOSTILE = {
     "nothing": b"",
     "noise": os.urandom(4096),
 }
-REFUSED = {
-    "links_in_a_ring": "goes round in links",
-    "hard_link_to_outside": "leads out of its layer",
-    "hard_link_to_an_absolute_path": "which is no file",
-    "hard_link_through_a_link": "which is no file",
-    "hard_link_to_a_link": "which is no file",
-    "names_that_lead_up": "leads out of its layer",
-    "whiteout_of_the_folder_above": "hides nothing",
-    "sparse_by_extension": "sparse file",
-    "sparse_of_old": "sparse file",
-    "long_extended_header": "bytes of names and attributes",
-    "long_header_for_all_files": "bytes of names and attributes",
-    "long_name": "bytes of names and attributes",
-    "headers_without_end": "",
-    "extended_path_that_leads_up": "leads out of its layer",
-    "extended_size": "",
-    "times_that_are_none": "",
-    "nothing": "",
-    "deep": "folders",
-    "deep_by_links": "folders",
-    "long_names": "",
-    "bomb": "times what it has packed",
-    "half": "",
-    "noise": "",
-}
+REFUSED = """
+    links_in_a_ring hard_link_to_outside hard_link_to_an_absolute_path hard_link_through_a_link
+    hard_link_to_a_link names_that_lead_up whiteout_of_the_folder_above sparse_by_extension
+    sparse_of_old long_extended_header long_header_for_all_files long_name headers_without_end
+    extended_path_that_leads_up extended_size times_that_are_none nothing deep deep_by_links long_names
+    bomb half noise
+"""
 
 
 def victimised(data: bytes, victim: Path) -> bytes:
@@ -189,7 +171,13 @@ def packed_zeros(zeros):
     return packed.getvalue(), digest.hexdigest()
 
 
-@pytest.fixture(scope="module", params=["as who runs the tests", "as nobody"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param("as who runs the tests", marks=pytest.mark.smoke),
+        pytest.param("as nobody", marks=pytest.mark.e2e),
+    ],
+)
 def unpacked(request, tmp_path_factory):
     """The surroundings and what became of each layer, unpacked in one process."""
     if request.param == "as nobody" and os.getuid() != 0:
@@ -213,15 +201,9 @@ def unpacked(request, tmp_path_factory):
         for path in (folder, *list(folder.parents)[:3]):
             if path.stat().st_uid == 0 and str(path).startswith("/tmp/"):
                 path.chmod(path.stat().st_mode | 0o755)
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.whole.security.unpacking", str(work), str(uid)],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    argv = [sys.executable, "-m", "tests.whole.security.unpacking", str(work), str(uid)]
+    printed = subprocess.check_output(argv, text=True, cwd=ROOT)
+    lines = [json.loads(line) for line in printed.splitlines()]
     return around, work, {line["name"]: line for line in lines}
 
 
@@ -229,12 +211,9 @@ def unpacked(request, tmp_path_factory):
 def test_a_layer_is_laid_inside_or_refused_in_words(unpacked, name):
     _, work, results = unpacked
     error = results[name]["error"]
-    if name in REFUSED:
-        assert error is not None
-        assert REFUSED[name] in error
+    if name in REFUSED.split():
         assert error.startswith("layer 1")
-        assert "\n" not in error
-        assert "\x1b" not in error
+        assert error.isprintable()
         assert len(error) < 500
     else:
         assert error is None
@@ -254,27 +233,3 @@ def test_nothing_outside_is_touched(unpacked):
 def test_memory_stays_small(unpacked):
     _, _, results = unpacked
     assert max(line["peak_kib"] for line in results.values()) < MOST_MEMORY_KIB
-
-
-def test_a_benign_image_is_what_it_was(tmp_path):
-    from tests.mcp.images.oci import digest
-
-    from buckeye.mcp.images.unpack import unpack_layers
-
-    first = layer(
-        directory("usr"),
-        directory("usr/lib", 0o755),
-        symlink("lib", "usr/lib"),
-        entry("usr/lib/a", b"a", mode=0o755),
-    )
-    second = layer(entry("lib/b", b"b"), hardlink("lib/c", "lib/a"), entry("usr/lib/.wh.a"))
-    root = tmp_path / "root"
-    root.mkdir()
-    paths = []
-    for number, data in enumerate((first, second)):
-        paths.append(tmp_path / f"{number}.tar")
-        paths[-1].write_bytes(data)
-    unpack_layers(paths, [digest(first), digest(second)], root, owner=None)
-    assert os.readlink(root / "lib") == "usr/lib"
-    assert {path.name: path.read_bytes() for path in (root / "usr/lib").iterdir()} == {"b": b"b", "c": b"a"}
-    assert stat.S_IMODE((root / "usr/lib/c").stat().st_mode) == 0o755

@@ -29,6 +29,7 @@ def listening(process):
     return found
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_run_listens_on_loopback_and_answers_strangers_that_it_lives(tmp_path, tiny_model, ranks):  # noqa: F811
     runner = Runner(tmp_path, tiny_model)

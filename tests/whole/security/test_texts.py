@@ -26,38 +26,32 @@ def names_of(renderer):
     return sorted(token.content for token in renderer.tokenizer.added_tokens_decoder.values())
 
 
+CONTROL = ("<|user|>", "[|user|]", "<｜User｜>", "<think>", "<tool_response>", "<turn>")
 ROLES = ("system", "user", "tool", "description", "argument")
 
 
 def conversation(role, text):
     """A conversation in which `text` stands at one place, and the tools offered."""
-    call = {
-        "id": "call00000",
-        "type": "function",
-        "function": {"name": "find", "arguments": {"word": text if role == "argument" else "dog"}},
+    words = {
+        "system": "the end",
+        "user": "the dog?",
+        "tool": "fox",
+        "description": "finds",
+        "argument": "dog",
     }
-    description = text if role == "description" else "finds"
-    tool = {
-        "type": "function",
-        "function": {
-            "name": "find",
-            "description": description,
-            "parameters": {"type": "object", "properties": {}},
-        },
-    }
+    words[role] = text
+    find = {"name": "find", "arguments": {"word": words["argument"]}}
+    schema = {"type": "object", "properties": {}}
+    tool = {"name": "find", "description": words["description"], "parameters": schema}
+    call = {"id": "call00000", "type": "function", "function": find}
     messages = [
-        {"role": "system", "content": text if role == "system" else "the end"},
-        {"role": "user", "content": text if role == "user" else "the dog?"},
+        {"role": "system", "content": words["system"]},
+        {"role": "user", "content": words["user"]},
         {"role": "assistant", "content": "", "tool_calls": [call]},
-        {
-            "role": "tool",
-            "tool_call_id": "call00000",
-            "name": "find",
-            "content": text if role == "tool" else "fox",
-        },
+        {"role": "tool", "tool_call_id": "call00000", "name": "find", "content": words["tool"]},
         {"role": "user", "content": "the end?"},
     ]
-    return messages, [tool]
+    return messages, [{"type": "function", "function": tool}]
 
 
 @pytest.mark.parametrize("role", ROLES)
@@ -99,16 +93,8 @@ def test_what_has_no_control_tokens_is_encoded_as_ever(family):
 @pytest.mark.parametrize(
     ("token", "is_control"),
     [
-        ("<|user|>", True),
-        ("[|user|]", True),
-        ("<｜User｜>", True),
-        ("<think>", True),
-        ("<tool_response>", True),
-        ("<turn>", True),
-        ("<answer>", False),
-        ("[answer]", False),
-        ("fox", False),
-        ("<turn", False),
+        *((token, True) for token in CONTROL),
+        *((token, False) for token in ("<answer>", "[answer]", "fox", "<turn")),
     ],
 )
 def test_a_token_that_is_not_special_is_a_control_token_by_its_bars_or_the_template(token, is_control):
@@ -117,9 +103,8 @@ def test_a_token_that_is_not_special_is_a_control_token_by_its_bars_or_the_templ
 
 def test_a_tag_of_a_task_is_the_token_that_its_tokenizer_has(tmp_path):
     texts = ["<answer>fox</answer> <think>dog</think>"] * 20
-    make_tiny_model(
-        tmp_path / "tiny", texts=texts, size=TinySize(vocab_size=300, layers=1, hidden=64), seed=0
-    )
+    size = TinySize(vocab_size=300, layers=1, hidden=64)
+    make_tiny_model(tmp_path / "tiny", texts=texts, size=size, seed=0)
     renderer = ChatRenderer(tmp_path / "tiny")
     said = [
         {"role": "user", "content": "Write <answer>x</answer>, no <think>."},
