@@ -7,7 +7,7 @@ from tests.cluster.hosts import needs_hosts, some_hosts, wait_until, words_of
 from tests.cluster.project import attempts, records, result
 from tests.cluster.ray import ray_cluster
 
-pytestmark = [needs_hosts, pytest.mark.slow, pytest.mark.timeout(3600)]
+pytestmark = [needs_hosts, pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(3600)]
 
 SECONDS = 1500
 CLUSTER = "[cluster]\nnodes = 2\ninference_nodes = {inference}\n"

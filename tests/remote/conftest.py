@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -31,7 +33,10 @@ def run_rl(monkeypatch, capsys):
 
 
 @pytest.fixture
-def house(tmp_path) -> House:
+def house(tmp_path, monkeypatch) -> House:
+    numbers = itertools.count(1)
+    named = SimpleNamespace(token_hex=lambda _: f"{next(numbers):04x}")
+    monkeypatch.setattr("buckeye.remote.pods.secrets", named)
     return House(tmp_path)
 
 

@@ -35,7 +35,7 @@ def test_a_service_that_fails_leaves_nothing_and_is_told(house, question, fault,
     assert house.landlord.alive == []
     for entry in house.ledger.entries():
         if entry.ended is None:  # it was ordered, and nobody would confirm it
-            assert f"buckeye rl pods terminate {entry.name}" in house.told[-1]
+            assert f"terminate {entry.name}" in house.told[-1]
         else:
             assert entry.outcome.startswith("failed")
             assert house.told[-1].startswith(entry.name)

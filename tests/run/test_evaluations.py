@@ -7,7 +7,7 @@ import pytest
 
 from tests.waiting import wait_for
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 BESIDE = '''
 """A rollout of an evaluation waits until one more batch is handed over, and is paid for that."""
@@ -61,8 +61,7 @@ def lines(runner, version):
 
 def test_every_third_version_is_measured_while_groups_are_played(runner):
     write(runner, training=0.3, evaluation=10)
-    done = runner.run(runner.rl("out", *WORDS, steps=12))
-    assert done.returncode == 0, done.stderr + done.stdout
+    runner.ok(runner.rl("out", *WORDS, steps=12))
     evals = runner.metrics("out", "eval")
     assert sorted(evals) == [0, 3, 6, 9, 12]
     rewards = [evals[version]["eval/beside/avg@1"] for version in (0, 3, 6, 9)]
@@ -84,8 +83,7 @@ def test_a_run_that_is_ended_in_an_evaluation_repeats_and_leaves_out_none(runner
     running.send_signal(signal.SIGINT)
     printed, _ = running.communicate()
     assert running.returncode == 130, printed
-    resumed = runner.run(runner.rl("out", *words, "--resume", steps=8, level=level))
-    assert resumed.returncode == 0, resumed.stderr + resumed.stdout
+    runner.ok(runner.rl("out", *words, "--resume", steps=8, level=level))
     text = (runner.root / "out" / "metrics.jsonl").read_text()
     measured = [
         record["step"] for record in map(json.loads, text.splitlines()) if record["process"] == "eval"

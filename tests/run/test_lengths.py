@@ -49,8 +49,7 @@ def played(runner, long, seconds, steps):
     (runner.root / "long.py").write_text(ENVIRONMENT.replace("LONG", long).replace("SECONDS", str(seconds)))
     words = ("--orchestrator.env.0.id", "long.py", "--orchestrator.rollouts-per-example", 2)
     words += ("--trainer.optim.lr", "1e-4", "--orchestrator.sampling.max-tokens", 3)
-    done = runner.run(runner.rl("out", *words, steps=steps), limit=300)
-    assert done.returncode == 0, done.stderr + done.stdout
+    runner.ok(runner.rl("out", *words, steps=steps), limit=300)
     records = runner.metrics("out", "orchestrator").values()
     assert sum(r.get("groups/dropped_stale", 0) for r in records) == 0
     assert all(r["rollouts/played"] == r["rollouts/trained"] == 16 for r in records)
@@ -58,6 +57,7 @@ def played(runner, long, seconds, steps):
     return list(rollouts(runner.root / "out" / "rollouts"))
 
 
+@pytest.mark.e2e
 @pytest.mark.slow
 def test_long_rollouts_are_trained_on_as_often_as_they_are_written(runner):
     lines = played(runner, "len(reply.text) % 2", 0.5, steps=40)
@@ -71,6 +71,7 @@ def test_long_rollouts_are_trained_on_as_often_as_they_are_written(runner):
     assert abs(share(trained) - everything) < noise
 
 
+@pytest.mark.e2e
 @pytest.mark.slow
 def test_rollouts_go_on_while_the_weights_change_and_every_token_is_trained_on(runner):
     lines = played(runner, "task.id in ('t3', 't17')", 1.0, steps=60)

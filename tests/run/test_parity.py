@@ -18,6 +18,7 @@ from buckeye.workers.opening import load_environment
 from dakota1890.__main__ import main as write_demonstrations
 from tests.command import run_here
 
+pytestmark = pytest.mark.e2e
 PROMPTS = 50
 
 

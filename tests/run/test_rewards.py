@@ -1,11 +1,10 @@
 """`rl` with rewards by turn, shaping, filters and tasks that are solved for good; also across a resume."""
 
 import json
-import re
 
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 TWO_TURNS = '''
 """Two turns, each paid for an a among its first three characters; the first tasks are always solved."""
@@ -46,8 +45,7 @@ def test_a_run_by_turns_with_shaping_and_filters(runner):
         *("--orchestrator.reward-shaping.stop-reason-penalties.length", "0.25"),
         *("--orchestrator.reward-shaping.max-length", "12"),
     )
-    done = runner.run(runner.rl("out", *words, steps=4, level=0))
-    assert done.returncode == 0, done.stderr + done.stdout
+    runner.ok(runner.rl("out", *words, steps=4, level=0))
     out = runner.root / "out"
     final = (out / "weights" / "step_4" / "model.safetensors").read_bytes()
     metrics = runner.metrics("out", "orchestrator")
@@ -61,26 +59,7 @@ def test_a_run_by_turns_with_shaping_and_filters(runner):
         assert values["reward/mean"] == pytest.approx(sum(raw) / len(raw))
         assert values["shaped_reward/mean"] == pytest.approx(sum(shaped) / len(shaped))
     assert any(values["reward_shaping/stop_reason/share"] > 0 for values in metrics.values())
-    resumed = runner.run(runner.rl("out", *words, "--ckpt.resume-step", "2", steps=4, level=0))
-    assert resumed.returncode == 0, resumed.stderr + resumed.stdout
+    runner.ok(runner.rl("out", *words, "--ckpt.resume-step", "2", steps=4, level=0))
     assert (out / "weights" / "step_4" / "model.safetensors").read_bytes() == final
     again = runner.metrics("out", "orchestrator")  # the last record of a step
     assert [again[s]["reward/mean"] for s in (2, 3)] == [metrics[s]["reward/mean"] for s in (2, 3)]
-
-
-def test_rewards_that_are_all_the_same_are_told(runner):
-    source = (runner.root / "letters.py").read_text()
-    constant = source.replace('reply.text[:3].count("a") / 3', "0.5 + 0 * len(reply.text)")
-    (runner.root / "letters.py").write_text(constant)
-    done = runner.run(runner.rl("out", "--strict", steps=6))
-    assert done.returncode == 1, done.stderr
-    why = "every reply earns the same reward, 0.5000, whatever it says"
-    assert "WARNING orchestrator: Nothing to learn from in the batches of steps 0 to 2" in done.stdout
-    assert "(mean reward 0.5000)" in done.stdout
-    assert f"WARNING RL training finished! But nothing was learnt because {why}" in done.stdout
-    assert "SUCCESS" not in done.stdout
-    status = runner.here(runner.argv("rl", "status", "out")).stdout
-    assert re.search(rf"state +finished .*: nothing was learnt because {why}", status)
-    assert re.search(rf"warning +Nothing to learn from in the batches of steps 0 to 5.*{why}", status)
-    shown = re.search(r"See: buckeye (rl rollouts \S+ --step \d)", done.stdout)[1]
-    assert "0.5000" in runner.here(runner.argv(*shown.split())).stdout

@@ -48,6 +48,7 @@ def test_a_fault_happens_at_its_passage_and_once_in_a_run(tmp_path, written, cod
     assert (again.returncode, again.stdout) == (0, "1\n2\n3\n"), again.stderr
 
 
+@pytest.mark.e2e
 def test_out_of_memory_is_the_error_that_torch_raises(tmp_path):
     code = f"import torch\n{_PASSES.replace('Exception', 'torch.OutOfMemoryError')}"
     assert _run(tmp_path, "trainer.oom=oom", code=code).stdout == "1\nOutOfMemoryError \n2\n3\n"
@@ -101,14 +102,14 @@ def test_every_point_in_the_code_is_listed_and_every_listed_one_is_in_the_code()
     assert called == set(faults.POINTS)
 
 
-def test_nothing_of_a_file_remains_if_the_disk_is_full_at_any_point(tmp_path, monkeypatch):
+def test_nothing_of_a_file_remains_if_the_disk_is_full_at_any_point(tmp_path, monkeypatch, refusal):
     monkeypatch.setattr(faults, "_passages", faults.Counter())
     (tmp_path / "marks").mkdir()
     (tmp_path / "files").mkdir()
     monkeypatch.setenv("BUCKEYE_FAULTS", "storage.temporary_written=nospace,storage.before_rename=nospace")
     monkeypatch.setenv("BUCKEYE_FAULTS_DONE", str(tmp_path / "marks"))
     for _ in range(2):
-        with pytest.raises(OSError, match="No space left"):
+        with refusal(OSError):
             write_file(tmp_path / "files" / "x", "1")
         assert list((tmp_path / "files").iterdir()) == []
     write_file(tmp_path / "files" / "x", "1")

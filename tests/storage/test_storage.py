@@ -129,7 +129,7 @@ def test_a_failing_fill_leaves_nothing(tmp_path):
         (directory / "a").write_text("1")
         raise RuntimeError("disk on fire")
 
-    with pytest.raises(RuntimeError, match="disk on fire"):
+    with pytest.raises(RuntimeError):
         storage.write_directory(tmp_path / "x", fill)
     assert list(tmp_path.iterdir()) == []
 
