@@ -208,15 +208,6 @@ def test_nodes_of_a_heterogeneous_job_are_named_with_their_component(job, monkey
     assert "--het-group=1 --cpus-per-task=5" in words
 
 
-def test_outside_of_a_job_there_is_no_srun(tmp_path, monkeypatch):
-    monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)
-    with (
-        pytest.raises(UsageError, match="sbatch --nodes 2"),
-        other_nodes(config(tmp_path, "--cluster.engine", "srun")),
-    ):
-        pass
-
-
 @pytest.mark.parametrize(
     ("variables", "engine"),
     [({}, "ray"), ({"SLURM_JOB_ID": "7"}, "srun"), ({"SLURM_JOB_ID": "7", "RAY_ADDRESS": "a:1"}, "ray")],
@@ -227,11 +218,6 @@ def test_the_engine_is_the_one_that_is_there(tmp_path, monkeypatch, variables, e
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert engine_of(config(tmp_path)) == engine
-
-
-def test_processors_of_nodes():
-    assert srun.cpus_per_node("72(x2),36") == [72, 72, 36]
-    assert srun.cpus_per_node("") == []
 
 
 @pytest.mark.parametrize(

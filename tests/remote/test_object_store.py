@@ -84,6 +84,15 @@ def objects(url):
     return {name.removeprefix(f"{root}/"): MEMORY.cat_file(name) for name in MEMORY.find(root)}
 
 
+@pytest.fixture
+def stored(tmp_path, url):
+    """A run with checkpoints of steps 2 and 4, which are in the store; the store."""
+    run = made(tmp_path / "run")
+    for step in (2, 4):
+        save(run, step)
+    return run, upload(run, url, 2, 4)
+
+
 def test_a_run_whose_directory_is_gone_goes_on(tmp_path, url):
     run, new = made(tmp_path / "run", attempt=3), tmp_path / "new"
     save(run, 2, attempt=1)
@@ -101,13 +110,10 @@ def test_a_run_whose_directory_is_gone_goes_on(tmp_path, url):
     assert not list((new / "checkpoints").glob(".*"))
 
 
-def test_what_is_newer_here_stays_and_what_is_newer_there_comes(tmp_path, url):
-    run, older = made(tmp_path / "run"), made(tmp_path / "older")
-    for step in (2, 4):
-        save(run, step)
+def test_what_is_newer_here_stays_and_what_is_newer_there_comes(tmp_path, url, stored):
+    older = made(tmp_path / "older")
     save(older, 2)
     save(older, 6)
-    upload(run, url, 2, 4)
     bring(older, url, -1)
     assert steps_here(older) == [2, 6]
     shutil.rmtree(older / "checkpoints" / "step_6")
@@ -282,11 +288,9 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("change", HOSTILE.values(), ids=HOSTILE)
-def test_a_manifest_that_lies_is_passed_over(tmp_path, url, change, caplog):
-    run, new = made(tmp_path / "run"), made(tmp_path / "around" / "deep" / "new")
-    for step in (2, 4):
-        save(run, step)
-    *_, newer = upload(run, url, 2, 4).checkpoints()
+def test_a_manifest_that_lies_is_passed_over(tmp_path, url, stored, change, caplog):
+    new = made(tmp_path / "around" / "deep" / "new")
+    *_, newer = stored[1].checkpoints()
     path = f"{url}/{newer.path}/COMMITTED"
     MEMORY.pipe_file(path, json.dumps(change(json.loads(MEMORY.cat_file(path)))).encode())
     newest = Store(url)
@@ -300,22 +304,16 @@ def test_a_manifest_that_lies_is_passed_over(tmp_path, url, change, caplog):
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[" * 200_000, b"\xff", b"null", b"{}"])
-def test_a_manifest_that_is_none(tmp_path, url, text, caplog):
-    run = made(tmp_path / "run")
-    for step in (2, 4):
-        save(run, step)
-    *_, newer = upload(run, url, 2, 4).checkpoints()
+def test_a_manifest_that_is_none(tmp_path, url, stored, text, caplog):
+    *_, newer = stored[1].checkpoints()
     MEMORY.pipe_file(f"{url}/{newer.path}/COMMITTED", text)
     bring(made(tmp_path / "new"), url, -1)
     assert steps_here(tmp_path / "new") == [2]
     assert f"{newer.path}" in caplog.text
 
 
-def test_an_object_that_was_changed_is_noticed(tmp_path, url, caplog):
-    run = made(tmp_path / "run")
-    for step in (2, 4):
-        save(run, step)
-    *_, newer = upload(run, url, 2, 4).checkpoints()
+def test_an_object_that_was_changed_is_noticed(tmp_path, url, stored, caplog):
+    *_, newer = stored[1].checkpoints()
     MEMORY.pipe_file(f"{url}/{newer.path}/trainer/optimizer.safetensors", b"\x05" * 10_000)
     bring(made(tmp_path / "new"), url, -1)
     assert steps_here(tmp_path / "new") == [2]
@@ -323,19 +321,14 @@ def test_an_object_that_was_changed_is_noticed(tmp_path, url, caplog):
     assert not list((tmp_path / "new" / "checkpoints").glob(".*")), "a later start would not clean it"
 
 
-def test_without_room_nothing_is_begun(tmp_path, url, monkeypatch, refusal):
-    run = made(tmp_path / "run")
-    save(run, 2)
-    upload(run, url, 2)
+def test_without_room_nothing_is_begun(tmp_path, url, stored, monkeypatch, refusal):
     monkeypatch.setattr(object_store, "free_bytes", lambda _: 1000)
     with refusal(DiskFullError):
         bring(tmp_path / "new", url, -1)
 
 
-def test_the_place_of_another_run_is_refused(tmp_path, url, refusal):
-    run, other = made(tmp_path / "run"), made(tmp_path / "other", run_id="bbbb2222")
-    save(run, 2)
-    upload(run, url, 2)
+def test_the_place_of_another_run_is_refused(tmp_path, url, stored, refusal):
+    run, other = stored[0], made(tmp_path / "other", run_id="bbbb2222")
     before = objects(url)
     with refusal(UsageError):
         bring(other, url, -1)
@@ -370,13 +363,10 @@ def test_only_what_is_ours_is_deleted(tmp_path, url):
     assert not [name for name in kept if name.startswith(f"{first}/trainer")]
 
 
-def test_what_is_being_written_is_not_tidied_away(tmp_path, url):
-    run = made(tmp_path / "run")
-    save(run, 2)
-    store = upload(run, url, 2)
-    MEMORY.pipe_file(f"{url}/step_4-attempt_1-abcdef/trainer/optimizer.safetensors", b"x")
-    store.tidy(1, protected=())
-    assert [name for name in objects(url) if name.startswith("step_4")]
+def test_what_is_being_written_is_not_tidied_away(url, stored):
+    MEMORY.pipe_file(f"{url}/step_6-attempt_1-abcdef/trainer/optimizer.safetensors", b"x")
+    stored[1].tidy(1, protected=())
+    assert [name for name in objects(url) if name.startswith("step_6")]
 
 
 def test_what_is_there_is_not_sent_again(tmp_path, url):

@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import json
 import re
-import shlex
 import time
 
 import pytest
@@ -157,25 +156,6 @@ def test_a_word_that_means_no_pod_or_several(landlord, run, wording):
     assert code == 2
     assert all(name in err for name in names)
     assert len(landlord.alive) == 2
-
-
-def test_the_way_to_the_terminal_of_a_run(landlord, run, tmp_path):
-    entry = leave_behind(landlord)
-    code, out, _ = run("attach", entry.name)
-    assert code == 0
-    assert shlex.split(out) == [
-        *("ssh", "-t", "-i", str(tmp_path / ".ssh" / "prime_key.pem"), "-p", "2222"),
-        *("-o", f"UserKnownHostsFile={tmp_path}/home/pods/{entry.name}.known_hosts"),
-        *(
-            "-o",
-            "StrictHostKeyChecking=accept-new",
-            "root@127.0.0.1",
-            "tmux",
-            "-L",
-            "buckeye-ab12cd34",
-            "attach",
-        ),
-    ]
 
 
 def test_what_could_be_rented(landlord, run, wording):

@@ -31,14 +31,6 @@ def test_the_first_of_each_kind_is_shown_and_the_others_are_counted(tmp_path, wo
     assert warnings.new() == wording
 
 
-def test_a_log_that_is_not_there_yet(tmp_path, wording):
-    log = tmp_path / "run.log"
-    warnings = ChildWarnings(log, own="rl")
-    assert warnings.new() == []
-    log.write_text(line("trainer", "WARNING", "new"))
-    assert warnings.new() == wording
-
-
 def test_a_kind_is_shown_again_after_ten_minutes(tmp_path, monkeypatch):
     log, clock = tmp_path / "run.log", [0.0]
     monkeypatch.setattr("buckeye.launch.progress.time.monotonic", lambda: clock[0])

@@ -105,6 +105,14 @@ def _evaluate(run, step, env, reward, attempt=1):
     (folder / f"{env}.jsonl").write_text("")
 
 
+def _rename_model(run, name):
+    """Let the run be one of another model."""
+    path = run / "configs" / "sft.json"
+    content = json.loads(path.read_text())
+    content["model"]["name"] = str(name)
+    path.write_text(json.dumps(content))
+
+
 def _export(run, **changes):
     said = []
     request = {"run": run, "step": "best", "merge_lora": False, "output": None, "push": None, **changes}
@@ -246,13 +254,9 @@ def test_nothing_is_overwritten_and_nothing_half_written_remains(tuned, monkeypa
 
 def test_a_base_in_16_bits_gives_a_model_in_16_bits(tuned, tiny_model, tmp_path):
     half = shutil.copytree(tiny_model, tmp_path / "half")
-    for path, key in ((half / "config.json", "dtype"),):
-        content = json.loads(path.read_text())
-        path.write_text(json.dumps({**content, key: "bfloat16"}))
-    config = tuned / "configs" / "sft.json"
-    content = json.loads(config.read_text())
-    content["model"]["name"] = str(half)
-    config.write_text(json.dumps(content))
+    content = json.loads((half / "config.json").read_text())
+    (half / "config.json").write_text(json.dumps({**content, "dtype": "bfloat16"}))
+    _rename_model(tuned, half)
     exported, _ = _export(tuned, step="last")
     tensors = load_file(exported.directory / "model.safetensors")
     assert {tensor.dtype for tensor in tensors.values()} == {torch.bfloat16}
@@ -306,10 +310,7 @@ def test_an_adapter_finds_its_base(adapted, tiny_model, tmp_path, monkeypatch, r
     (folder / "refs" / "main").write_text(revision)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    config = adapted / "configs" / "sft.json"
-    content = json.loads(config.read_text())
-    content["model"]["name"] = "org/base"
-    config.write_text(json.dumps(content))
+    _rename_model(adapted, "org/base")
     exported, _ = _export(adapted, output=tmp_path / "of the hub")
     content = json.loads((exported.directory / "adapter_config.json").read_text())
     assert (content["base_model_name_or_path"], content["revision"]) == ("org/base", revision)
@@ -337,9 +338,7 @@ def test_what_rounding_does_is_told_and_too_much_of_it_refused(adapted, tiny_mod
     save_file(tensors, half / "model.safetensors", metadata={"format": "pt"})
     config = json.loads((half / "config.json").read_text())
     (half / "config.json").write_text(json.dumps({**config, "dtype": "bfloat16"}))
-    content = json.loads((adapted / "configs" / "sft.json").read_text())
-    content["model"]["name"] = str(half)
-    (adapted / "configs" / "sft.json").write_text(json.dumps(content))
+    _rename_model(adapted, half)
     monkeypatch.setattr("buckeye.trainer.model.adapter_files.base_digest", lambda name: None)
     _, said = _export(adapted, merge_lora=True)
     rounded = float(re.search(r"checkpoint (\S+) nats", said[-1])[1])

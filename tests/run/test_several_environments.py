@@ -1,6 +1,5 @@
 """`rl` on several environments, each played in its own way."""
 
-import json
 from collections import Counter
 
 import pytest
@@ -16,11 +15,10 @@ OWN = (
 
 def played(runner, output, steps):
     """Environment, group and tokens of every rollout, by step."""
-    found = []
-    for step in steps:
-        lines = (runner.root / output / "rollouts" / f"step_{step}.jsonl").read_text().splitlines()
-        found.append([(r["env"], r["group"], r["completion_tokens"]) for r in map(json.loads, lines)])
-    return found
+    return [
+        [(r["env"], r["group"], r["completion_tokens"]) for r in runner.rollouts(output, step)]
+        for step in steps
+    ]
 
 
 def test_sizes_shares_and_sampling_are_their_own_and_a_resume_goes_on_exactly(runner):

@@ -62,11 +62,7 @@ def after(runner, steps):
 
 def tasks_of(runner, output, steps):
     """The ids of the tasks that were trained, by step."""
-    folder = runner.root / output / "rollouts"
-    return [
-        sorted(json.loads(line)["task_id"] for line in (folder / f"step_{n}.jsonl").read_text().splitlines())
-        for n in range(steps)
-    ]
+    return [sorted(line["task_id"] for line in runner.rollouts(output, n)) for n in range(steps)]
 
 
 def ended_well(running):

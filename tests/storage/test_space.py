@@ -99,15 +99,6 @@ def test_the_newest_step_says_how_much_the_next_one_takes(disk, caplog, wording)
     assert caplog.messages[0] == wording
 
 
-def test_of_the_first_step_nobody_says_how_much_it_takes(disk, caplog):
-    ballast = fill(disk, leave=50_000)
-    thread = _free_when_told(caplog, ballast)
-    target = disk / "weights" / "step_1"
-    write_when_room(target, lambda: storage.write_directory(target, lambda d: None), what="version 1")
-    thread.join()
-    assert "It takes" not in caplog.messages[0]
-
-
 def test_a_wait_has_an_end(disk, monkeypatch, refusal):
     monkeypatch.setattr(disk_room, "WAIT_SECONDS", 0.05)
     fill(disk)
