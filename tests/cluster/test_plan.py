@@ -92,14 +92,6 @@ def test_a_model_on_two_nodes_is_served_from_the_first():
     assert [role.node for role in found.of_kind("trainer")] == [2, 2]
 
 
-def test_a_single_host_is_as_it_was():
-    found = plan(load())
-    assert {role.node for role in found.roles} == {0}
-    assert {role.env["MASTER_ADDR"] for role in found.of_kind("trainer")} == {"127.0.0.1"}
-    assert not any("NCCL_SOCKET_IFNAME" in role.env for role in found.roles)
-    assert plan_table(found, load().output_dir).splitlines()[0].split()[:2] == ["process", "devices"]
-
-
 @pytest.mark.parametrize(
     ("gpus", "said"),
     [((0, 1), "node 1 (h1) has 0,1"), ((), "--inference-gpu-ids asks for GPU 0, and node 1")],

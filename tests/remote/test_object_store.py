@@ -121,26 +121,6 @@ def test_what_is_newer_here_stays_and_what_is_newer_there_comes(tmp_path, url, s
     assert steps_here(older) == [2, 4]
 
 
-def test_a_store_that_has_nothing_brings_nothing(tmp_path, url):
-    bring(tmp_path / "run", url, -1)
-    assert not (tmp_path / "run" / "run.json").exists()
-
-
-def test_only_what_is_missing_comes(tmp_path, url, monkeypatch):
-    run = made(tmp_path / "run")
-    save(run, 2)
-    store = upload(run, url, 2)
-    (run / "checkpoints" / "step_2" / "trainer" / "optimizer.safetensors").unlink()
-    read = []
-    method = type(MEMORY).get_file
-    monkeypatch.setattr(
-        type(MEMORY), "get_file", lambda fs, path, *rest: read.append(path) or method(fs, path, *rest)
-    )
-    bring(run, store.url, 2)
-    assert {path.rpartition("/")[2] for path in read} == {"optimizer.safetensors"}
-    assert steps_here(run) == [2]
-
-
 class Killed(BaseException):
     """What a process knows of SIGKILL: nothing. No `except Exception` sees it."""
 
@@ -228,18 +208,6 @@ def test_a_download_goes_on_with_the_files_that_are_missing(tmp_path, url, monke
     assert steps_here(new) == [2]
     assert before
     assert not before & set(asked)
-
-
-def test_what_an_earlier_download_has_left_is_not_believed(tmp_path, url):
-    run, new = made(tmp_path / "run"), tmp_path / "new"
-    save(run, 2)
-    (info,) = upload(run, url, 2).checkpoints()
-    left = new / "checkpoints" / f".{info.path.name}.download" / "trainer"
-    left.mkdir(parents=True)
-    (left / "optimizer.safetensors").write_bytes(b"x" * 5000)
-    (left / "empty").write_bytes(b"x")
-    bring(new, url, -1)
-    assert steps_here(new) == [2]
 
 
 def _of(manifest, **changes):

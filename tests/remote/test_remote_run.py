@@ -40,16 +40,6 @@ def test_a_host_of_mine(tmp_path, model):
         assert "training finished!" in laptop.command("logs", "outputs/run")
 
 
-def test_a_machine_that_is_rented(tmp_path, model, town):
-    laptop = Laptop(tmp_path / "laptop", model)
-    code = laptop.run(*town.words, **town.environment)
-    assert code == 0, laptop.said()
-    assert_trained(laptop, 3)
-    assert_nothing_left(town, laptop)
-    assert KEY not in laptop.said()
-    assert "on CPU slot(s) 0" in laptop.said()
-
-
 def test_a_run_elsewhere_is_stopped_from_here(tmp_path, model):
     laptop = Laptop(tmp_path / "laptop", model, steps=2000)
     with sshd(tmp_path / "host") as host:

@@ -5,14 +5,10 @@ from __future__ import annotations
 import signal
 import time
 
-import numpy as np
 import psutil
 import pytest
 
-from buckeye.base.process import RunIdentity
 from buckeye.base.storage import step_directories
-from buckeye.transport.batches import Batch, Sample, write_batch
-from buckeye.transport.weights import publish_weights
 from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
@@ -81,32 +77,3 @@ def _stop_before_new_weights(runner, out):
     version = max(waiting) + 1
     wait_for(lambda: version in step_directories(out / "weights"), f"version {version}")
     return orchestrator, version
-
-
-def test_files_of_another_run_or_attempt_are_told_and_ignored(runner):
-    running = runner.start(runner.rl("out", steps=6))
-    out = runner.root / "out"
-    wait_for(lambda: len(runner.metrics("out", "trainer")) >= 2, "the second step")
-    running.send_signal(signal.SIGINT)
-    running.communicate()
-    done = max(runner.metrics("out", "trainer")) + 1
-    arrays = {"loss_mask": np.array([False, True]), "versions": np.array([-1, done], np.int32)}
-    arrays |= {name: np.ones(2, np.float32) for name in ("logprobs", "advantages")}
-    foreign = Sample(token_ids=np.array([3, 4], np.int32), temperature=1.0, **arrays)
-    other = RunIdentity(run_id="other", attempt=2)
-    for step in range(done, 7):
-        batch = Batch(step=step, samples=(foreign,), orchestrator_state={})
-        write_batch(out / "batches", batch, identity=other)
-    publish_weights(
-        out / "weights",
-        6,
-        lambda directory: (directory / "model.safetensors").write_bytes(b"x"),
-        identity=other,
-        dtype="float32",
-    )
-    runner.ok(runner.rl("out", "--resume", steps=6))
-    log = (out / "logs" / "run.log").read_text()
-    assert f"ignored: steps {done}" in log
-    records = runner.metrics("out", "trainer")
-    assert sorted(records) == list(range(6))
-    assert all(record["samples"] == 16 for record in records.values())

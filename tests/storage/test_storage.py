@@ -29,14 +29,17 @@ def _run_writer(final: Path, die_at: int, kind: str) -> tuple[int, int]:
                     os._exit(9)
             return trace
 
-        sys.settrace(trace)
-        if kind == "file":
-            storage.write_file(final, "2")
-        else:
-            storage.write_directory(final, _put("2"), replace=True)
-        sys.settrace(None)
-        os.write(write, str(count).encode())
-        os._exit(0)
+        try:
+            sys.settrace(trace)
+            if kind == "file":
+                storage.write_file(final, "2")
+            else:
+                storage.write_directory(final, _put("2"), replace=True)
+            sys.settrace(None)
+            os.write(write, str(count).encode())
+            os._exit(0)
+        finally:
+            os._exit(7)
     os.close(write)
     with os.fdopen(read) as printed:
         lines = int(printed.read() or 0)
