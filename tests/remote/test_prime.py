@@ -254,12 +254,6 @@ def test_an_order_whose_answer_is_lost_is_found_by_name_and_not_repeated(house, 
     assert len(asked(house, "POST", "/pods")) == 2
 
 
-def test_too_many_orders_are_made_later(house):
-    house.landlord.fault("POST", "/pods", times=2, code=429, headers={"Retry-After": "5"}, body=b"{}")
-    house.order()
-    assert len(house.landlord.alive) == 1
-
-
 def test_the_way_of_a_pod(house):
     pod = house.order()
     seen = []
