@@ -168,15 +168,3 @@ def test_what_could_be_rented(landlord, run, wording):
     code, _, err = run("offers", "2xA100", "--region", "africa")
     assert code == 1
     assert err == wording
-
-
-def test_without_a_key_or_with_a_wrong_one(landlord, run, monkeypatch):
-    monkeypatch.setenv("PRIME_API_KEY", "pit_wrong")
-    code, _, err = run("list")
-    assert code == 1
-    assert "401" in err
-    assert "pit_wrong" not in err
-    monkeypatch.delenv("PRIME_API_KEY")
-    code, _, err = run("list")
-    assert code == 2
-    assert "PRIME_API_KEY" in err

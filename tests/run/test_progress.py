@@ -102,20 +102,6 @@ def test_a_terminal_has_the_newest_step_and_no_more_than_its_width(tmp_path, mon
     assert stream.getvalue().endswith(f"\r\x1b[2K{line}")
 
 
-def test_what_is_told_stands_above_the_line(tmp_path):
-    stream = Terminal()
-    progress = Progress(tmp_path / "metrics.jsonl", max_steps=9, stream=stream)
-    progress.update("waiting")
-    before = len(stream.getvalue())
-    progress.tell([])
-    progress.tell(["one", "two"])
-    assert stream.getvalue()[before:] == "\r\x1b[2Kone\ntwo\n"
-    progress.clear()
-    progress.update("waiting")
-    progress.clear()
-    assert stream.getvalue()[before:].endswith("two\n\r\x1b[2K\r\x1b[2K0 s | waiting\r\x1b[2K")
-
-
 def test_the_time_that_is_left_is_at_the_pace_of_the_steps_so_far(tmp_path, monkeypatch):
     stream, now = io.StringIO(), [0.0]
     monkeypatch.setattr("buckeye.launch.progress.time.monotonic", lambda: now[0])

@@ -106,31 +106,6 @@ def test_an_environment_that_always_fails_is_not_a_reward_of_zero(runner):
     )  # no step, no obstacle
 
 
-def test_dry_run_only_warns_about_what_a_start_would_need(runner):
-    done = runner.here(
-        runner.argv(
-            *("rl", "--trainer", "--inference", "--model.name", "nobody/has-this", "--resume"),
-            *("--orchestrator.env.0.id", "no-such-env"),
-            *("--orchestrator.batch-size", 8, "--orchestrator.rollouts-per-example", 4, "--dry-run"),
-        )
-    )
-    assert done.returncode == 0
-    assert "nobody/has-this" in done.stderr
-    assert "no-such-env" in done.stderr
-    assert "out" in done.stderr
-
-
-@pytest.mark.e2e
-def test_clean_deletes_nothing_before_the_new_run_can_start(finished):
-    before = sorted((finished.root / "out").rglob("*"))
-    wrong = finished.here(finished.rl("out", "--clean", "--model.name", "./nowhere"))
-    assert wrong.returncode == 2
-    own = finished.here(finished.rl("out", "--clean", "--model.name", "out/weights/step_5"))
-    assert own.returncode == 2
-    assert "starts from" in own.stderr
-    assert sorted((finished.root / "out").rglob("*")) == before
-
-
 def test_a_run_that_could_not_be_logged_does_not_start(runner):
     runner.env |= {"NETRC": "none", "WANDB_API_KEY": ""}
     refused = runner.here(runner.rl("out", "--wandb"))

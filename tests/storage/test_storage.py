@@ -149,26 +149,12 @@ def test_leftovers_of_living_processes_are_left_alone(tmp_path):
     assert mine.exists()
 
 
-def test_remove_directory(tmp_path):
-    storage.write_directory(tmp_path / "x", _put("1"))
-    storage.remove_directory(tmp_path / "x")
-    storage.remove_directory(tmp_path / "x")
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_step_directories_are_ordered_by_number(tmp_path):
     for name in ("step_10", "step_9", "step_0", "step_01", "step_x", ".step_3.tmp-1"):
         (tmp_path / name).mkdir()
     assert list(storage.step_directories(tmp_path)) == [0, 9, 10]
     assert storage.step_directories(tmp_path / "none") == {}
     assert storage.step_directory(tmp_path, 9) == storage.step_directories(tmp_path)[9]
-
-
-def test_hash_and_json(tmp_path):
-    storage.write_file(tmp_path / "x", '{"ŋ": 1}')
-    assert storage.read_json(tmp_path / "x") == {"ŋ": 1}
-    storage.write_file(tmp_path / "empty", b"")
-    assert storage.sha256_file(tmp_path / "empty").startswith("e3b0c44298fc1c149afbf4c8996fb924")
 
 
 @pytest.mark.parametrize(
