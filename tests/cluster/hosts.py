@@ -1,5 +1,4 @@
-"""Hosts on this machine: each has a network, a name and a processor of its own. They share the disk, but for
-what is said to be their own."""
+"""Hosts on this machine: each has a network, a name and a processor of its own. They share the disk."""
 
 from __future__ import annotations
 
@@ -29,24 +28,18 @@ needs_hosts = pytest.mark.skipif(
 
 @dataclass(frozen=True)
 class Host:
-    """`space` is its network namespace. It has `own`, a folder, for itself: empty whenever it is switched
-    on. It has another folder in the place of this environment's Python, if there is a `python`."""
+    """`space` is its network namespace."""
 
     name: str
     address: str
     space: str
     core: int
-    own: Path | None = None
-    python: Path | None = None
 
     def argv(self, *words: object) -> list[str]:
         """A command as it is run there."""
-        mount = f"mount -t tmpfs own '{self.own}' && " if self.own else ""
-        if self.python:
-            mount += f"mount --bind '{self.python}' '{sys.prefix}' && "
         return [
             *("nsenter", f"--net=/run/netns/{self.space}", "taskset", "-c", str(self.core)),
-            *("unshare", "--uts", "--mount", "sh", "-c", f'{mount}hostname "$0" && exec "$@"'),
+            *("unshare", "--uts", "--mount", "sh", "-c", 'hostname "$0" && exec "$@"'),
             *(self.name, *map(str, words)),
         ]
 
@@ -79,9 +72,8 @@ class Host:
 
 
 @contextmanager
-def some_hosts(count: int = 2, *, own: Path | None = None) -> Iterator[tuple[Host, ...]]:
-    """Until the context ends; then all that runs there is killed. All but the first have the folder `own` for
-    themselves."""
+def some_hosts(count: int = 2) -> Iterator[tuple[Host, ...]]:
+    """Until the context ends; then all that runs there is killed."""
     number = (os.getpid() * 7 + next(_COUNT)) % 200
     cores = sorted(os.sched_getaffinity(0))
     hosts = tuple(
@@ -90,7 +82,6 @@ def some_hosts(count: int = 2, *, own: Path | None = None) -> Iterator[tuple[Hos
             f"10.77.{number}.{i + 1}",
             f"bk{number}n{i + 1}",
             cores[i % len(cores)],
-            own if i else None,
         )
         for i in range(count)
     )

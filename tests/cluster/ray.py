@@ -23,8 +23,6 @@ class Ray:
     folder: Path
     env: Mapping[str, str]
     token: str = field(default_factory=lambda: secrets.token_hex(32))
-    python: Path = Path(sys.executable)
-    dashboard: tuple[str, ...] = ("--include-dashboard=false",)
 
     @property
     def variables(self) -> dict[str, str]:
@@ -38,12 +36,12 @@ class Ray:
         leads = host is self.hosts[0]
         temporary = Path("/tmp", f"bk{host.space}")  # names of sockets are short
         role = (
-            ("--head", "--port", PORT, *self.dashboard, "--temp-dir", temporary)
+            ("--head", "--port", PORT, "--include-dashboard=false", "--temp-dir", temporary)
             if leads
             else ("--address", self.address)
         )
         return host.start(
-            *(self.python, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats"),
+            *(sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats"),
             *("--node-ip-address", host.address, "--num-cpus", cpus, *role),
             out=self.folder / f"ray-{host.name}.log",
             env=self.variables,
@@ -56,12 +54,10 @@ class Ray:
 
 
 @contextmanager
-def ray_cluster(
-    folder: Path, hosts: tuple[Host, ...], env: Mapping[str, str], **more: object
-) -> Iterator[Ray]:
+def ray_cluster(folder: Path, hosts: tuple[Host, ...], env: Mapping[str, str]) -> Iterator[Ray]:
     """Until the hosts are killed."""
     folder.mkdir(parents=True)
-    running = Ray(hosts, folder, env, **more)  # type: ignore[arg-type]
+    running = Ray(hosts, folder, env)
     for host in hosts:
         _bring_up(running, host)
     yield running

@@ -7,7 +7,7 @@ from tests.cluster.hosts import needs_hosts, some_hosts, wait_until, words_of
 from tests.cluster.project import attempts, records, result
 from tests.cluster.ray import ray_cluster
 
-pytestmark = [needs_hosts, pytest.mark.slow, pytest.mark.timeout(3600)]
+pytestmark = [needs_hosts, pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(3600)]
 
 SECONDS = 1500
 CLUSTER = "[cluster]\nnodes = 2\ninference_nodes = {inference}\n"
@@ -38,17 +38,6 @@ def start(project, cluster, name, *words):
     )
     out, env = project.folder / f"{name}.log", cluster.variables
     return cluster.hosts[0].start(*project.argv(*words), out=out, env=env, cwd=project.folder), out
-
-
-def test_two_nodes_of_ray_give_the_result_of_one_host(project, single_host, cluster):
-    output = project.write("ray", trainers=[1], cluster=CLUSTER.format(inference=[0]))
-    running, log = start(project, cluster, "ray")
-    wait_until(lambda: 1 in records(output, "trainer"), SECONDS, "two steps")
-    assert len([pid for pid in cluster.hosts[1].processes() if "trainer" in words_of(pid)]) == 1
-    assert running.wait(SECONDS) == 0, log.read_text()
-    assert result(output, STEPS) == single_host
-    assert cluster.token not in log.read_text()
-    wait_until(lambda: not left(cluster), 60, "nothing of the run is left")
 
 
 def test_a_node_that_is_switched_off_costs_no_result(project, single_host, cluster):

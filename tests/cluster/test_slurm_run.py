@@ -5,12 +5,12 @@ import sys
 import pytest
 
 from tests.cluster.conftest import STEPS
-from tests.cluster.hosts import needs_hosts, some_hosts, wait_until, words_of
+from tests.cluster.hosts import needs_hosts, some_hosts, wait_until
 from tests.cluster.project import attempts, records, result
 from tests.cluster.slurm import needs_slurm, slurm
 from tests.places import ROOT
 
-pytestmark = [needs_hosts, needs_slurm, pytest.mark.slow, pytest.mark.timeout(3600)]
+pytestmark = [needs_hosts, needs_slurm, pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(3600)]
 
 LOG = "buckeye-%j.log"
 _JOB_SECONDS = 1500
@@ -40,19 +40,6 @@ def submit(project, running, name, *more):
 
 def ended(running, job):
     return running.state(job) in ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
-
-
-def test_a_job_of_two_nodes_gives_the_result_of_one_host(project, single_host, cluster):
-    _, second, running = cluster
-    output = project.write("slurm", trainers=[1], cluster="[cluster]\nnodes = 2\ninference_nodes = [0]\n")
-    job = submit(project, running, "slurm")
-    wait_until(lambda: 1 in records(output, "trainer"), _JOB_SECONDS, "two steps")
-    assert len([pid for pid in second.processes() if "buckeye worker trainer" in words_of(pid)]) == 1
-    wait_until(lambda: ended(running, job), _JOB_SECONDS, "the job ends")
-    log = (project.folder / f"buckeye-{job}.log").read_text()
-    assert running.state(job) == "COMPLETED", log
-    assert result(output, STEPS) == single_host
-    assert not [pid for pid in second.processes() if "buckeye" in words_of(pid)]
 
 
 def test_a_node_that_dies_has_the_job_queued_again_and_resumed(project, single_host, cluster):

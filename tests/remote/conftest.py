@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,6 +16,9 @@ from tests.remote.house import House
 from tests.remote.laptop import STARTED
 from tests.remote.sshd import sshd
 from tests.remote.town import Town
+from tests.run.conftest import tiny_model as model
+
+__all__ = ["model"]
 
 
 @pytest.fixture
@@ -31,19 +36,11 @@ def run_rl(monkeypatch, capsys):
 
 
 @pytest.fixture
-def house(tmp_path) -> House:
+def house(tmp_path, monkeypatch) -> House:
+    numbers = itertools.count(1)
+    named = SimpleNamespace(token_hex=lambda _: f"{next(numbers):04x}")
+    monkeypatch.setattr("buckeye.remote.pods.secrets", named)
     return House(tmp_path)
-
-
-@pytest.fixture(scope="session")
-def model(tmp_path_factory):
-    """A tiny model."""
-    from buckeye.trainer.model.tiny import TinySize, make_tiny_model  # slow, and for the slow tests only
-
-    path = tmp_path_factory.mktemp("model") / "tiny"
-    size = TinySize(vocab_size=310, layers=1, hidden=64, max_length=128)
-    make_tiny_model(path, texts=["say 1 2 3 4 5 6 7 8 9 a b c d"] * 20, size=size, seed=0)
-    return path
 
 
 @pytest.fixture

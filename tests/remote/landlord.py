@@ -6,19 +6,20 @@ In a test it answers a client in the same process (`transport`), on a clock of i
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import httpx
+
+from tests.local_server import LocalServer, QuietHandler
 
 KEY = "pit_0123456789abcdef0123456789abcdef"
 
@@ -49,19 +50,13 @@ def row(
         "disk": amount(
             200, minCount=100, maxCount=2000, pricePerUnit=0, step=1, defaultIncludedInPrice=False
         ),
-        "sharedDisk": amount(),
         "vcpu": amount(26 * count),
         "memory": amount(180 * count),
-        "internetSpeed": None,
-        "interconnect": None,
-        "interconnectType": None,
-        "provisioningTime": None,
         "stockStatus": "Available",
         "security": "secure_cloud",
         "prices": {"onDemand": price, "communityPrice": None, "isVariable": False, "currency": "USD"},
         "images": ["ubuntu_22_cuda_12", "cuda_12_6_pytorch_2_7", "prime_rl"],
         "isSpot": None,
-        "prepaidTime": None,
         **given,
     }
 
@@ -123,12 +118,12 @@ class Landlord:
         end_pod: Callable[[dict[str, Any]], None] | None = None,
     ) -> None:
         self.now = now
+        self._numbers = itertools.count(1)
         self.rows = usual_rows() if rows is None else rows
         self.active_after, self.ready_after = active_after, ready_after
         self.start_pod = start_pod or (lambda pod: "root@127.0.0.1 -p 2222")
         self.end_pod = end_pod or (lambda pod: None)
         self.pods: dict[str, dict[str, Any]] = {}
-        self.history: list[dict[str, Any]] = []
         self.keys: list[dict[str, Any]] = []
         self.requests: list[tuple[str, str, Any]] = []
         self.faults: list[Fault] = []
@@ -139,7 +134,6 @@ class Landlord:
         self.failing: dict[str, str] = {}
         """Row -> why the installation of its pods fails."""
         self.deletes_needed = 1
-        self.redirects = False
         self.page_size = 100
         self._lock = threading.Lock()
 
@@ -181,9 +175,7 @@ class Landlord:
             path = parts.path.removeprefix("/api/v1").rstrip("/")
             fault = next((f for f in self.faults if f.method == method and re.match(f.path, path)), None)
             if fault is None or fault.done:
-                code, found = self._respond(
-                    method, parts.path, path, parse_qs(parts.query), authorization, body
-                )
+                code, found = self._respond(method, path, parse_qs(parts.query), authorization, body)
             if fault is not None:
                 fault.times -= 1
                 if not fault.times:
@@ -191,30 +183,17 @@ class Landlord:
                 if fault.cut:
                     raise CutError
                 return fault.code, fault.headers, fault.body
-        if code == 307:
-            return code, {"location": found}, b""
         return code, {"content-type": "application/json"}, json.dumps(found).encode()
 
-    def _respond(
-        self, method: str, raw: str, path: str, query: Query, authorization: str | None, body: Any
-    ) -> Answer:
+    def _respond(self, method: str, path: str, query: Query, authorization: str | None, body: Any) -> Answer:
         if authorization is None:
             return 403, {"detail": "Not authenticated"}
         if authorization != f"Bearer {KEY}":
             return 401, {"detail": "Invalid token"}
-        if self.redirects and path in ("/pods", "/ssh_keys") and not raw.endswith("/"):
-            return 307, f"{raw}/"
         for pod in list(self.pods.values()):
             self._age(pod)
         if path == "/availability/gpus" and method == "GET":
             return self._offers(query)
-        if path == "/availability/multi-node":
-            return 200, {"items": [], "totalCount": 0}
-        if path == "/availability/gpu-summary":
-            return 200, {}
-        if path == "/user/whoami":
-            data = {"id": "u1", "name": "n", "email": "e@x.org", "slug": None, "role": "USER", "scope": {}}
-            return 200, {"data": data, "status": "success"}
         if path == "/ssh_keys":
             return self._ssh_keys(method, query, body)
         return self._pods(method, path, query, body)
@@ -225,8 +204,6 @@ class Landlord:
         if path == "/pods/status":
             asked = [self.pods[i] for i in query.get("pod_ids", []) if i in self.pods]
             return 200, {"data": [status(pod) for pod in asked]}
-        if path == "/pods/history":
-            return self._page(self.history, query)
         match = re.fullmatch(r"/pods/([0-9a-f]+)", path)
         if match is None or match[1] not in self.pods:
             return 404, {"detail": "Not found"}
@@ -258,7 +235,7 @@ class Landlord:
         if method == "GET":
             return self._page(self.keys, query)
         key = {
-            "id": uuid.uuid4().hex,
+            "id": f"key-{next(self._numbers)}",
             "name": body["name"],
             "publicKey": body["publicKey"],
             "isPrimary": False,
@@ -293,7 +270,7 @@ class Landlord:
         cloud_id = order["cloudId"]
         if not found or cloud_id in self.refusing:
             return 400, {"detail": "Requested GPU is not available"}
-        pod = new_pod(order, found[0], at=self.now())
+        pod = new_pod(order, found[0], at=self.now(), number=next(self._numbers))
         pod["priceHr"] = self.lying.get(cloud_id, pod["priceHr"])
         self.pods[pod["id"]] = pod
         return 200, public(pod)
@@ -310,20 +287,10 @@ class Landlord:
             pod.update(installationStatus="FINISHED", installationProgress=100, sshConnection=pod["_ssh"])
 
     def _remove(self, pod_id: str) -> None:
-        pod = self.pods.pop(pod_id)
-        self.end_pod(pod)
-        kept = ("id", "name", "providerType", "type", "createdAt", "gpuName", "gpuCount", "socket", "priceHr")
-        billed = pod["priceHr"] * (self.now() - pod["_born"]) / 3600
-        ended = {
-            "terminatedAt": stamp(self.now()),
-            "totalBilledPrice": billed,
-            "userId": "u1",
-            "teamId": None,
-        }
-        self.history.append({**{key: pod[key] for key in kept}, **ended})
+        self.end_pod(self.pods.pop(pod_id))
 
 
-def new_pod(order: dict[str, Any], offered: dict[str, Any], *, at: float) -> dict[str, Any]:
+def new_pod(order: dict[str, Any], offered: dict[str, Any], *, at: float, number: int) -> dict[str, Any]:
     """A pod as the API shows it; what begins with `_` is the landlord's own."""
     return {
         "_born": at,
@@ -331,36 +298,21 @@ def new_pod(order: dict[str, Any], offered: dict[str, Any], *, at: float) -> dic
         "_deletes": 0,
         "_ssh": None,
         "_order": order,
-        "id": uuid.uuid4().hex,
-        "userId": "u1",
-        "teamId": None,
-        "walletId": "w",
+        "id": f"{number:08x}" + "0" * 24,
         "name": order.get("name"),
-        "type": "HOSTED",
         "providerType": offered["provider"],
         "status": "PROVISIONING",
         "installationStatus": "PENDING",
         "installationFailure": None,
         "installationProgress": None,
         "createdAt": stamp(at),
-        "updatedAt": stamp(at),
-        "terminatedAt": None,
         "gpuName": order["gpuType"],
         "gpuCount": order["gpuCount"],
         "socket": order["socket"],
         "priceHr": offered["prices"]["onDemand"],
-        "stoppedPriceHr": 0,
-        "provisioningPriceHr": 0,
-        "environmentType": order.get("image") or "ubuntu_22_cuda_12",
-        "customTemplateId": None,
-        "clusterId": None,
         "primePortMapping": None,
         "sshConnection": None,
         "ip": None,
-        "resources": {"memory": "720", "disk": "200", "vcpus": "104"},
-        "attachedResources": None,
-        "isSpot": offered["isSpot"],
-        "autoRestart": False,
     }
 
 
@@ -385,35 +337,18 @@ def stamp(seconds: float) -> str:
 def serve(landlord: Landlord) -> Iterator[str]:
     """Put a landlord on a port of the loopback; the address is for PRIME_API_BASE_URL."""
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def log_message(self, *_: Any) -> None:
-            return
-
-        def _answer(self) -> None:
-            content = self.rfile.read(int(self.headers.get("content-length") or 0))
+    class Handler(QuietHandler):
+        def do_request(self) -> None:
             try:
                 code, headers, body = landlord.answer(
-                    self.command, self.path, self.headers.get("authorization"), content
+                    self.command, self.path, self.headers.get("authorization"), self.body()
                 )
             except CutError:
                 self.close_connection = True
                 return
-            self.send_response(code)
-            for name, value in {**headers, "content-length": str(len(body))}.items():
-                self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(body)
+            self.answer(code, body, **headers)
 
-        do_GET = do_POST = do_DELETE = do_PATCH = _answer
+        do_GET = do_POST = do_DELETE = do_PATCH = do_request
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with LocalServer(Handler) as server:
+        yield server.url

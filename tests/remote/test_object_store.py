@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from buckeye.base.process import RunIdentity
-from buckeye.errors import BuckeyeError, CheckpointError, DiskFullError, StoreError, UsageError
+from buckeye.errors import CheckpointError, DiskFullError, UsageError
 from buckeye.launch import uploads
 from buckeye.launch.uploads import Uploads
 from buckeye.transport import object_store
@@ -36,8 +36,8 @@ MEMORY = fsspec.filesystem("memory")
 
 
 @pytest.fixture
-def url():
-    return f"memory://bucket/{uuid.uuid4().hex}"
+def url(tmp_path):
+    return f"memory://bucket/{tmp_path.name}"
 
 
 def made(directory, *, run_id="aaaa1111", attempt=1):
@@ -84,6 +84,15 @@ def objects(url):
     return {name.removeprefix(f"{root}/"): MEMORY.cat_file(name) for name in MEMORY.find(root)}
 
 
+@pytest.fixture
+def stored(tmp_path, url):
+    """A run with checkpoints of steps 2 and 4, which are in the store; the store."""
+    run = made(tmp_path / "run")
+    for step in (2, 4):
+        save(run, step)
+    return run, upload(run, url, 2, 4)
+
+
 def test_a_run_whose_directory_is_gone_goes_on(tmp_path, url):
     run, new = made(tmp_path / "run", attempt=3), tmp_path / "new"
     save(run, 2, attempt=1)
@@ -101,38 +110,15 @@ def test_a_run_whose_directory_is_gone_goes_on(tmp_path, url):
     assert not list((new / "checkpoints").glob(".*"))
 
 
-def test_what_is_newer_here_stays_and_what_is_newer_there_comes(tmp_path, url):
-    run, older = made(tmp_path / "run"), made(tmp_path / "older")
-    for step in (2, 4):
-        save(run, step)
+def test_what_is_newer_here_stays_and_what_is_newer_there_comes(tmp_path, url, stored):
+    older = made(tmp_path / "older")
     save(older, 2)
     save(older, 6)
-    upload(run, url, 2, 4)
     bring(older, url, -1)
     assert steps_here(older) == [2, 6]
     shutil.rmtree(older / "checkpoints" / "step_6")
     bring(older, url, -1)
     assert steps_here(older) == [2, 4]
-
-
-def test_a_store_that_has_nothing_brings_nothing(tmp_path, url):
-    bring(tmp_path / "run", url, -1)
-    assert not (tmp_path / "run" / "run.json").exists()
-
-
-def test_only_what_is_missing_comes(tmp_path, url, monkeypatch):
-    run = made(tmp_path / "run")
-    save(run, 2)
-    store = upload(run, url, 2)
-    (run / "checkpoints" / "step_2" / "trainer" / "optimizer.safetensors").unlink()
-    read = []
-    method = type(MEMORY).get_file
-    monkeypatch.setattr(
-        type(MEMORY), "get_file", lambda fs, path, *rest: read.append(path) or method(fs, path, *rest)
-    )
-    bring(run, store.url, 2)
-    assert {path.rpartition("/")[2] for path in read} == {"optimizer.safetensors"}
-    assert steps_here(run) == [2]
 
 
 class Killed(BaseException):
@@ -224,18 +210,6 @@ def test_a_download_goes_on_with_the_files_that_are_missing(tmp_path, url, monke
     assert not before & set(asked)
 
 
-def test_what_an_earlier_download_has_left_is_not_believed(tmp_path, url):
-    run, new = made(tmp_path / "run"), tmp_path / "new"
-    save(run, 2)
-    (info,) = upload(run, url, 2).checkpoints()
-    left = new / "checkpoints" / f".{info.path.name}.download" / "trainer"
-    left.mkdir(parents=True)
-    (left / "optimizer.safetensors").write_bytes(b"x" * 5000)
-    (left / "empty").write_bytes(b"x")
-    bring(new, url, -1)
-    assert steps_here(new) == [2]
-
-
 def _of(manifest, **changes):
     return {**manifest, **changes}
 
@@ -282,40 +256,32 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("change", HOSTILE.values(), ids=HOSTILE)
-def test_a_manifest_that_lies_is_passed_over(tmp_path, url, change, caplog):
-    run, new = made(tmp_path / "run"), made(tmp_path / "around" / "deep" / "new")
-    for step in (2, 4):
-        save(run, step)
-    *_, newer = upload(run, url, 2, 4).checkpoints()
+def test_a_manifest_that_lies_is_passed_over(tmp_path, url, stored, change, caplog):
+    new = made(tmp_path / "around" / "deep" / "new")
+    *_, newer = stored[1].checkpoints()
     path = f"{url}/{newer.path}/COMMITTED"
     MEMORY.pipe_file(path, json.dumps(change(json.loads(MEMORY.cat_file(path)))).encode())
     newest = Store(url)
     with pytest.raises(CheckpointError):
         newest.fetch(newer, new / "checkpoints")
     bring(new, url, -1)
-    assert f"step 4 in the store: {url}/{newer.path}" in caplog.text
+    assert newer.path in caplog.text
     assert steps_here(new) == [2]
     outside = [p for p in (tmp_path / "around").rglob("*") if p.is_file() and not p.is_relative_to(new)]
     assert not outside
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[" * 200_000, b"\xff", b"null", b"{}"])
-def test_a_manifest_that_is_none(tmp_path, url, text, caplog):
-    run = made(tmp_path / "run")
-    for step in (2, 4):
-        save(run, step)
-    *_, newer = upload(run, url, 2, 4).checkpoints()
+def test_a_manifest_that_is_none(tmp_path, url, stored, text, caplog):
+    *_, newer = stored[1].checkpoints()
     MEMORY.pipe_file(f"{url}/{newer.path}/COMMITTED", text)
     bring(made(tmp_path / "new"), url, -1)
     assert steps_here(tmp_path / "new") == [2]
     assert f"{newer.path}" in caplog.text
 
 
-def test_an_object_that_was_changed_is_noticed(tmp_path, url, caplog):
-    run = made(tmp_path / "run")
-    for step in (2, 4):
-        save(run, step)
-    *_, newer = upload(run, url, 2, 4).checkpoints()
+def test_an_object_that_was_changed_is_noticed(tmp_path, url, stored, caplog):
+    *_, newer = stored[1].checkpoints()
     MEMORY.pipe_file(f"{url}/{newer.path}/trainer/optimizer.safetensors", b"\x05" * 10_000)
     bring(made(tmp_path / "new"), url, -1)
     assert steps_here(tmp_path / "new") == [2]
@@ -323,24 +289,19 @@ def test_an_object_that_was_changed_is_noticed(tmp_path, url, caplog):
     assert not list((tmp_path / "new" / "checkpoints").glob(".*")), "a later start would not clean it"
 
 
-def test_without_room_nothing_is_begun(tmp_path, url, monkeypatch):
-    run = made(tmp_path / "run")
-    save(run, 2)
-    upload(run, url, 2)
+def test_without_room_nothing_is_begun(tmp_path, url, stored, monkeypatch, refusal):
     monkeypatch.setattr(object_store, "free_bytes", lambda _: 1000)
-    with pytest.raises(DiskFullError, match=r"takes .* kB, and 1\.0 kB are free"):
+    with refusal(DiskFullError):
         bring(tmp_path / "new", url, -1)
 
 
-def test_the_place_of_another_run_is_refused(tmp_path, url):
-    run, other = made(tmp_path / "run"), made(tmp_path / "other", run_id="bbbb2222")
-    save(run, 2)
-    upload(run, url, 2)
+def test_the_place_of_another_run_is_refused(tmp_path, url, stored, refusal):
+    run, other = stored[0], made(tmp_path / "other", run_id="bbbb2222")
     before = objects(url)
-    with pytest.raises(UsageError, match=r"run aaaa1111, up to step 2, and .*other is run bbbb2222"):
+    with refusal(UsageError):
         bring(other, url, -1)
     for directory in (tmp_path / "new", run):  # --clean begins anew in the directory of the same run
-        with pytest.raises(UsageError, match=r"this is a new run\. Nothing was touched"):
+        with refusal(UsageError):
             bring(directory, url, None)
     assert objects(url) == before
 
@@ -370,13 +331,10 @@ def test_only_what_is_ours_is_deleted(tmp_path, url):
     assert not [name for name in kept if name.startswith(f"{first}/trainer")]
 
 
-def test_what_is_being_written_is_not_tidied_away(tmp_path, url):
-    run = made(tmp_path / "run")
-    save(run, 2)
-    store = upload(run, url, 2)
-    MEMORY.pipe_file(f"{url}/step_4-attempt_1-abcdef/trainer/optimizer.safetensors", b"x")
-    store.tidy(1, protected=())
-    assert [name for name in objects(url) if name.startswith("step_4")]
+def test_what_is_being_written_is_not_tidied_away(url, stored):
+    MEMORY.pipe_file(f"{url}/step_6-attempt_1-abcdef/trainer/optimizer.safetensors", b"x")
+    stored[1].tidy(1, protected=())
+    assert [name for name in objects(url) if name.startswith("step_6")]
 
 
 def test_what_is_there_is_not_sent_again(tmp_path, url):
@@ -440,7 +398,7 @@ def test_the_best_stays_also_when_nobody_knows_any_more_why(tmp_path, url, quick
     assert [info.step for info in Store(url).checkpoints()] == [2, 8]
 
 
-def test_a_store_that_fails_ends_nothing(tmp_path, url, quick, monkeypatch, caplog):
+def test_a_store_that_fails_ends_nothing(tmp_path, url, quick, monkeypatch, caplog, wording):
     run, failing = made(tmp_path / "run"), [3]
     method = type(MEMORY).put_file
 
@@ -457,11 +415,8 @@ def test_a_store_that_fails_ends_nothing(tmp_path, url, quick, monkeypatch, capl
         save(run, 2)
     assert going.left == []
     warnings = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
-    assert [text.partition(" in a row")[0] for text in warnings] == [
-        f"Uploading has failed {n} times" for n in (1, 2, 3)
-    ]
-    assert "ConnectionResetError: reset by peer" in warnings[0]
-    assert "checkpoints are in" in warnings[0]
+    assert len(warnings) == 3
+    assert warnings[0] == wording
     (record,) = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
     assert record["failures"] == 3
     assert told(run)["failures"] == 0
@@ -501,7 +456,6 @@ def test_the_end_of_a_run_does_not_wait_for_ever(tmp_path, url, quick, monkeypat
         save(run, 2)
     assert going.left == [2]
     last = caplog.records[-1].getMessage()
-    assert "the checkpoint of step 2" in last
     assert str(run / "checkpoints") in last
     assert "failures in a row" in told(run)["text"]
     monkeypatch.undo()
@@ -510,7 +464,7 @@ def test_the_end_of_a_run_does_not_wait_for_ever(tmp_path, url, quick, monkeypat
     assert going.left == []
 
 
-def test_uploads_that_are_behind_say_so_and_begin_with_the_newest(tmp_path, url, quick, caplog):
+def test_uploads_that_are_behind_say_so_and_begin_with_the_newest(tmp_path, url, quick, caplog, wording):
     run = made(tmp_path / "run")
     for step in (2, 4, 6, 8):
         save(run, step)
@@ -518,19 +472,10 @@ def test_uploads_that_are_behind_say_so_and_begin_with_the_newest(tmp_path, url,
     with Uploads(run, Store(url), keep=2, patience=20):
         pass
     texts = [record.getMessage() for record in caplog.records]
-    assert "The uploads are behind: the checkpoints of steps 6, 8 are not in" in texts[0]
-    begun = [text.partition(":")[0] for text in texts if text.startswith("Uploading")]
-    assert begun == ["Uploading the checkpoint of step 8", "Uploading the checkpoint of step 6"]
+    assert texts[0] == wording
+    begun = [text.partition(":")[0][-1] for text in texts if text.startswith("Uploading")]
+    assert begun == ["8", "6"]
     assert told(run)["committed"] == 8
-
-
-def test_what_is_uploaded_is_not_deleted_meanwhile(tmp_path):
-    run = made(tmp_path / "run")
-    for step in (2, 4):
-        save(run, step)
-    with uploads._held(run / "checkpoints" / "step_2"):
-        assert prune_checkpoints(run / "checkpoints", 1) == []
-    assert prune_checkpoints(run / "checkpoints", 1) == [2]
 
 
 def test_a_checkpoint_that_lacks_a_file_is_not_committed(tmp_path, url):
@@ -543,17 +488,3 @@ def test_a_checkpoint_that_lacks_a_file_is_not_committed(tmp_path, url):
     with pytest.raises(FileNotFoundError):
         store.upload(info.path, commit, name, run)
     assert store.checkpoints() == []
-
-
-def test_every_error_is_one_message_without_what_is_secret(tmp_path, monkeypatch):
-    monkeypatch.setattr(object_store, "need", _absent)
-    with pytest.raises(UsageError, match="s3fs"):
-        Store("s3://bucket/prefix")
-
-
-def _absent(module, what):
-    raise UsageError(f"{what} needs {module}")
-
-
-def test_errors_are_ours():
-    assert issubclass(StoreError, BuckeyeError)

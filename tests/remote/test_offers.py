@@ -9,7 +9,7 @@ import pytest
 from buckeye.errors import UsageError
 from buckeye.remote.base import GpuRequest, Offer
 from buckeye.remote.connection import parse_target
-from buckeye.remote.offers import ask_price, offer_table
+from buckeye.remote.offers import ask_price
 
 
 def offer(price: float, **given) -> Offer:
@@ -27,17 +27,6 @@ def offer(price: float, **given) -> Offer:
     )
 
 
-def test_the_table_has_a_line_for_each_offer():
-    lines = offer_table([offer(price) for price in (2.5, 12.25)]).splitlines()
-    assert [line.split()[2] for line in lines[1:]] == ["2.50", "12.25"]
-    assert "secure" in lines[1]
-
-
-def test_what_is_not_shown_is_counted():
-    table = offer_table([offer(price) for price in range(1, 8)], most=3)
-    assert table.splitlines()[-1] == "(4 more, which cost more)"
-
-
 def test_where_nobody_can_be_asked_the_flag_is_named(monkeypatch):
     monkeypatch.setattr(sys.stdin, "isatty", lambda: False, raising=False)
     with pytest.raises(UsageError, match="--yes"):
@@ -45,12 +34,12 @@ def test_where_nobody_can_be_asked_the_flag_is_named(monkeypatch):
 
 
 @pytest.mark.parametrize(("answer", "rented"), [("y", True), (" Yes ", True), ("", False), ("no", False)])
-def test_only_a_yes_rents(monkeypatch, answer, rented):
+def test_only_a_yes_rents(monkeypatch, answer, rented, wording):
     asked = []
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
     monkeypatch.setattr("builtins.input", lambda question: asked.append(question) or answer)
     assert ask_price(offer(2.5)) is rented
-    assert asked == ["Rent 2xA100_80GB from datacrunch for $2.50 an hour? [y/N] "]
+    assert asked == wording
 
 
 @pytest.mark.parametrize(

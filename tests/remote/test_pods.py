@@ -63,13 +63,13 @@ def test_what_is_ordered_is_written_down_before(house, monkeypatch):
 
 
 @pytest.mark.parametrize("error", [ValueError("a defect"), KeyboardInterrupt(), SystemExit(3)])
-def test_the_pod_ends_with_an_error(house, error):
+def test_the_pod_ends_with_an_error(house, error, wording):
     with pytest.raises(type(error)), house.rented():
         raise error
     assert house.landlord.alive == []
     expected = "interrupted" if isinstance(error, KeyboardInterrupt) else f"failed: {error}"
     assert house.entry.outcome == expected
-    assert "The pod is gone." in house.told[-1]
+    assert house.told[-1] == wording
 
 
 @pytest.fixture
@@ -137,35 +137,34 @@ def interrupted(house, on_sleep) -> None:
         press()
 
 
-def test_the_second_ctrl_c_says_what_is_left_and_does_not_stop_the_end(house):
+def test_the_second_ctrl_c_says_what_is_left_and_does_not_stop_the_end(house, wording):
     house.landlord.deletes_needed = 3
     presses = iter([signal.SIGINT])
     interrupted(house, lambda: [signal.raise_signal(number) for number in presses])
-    assert "Ctrl-C once more leaves it running" in house.text()
+    assert house.told[-2] == wording
     assert house.landlord.alive == []
 
 
-def test_the_third_ctrl_c_leaves_the_pod_and_says_how_to_end_it(house):
+def test_the_third_ctrl_c_leaves_the_pod_and_says_how_to_end_it(house, wording):
     house.landlord.deletes_needed = 99
     interrupted(house, lambda: signal.raise_signal(signal.SIGINT))
-    (pod,) = house.landlord.alive
-    assert f"buckeye rl pods terminate {pod['name']}" in house.told[-1]
-    assert f"({pod['id']}) may still run for $2.58 an hour" in house.told[-1]
+    assert len(house.landlord.alive) == 1
+    assert house.told[-1] == wording
     assert house.entry.ended is None
 
 
-def test_keep_leaves_the_pod_and_says_so(house):
-    with house.rented(keep=True) as pod:
+def test_keep_leaves_the_pod_and_says_so(house, wording):
+    with house.rented(keep=True):
         pass
     assert len(house.landlord.alive) == 1
     assert house.entry.keep
-    assert f"buckeye rl pods terminate {pod.name}" in house.told[-1]
+    assert house.told[-1] == wording
 
 
-def test_keep_does_not_keep_a_pod_that_was_never_ready(house):
+def test_keep_does_not_keep_a_pod_that_was_never_ready(house, refusal):
     house.landlord.ready_after = 1e9
     with (
-        pytest.raises(RemoteError, match=r"not ready after 30 minutes: INSTALLING 50%"),
+        refusal(RemoteError),
         house.rented(keep=True),
     ):
         raise AssertionError
@@ -173,45 +172,29 @@ def test_keep_does_not_keep_a_pod_that_was_never_ready(house):
     assert "30 min, $1.29" in house.told[-1]
 
 
-def test_an_offer_that_is_refused_gives_way_to_the_next(house):
-    house.landlord.refusing = {"2A100.cheap"}
-    with house.rented(max_price=3) as pod:
-        assert [p["_cloud"] for p in house.landlord.alive] == ["2A100.middle"]
-        assert pod.price_per_hour == 2.90
-    assert "datacrunch at $2.58 an hour" in house.text()
-    assert "Requested GPU is not available" in house.text()
-    assert house.landlord.alive == []
+@pytest.mark.parametrize("fault", ["refusing", "lying", "failing", "vanishing"])
+def test_an_offer_that_comes_to_nothing_gives_way_to_the_next(house, fault):
+    """It is refused, costs more than was offered, fails, or is taken away while it is awaited."""
 
-
-def test_a_pod_that_costs_more_than_was_offered_gives_way_to_the_next(house):
-    house.landlord.lying = {"2A100.cheap": 25.80}
-    with house.rented(max_price=3):
-        assert [p["_cloud"] for p in house.landlord.alive] == ["2A100.middle"]
-    assert "costs $25.80 an hour, not $2.58" in house.text()
-    assert house.landlord.alive == []
-
-
-def test_a_pod_that_fails_gives_way_to_the_next(house):
-    house.landlord.failing = {"2A100.cheap": "no driver"}
-    with house.rented(max_price=3):
-        assert [p["_cloud"] for p in house.landlord.alive] == ["2A100.middle"]
-    assert "will never be ready: no driver" in house.text()
-
-
-def test_a_pod_that_is_taken_away_in_the_wait_gives_way_to_the_next(house):
     def take_away():
         if house.landlord.alive and house.landlord.alive[0]["_cloud"] == "2A100.cheap":
             house.landlord.vanish(house.landlord.alive[0]["id"])
 
-    house.on_sleep = take_away
-    with house.rented(max_price=3):
+    if fault == "vanishing":
+        house.on_sleep = take_away
+    else:
+        found = {"refusing": True, "lying": 25.80, "failing": "no driver"}[fault]
+        setattr(house.landlord, fault, {"2A100.cheap": found})
+    with house.rented(max_price=3) as pod:
         assert [p["_cloud"] for p in house.landlord.alive] == ["2A100.middle"]
+        assert pod.price_per_hour == 2.90
+    assert house.landlord.alive == []
 
 
-def test_when_all_refuse_nothing_is_left(house):
+def test_when_all_refuse_nothing_is_left(house, refusal):
     house.landlord.refusing = {"2A100.cheap", "2A100.middle", "2A100.dear"}
     with (
-        pytest.raises(RemoteError, match=r"None of 3 offers.*Nothing is rented"),
+        refusal(RemoteError),
         house.rented(max_price=9),
     ):
         raise AssertionError
@@ -248,7 +231,6 @@ def test_when_nothing_fits_the_reasons_are_counted(house, changes, reason):
 def test_a_region_can_be_a_country_or_a_data_centre(house, region):
     with house.rented(regions=(region,)):
         assert [p["_cloud"] for p in house.landlord.alive] == ["2A100.dear"]
-    assert "1 is in eu_north" in house.text()
 
 
 def test_nothing_is_ordered_before_the_price_is_confirmed(house):
@@ -282,17 +264,17 @@ def test_yes_alone_confirms_the_price_of_the_first_offer_only(house):
     assert house.entry.ended is not None
 
 
-def test_a_pod_above_the_limit_is_given_back_though_its_offer_was_below(house):
+def test_a_pod_above_the_limit_is_given_back_though_its_offer_was_below(house, refusal):
     house.landlord.lying = {"2A100.cheap": 2.59}  # which passes for 2.58, but not for a limit of 2.58
     with (
-        pytest.raises(RemoteError, match=r"\$2\.590 an hour, more than --max-price 2\.58"),
+        refusal(RemoteError),
         house.rented(max_price=2.58),
     ):
         raise AssertionError
     assert (ordered(house), house.landlord.alive) == (["2A100.cheap"], [])
 
 
-def test_an_order_without_an_answer_that_arrives_late_is_ended_too(house):
+def test_an_order_without_an_answer_that_arrives_late_is_ended_too(house, wording):
     late = []
     pods = house.provider.pods
 
@@ -304,7 +286,7 @@ def test_an_order_without_an_answer_that_arrives_late_is_ended_too(house):
     house.on_sleep = lambda: late.append(1) if house.time.now() - 1_800_000_000 > 200 else None
     with house.rented(max_price=3):
         assert [p["_cloud"] for p in house.landlord.alive] == ["2A100.middle"]
-    assert "An order that was not answered has made a second pod" in house.text()
+    assert [text for text in house.told if "second pod" in text] == wording
 
 
 def test_the_end_is_ordered_until_it_is_confirmed(house):
@@ -315,28 +297,27 @@ def test_the_end_is_ordered_until_it_is_confirmed(house):
     assert house.landlord.alive == []
 
 
-def test_an_end_that_is_never_confirmed_is_an_error_that_says_what_to_do(house):
+def test_an_end_that_is_never_confirmed_is_an_error_that_says_what_to_do(house, refusal, wording):
     house.landlord.deletes_needed = 10_000
-    with pytest.raises(RemoteError, match=r"not confirmed after 10 minutes"), house.rented() as pod:
+    with refusal(RemoteError), house.rented():
         pass
     assert house.entry.ended is None
     with pytest.raises(ValueError, match="first"), house.rented():
         raise ValueError("first")
-    assert "buckeye rl pods terminate" in house.told[-1]
-    del pod
+    assert house.told[-1] == wording
 
 
-def test_a_key_that_is_withdrawn_ends_the_wait_for_the_end(house):
-    with pytest.raises(RemoteError, match=r"401(.|\n)*may still run"), house.rented():
+def test_a_key_that_is_withdrawn_ends_the_wait_for_the_end(house, refusal):
+    with refusal(RemoteError), house.rented():
         house.landlord.fault("GET", "/pods", times=999, code=401)
 
 
-def test_hours_that_are_over_are_told(house):
+def test_hours_that_are_over_are_told(house, refusal):
     with house.rented(max_hours=1.5) as pod:
         house.time.sleep(3600)
         pod.check()
         house.time.sleep(1800)
-        with pytest.raises(RemoteError, match="--max-hours is over"):
+        with refusal(RemoteError):
             pod.check()
 
 
@@ -386,17 +367,17 @@ def test_ctrl_c_while_an_offer_is_given_up_rents_no_other(house):
     assert ordered(house) == ["2A100.cheap"]
 
 
-def test_a_pod_is_ended_though_the_ledger_is_lost(house, caplog):
+def test_a_pod_is_ended_though_the_ledger_is_lost(house, caplog, wording):
     with house.rented():
         for path in house.ledger.folder.iterdir():
             path.unlink()
         house.ledger.folder.rmdir()
         house.ledger.folder.write_text("in the way")
     assert house.landlord.alive == []
-    assert "cannot be written down" in caplog.text
+    assert caplog.messages == wording
 
 
-def test_max_hours_are_over_before_the_pod_is_ready(house):
-    with pytest.raises(RemoteError, match="--max-hours is over"), house.rented(max_hours=0.05):
+def test_max_hours_are_over_before_the_pod_is_ready(house, refusal):
+    with refusal(RemoteError), house.rented(max_hours=0.05):
         raise AssertionError
     assert house.landlord.alive == []

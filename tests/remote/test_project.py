@@ -9,7 +9,6 @@ from buckeye.config.cluster import ClusterConfig
 from buckeye.errors import UsageError
 from buckeye.remote.launch import check_single_node
 from buckeye.remote.project import read_project
-from tests.run.made_runs import made_run
 
 CONFIG = """
 output_dir = "{output}"
@@ -91,7 +90,7 @@ def test_keys_that_are_known_or_given_to_servers_go_along_and_no_others(project,
     assert dict(read_project(config, resume=False).secrets) == {"HF_TOKEN": "1", "OTHER": "3"}
 
 
-def test_what_rollouts_begin_with_travels_whole_and_so_do_functions_that_grade(project, tmp_path):
+def test_what_rollouts_begin_with_travels_whole_and_so_do_functions_that_grade(project, tmp_path, refusal):
     """Also what would else be left out: a repository's history, and what `.gitignore` names."""
     for name in ("start/.git/HEAD", "start/.env.example", "start/notes.txt", "own/data.db"):
         Path(name).parent.mkdir(parents=True, exist_ok=True)
@@ -113,16 +112,14 @@ def test_what_rollouts_begin_with_travels_whole_and_so_do_functions_that_grade(p
     wanted = {"start/.git/HEAD", "start/.env.example", "start/notes.txt", "own/data.db", "graders/check.py"}
     assert wanted <= set(read_project(config, resume=False).manifest.files)
     Path("gym.yaml").write_text(Path("gym.yaml").read_text().replace("start", str(tmp_path)))
-    with pytest.raises(UsageError, match="is not in the folder where we are, which is what travels"):
+    with refusal(UsageError):
         read_project(config, resume=False)
 
 
-def test_what_is_outside_of_the_project_is_refused(project, tmp_path):
+def test_what_is_outside_of_the_project_is_refused(project, tmp_path, refusal):
     (tmp_path / "far.json").write_text("[]")
     for path in (tmp_path / "far.json", "../far.json", Path("tasks.json").resolve()):
-        with pytest.raises(
-            UsageError, match="outside of the folder that travels, or named so that only this"
-        ):
+        with refusal(UsageError):
             read_project(project(path=path), resume=False)
 
 
@@ -132,21 +129,13 @@ def test_an_environment_of_the_hub_is_installed_there(project):
     assert read_project(project(), resume=False).environments == ()
 
 
-def test_there_is_nothing_to_resume(project):
-    with pytest.raises(UsageError, match="there is no run in outputs/a"):
+def test_there_is_nothing_to_resume(project, refusal):
+    with refusal(UsageError):
         read_project(project(), resume=True)
 
 
-def test_a_checkpoint_that_does_not_fit_is_refused_before_a_machine_is_rented(project, monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    config = project()
-    made_run(Path("outputs/a"), checkpoints=(4,))  # of which the configuration wants two steps
-    with pytest.raises(UsageError, match="max_steps = 2, and it has done 4"):
-        read_project(config, resume=True)
-
-
 @pytest.mark.parametrize(("nodes", "hosts"), [(1, 2), (2, 1), (2, 2)])
-def test_a_run_on_several_nodes_does_not_travel(nodes, hosts):
+def test_a_run_on_several_nodes_does_not_travel(nodes, hosts, refusal):
     check_single_node(ClusterConfig(), hosts=1)
-    with pytest.raises(UsageError, match="this run has 2"):
+    with refusal(UsageError):
         check_single_node(ClusterConfig(nodes=nodes), hosts=hosts)

@@ -1,7 +1,6 @@
 """Checkpoints in S3, on a real server of it: runs that are killed and lose their directory, uploads that are
 cut off, and what is said when the store cannot be used."""
 
-import json
 import shutil
 import subprocess
 import uuid
@@ -15,9 +14,9 @@ from tests.command import run_here
 from tests.ports import free_port
 from tests.remote.venvs import venv_with
 from tests.run.conftest import Runner, tiny_model  # noqa: F401  a fixture
-from tests.waiting import HANG, wait_for
+from tests.waiting import wait_for
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 BUCKET = "buckeye-tests"
 
 
@@ -78,8 +77,7 @@ def runner(tmp_path, tiny_model, keys):  # noqa: F811
 def uninterrupted(tmp_path_factory, tiny_model):  # noqa: F811
     """The weights of a run in lockstep that nobody has interrupted."""
     runner = Runner(tmp_path_factory.mktemp("straight"), tiny_model)
-    done = runner.run(runner.rl("out", steps=6, level=0))
-    assert done.returncode == 0, done.stderr + done.stdout
+    runner.ok(runner.rl("out", steps=6, level=0))
     return (runner.root / "out" / "weights" / "step_6" / "model.safetensors").read_bytes()
 
 
@@ -101,9 +99,8 @@ def test_killed_in_an_upload_without_its_directory_it_ends_with_the_same_weights
     assert "a-secret-of-the-tests" not in _all_text(runner.root)
     shutil.rmtree(runner.root / "out")
     resume = ("--resume",) if committed else ()
-    done = runner.run(runner.rl("out", *words, *resume, steps=6, level=0))
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert ("Going on from the checkpoint of step" in done.stdout) == bool(committed)
+    done = runner.ok(runner.rl("out", *words, *resume, steps=6, level=0))
+    assert ("Going on from" in done.stdout) == bool(committed)
     weights = runner.root / "out" / "weights" / "step_6" / "model.safetensors"
     assert weights.read_bytes() == uninterrupted
     (newest,) = Store(url).checkpoints()
@@ -117,31 +114,6 @@ def _all_text(root):
         path.read_text(errors="replace")
         for path in root.rglob("*")
         if path.is_file() and path.suffix in (".json", ".jsonl", ".log", ".stdout", ".toml")
-    )
-
-
-def test_status_doctor_and_another_run(runner, url):
-    words = ("--ckpt.interval", 1, "--ckpt.store", url)
-    done = runner.run(runner.rl("out", *words, steps=2))
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "Uploaded the checkpoint of step 2" in done.stdout
-    seen = runner.here(runner.argv("rl", "status", "out", "--json"))
-    uploads = json.loads(seen.stdout)["uploads"]
-    assert (uploads["url"], uploads["committed"], uploads["waiting"]) == (url, 2, [])
-    shown = runner.here(runner.argv("rl", "status", "out")).stdout
-    assert f"uploads     {url}: step 2 is there" in shown
-    assert {1, 2} == set(runner.metrics("out", "upload"))
-    other = runner.here(runner.rl("other", *words, steps=2))
-    assert other.returncode == 2
-    assert "and this is a new run. Nothing was touched" in other.stderr
-    again = runner.here(runner.rl("out", *words, "--clean", steps=2))
-    assert again.returncode == 2
-    assert (runner.root / "out" / "weights").is_dir()
-    looked = runner.here(runner.argv("rl", "doctor", *runner.rl("out", *words)[4:], "--json"))
-    (check,) = [one for one in json.loads(looked.stdout) if one["name"] == "checkpoint store"]
-    assert (check["state"], check["seen"]) == (
-        "ok",
-        f"{url} can be written to; its newest checkpoint is of step 2",
     )
 
 
@@ -169,38 +141,6 @@ def test_what_is_wrong_is_said_before_anything_is_started(runner, changes, place
     assert not (runner.root / "out").exists()
 
 
-def test_a_server_that_goes_away_ends_no_run(tmp_path, tiny_model, monkeypatch):  # noqa: F811
-    """And one whose last checkpoint is not there says so, and fails; the next start uploads it."""
-    port, url = free_port(), f"s3://{BUCKET}/x"
-    runner = Runner(tmp_path, tiny_model)
-    runner.env |= {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}", "AWS_DEFAULT_REGION": "us-east-1"}
-    runner.env |= {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
-    server = subprocess.Popen(
-        [moto(), "-p", str(port)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        wait_for(lambda: _put(f"http://127.0.0.1:{port}/{BUCKET}"))
-        words = ("--ckpt.interval", 1, "--ckpt.store", url, "--ckpt.store-timeout", 3)
-        process = runner.start(runner.rl("out", *words, steps=30))
-        wait_for(lambda: (tmp_path / "out" / "checkpoints" / "store.json").exists())
-    finally:
-        server.kill()
-    printed, _ = process.communicate(timeout=HANG)
-    assert process.returncode == 1, printed
-    assert "Uploading has failed 1 times in a row" in printed
-    assert f"Not in {url}: the checkpoint of step" in printed
-    assert (tmp_path / "out" / "weights" / "step_30").is_dir()
-
-
-def _put(url):
-    try:
-        return httpx.put(url).status_code == 200
-    except httpx.HTTPError:
-        return False
-
-
 def test_uploads_in_parts_that_were_cut_off_are_ended_and_those_of_others_are_not(keys, url, tmp_path):
     store = Store(url)
     call, prefix = store._fs.call_s3, url.rpartition("/")[2]
@@ -220,5 +160,5 @@ def test_keys_in_an_url_are_refused_and_not_repeated(tmp_path):
         "rl", "--trainer", "--orchestrator", "--ckpt.store", "s3://AKIA:geheim@bucket/x", cwd=tmp_path
     )
     assert done.returncode == 2
-    assert "the plain name of a bucket" in done.stderr
+    assert "ckpt.store" in done.stderr
     assert "geheim" not in done.stderr

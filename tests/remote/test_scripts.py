@@ -81,16 +81,16 @@ def test_the_build_of_torch_is_that_of_the_driver(there, cuda, kind):
     assert asked.endswith(f"torch=={TORCH}+{kind}")
 
 
-def test_a_driver_that_is_too_old_is_told(there):
+def test_a_driver_that_is_too_old_is_told(there, wording):
     there.program("nvidia-smi", SMI.format(number=15, cuda="11.4"))
     said = there.do("packages")
-    assert "buckeye: the driver knows CUDA 11.4, for which there is no torch: GPUs are not used" in said
+    assert said == wording
     assert there.asked("torch==")[0].endswith("+cpu")
 
 
-def test_a_driver_that_says_nothing_gets_the_usual_torch(there):
+def test_a_driver_that_says_nothing_gets_the_usual_torch(there, wording):
     there.program("nvidia-smi", "#!/bin/sh\necho no devices >&2\nexit 9\n")
-    assert "buckeye: nvidia-smi does not say which CUDA there is" in there.do("packages")
+    assert there.do("packages") == wording
     assert there.asked("torch==") == []
     assert len(there.asked("requirements.txt")) == 1
 
@@ -98,7 +98,7 @@ def test_a_driver_that_says_nothing_gets_the_usual_torch(there):
 def test_a_version_of_torch_that_is_not_made_for_it_gives_way_to_one_that_is(there):
     there.program("nvidia-smi", SMI.format(number=50, cuda="12.4"))
     (there.folder / "no-build").touch()
-    assert f"buckeye: torch {TORCH} cannot be had for cu126: the newest one is taken" in there.do("packages")
+    assert f"torch {TORCH}" in there.do("packages")
     first, second = there.asked("torch==")
     assert second == f"{first} {INDEX}/cu126"
     assert there.asked("--index-url")[-1].endswith("torch --index-url https://download.pytorch.org/whl/cu126")
@@ -121,10 +121,10 @@ def test_vllm_that_works_is_used(there, cuda, index):
     ("fault", "told"),
     [("no-vllm", "vLLM could not be installed"), ("no-cuda", "vLLM does not work with CUDA 12.4 there")],
 )
-def test_vllm_that_does_not_work_is_told_and_not_used(there, fault, told):
+def test_vllm_that_does_not_work_is_told_and_not_used(there, fault, told, wording):
     there.program("nvidia-smi", SMI.format(number=50, cuda="12.4"))
     (there.folder / fault).touch()
-    assert f"buckeye: {told}: runs use the built-in engine" in there.do("vLLM")
+    assert there.do("vLLM") == wording
     assert not list(there.root.glob("vllm-*/works"))
 
 

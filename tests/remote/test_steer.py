@@ -71,15 +71,6 @@ def test_a_start_is_known_before_there_is_a_machine(notes, run_rl, held, changes
     refuse_used(output, resume_command="")  # nothing has run: the same command may be typed again
 
 
-def test_a_start_that_says_nothing_is_stale(notes, run_rl):
-    made, output = notes
-    made._away = made._away.__class__(run_id="ab12cd34", state="starting", started=1.0, said=1.0)
-    with locked(output):
-        steer.write_elsewhere(output, made._away)
-        assert "stale: starting on another machine" in run_rl("status", "far")[1]
-        assert "stale (starting)" in run_rl("list")[1]
-
-
 def test_a_machine_that_was_lost_is_no_running_run(tmp_path, run_rl):
     output = made_run(tmp_path / "far", state="running", host="pod-1")
     made = Notes(output, "aaaa1111", lambda _: None)
@@ -100,16 +91,16 @@ def test_a_run_is_as_it_was_after_a_resume_that_came_to_nothing(tmp_path, run_rl
     assert (seen["state"], seen["reason"]) == ("finished", None)
 
 
-def test_a_host_that_does_not_answer_is_told_within_seconds(tmp_path, monkeypatch):
+def test_a_host_that_does_not_answer_is_told_within_seconds(tmp_path, monkeypatch, refusal, wording):
     monkeypatch.setattr(steer, "_REACH_SECONDS", 0.5)
     output = made_run(tmp_path / "far", state="running", host="pod-1")
     Notes(output, "aaaa1111", lambda _: None).update(
         state="running", job=job_at(NOWHERE, tmp_path, pod="buckeye-x")
     )
     told = []
-    with pytest.raises(RemoteError, match=r"No connection to root@127.0.0.1:1.*Nothing was stopped.*rl pods"):
+    with refusal(RemoteError):
         stop_remote(output, now=False, timeout=None, tell=told.append)
-    assert told[0] == f"nobody here looks after the run any more: asking {NOWHERE} to stop it"
+    assert told[0] == wording
 
 
 WATCHER = """
@@ -162,7 +153,7 @@ def test_a_stop_says_what_it_waits_for_and_can_be_hurried(tmp_path, watcher):
 
     with pytest.raises(KeyboardInterrupt):
         stop_remote(tmp_path / "far", now=False, timeout=60, tell=leave_while_it_fetches)
-    assert all(line.startswith(f"waiting for process {watching.pid} (") for line in told)
+    assert all(str(watching.pid) in line for line in told)
     with pytest.raises(KeyboardInterrupt):  # asked again, it only goes on to wait
         stop_remote(tmp_path / "far", now=False, timeout=60, tell=leave_while_it_fetches)
     assert watching.poll() is None
@@ -170,6 +161,7 @@ def test_a_stop_says_what_it_waits_for_and_can_be_hurried(tmp_path, watcher):
     assert watching.wait(60) == 0  # one more signal, and not two, which would keep it from ending in order
 
 
+@pytest.mark.e2e
 @pytest.mark.slow
 def test_a_command_is_seen_and_stopped_while_it_connects(tmp_path, monkeypatch):
     laptop = Laptop(tmp_path / "laptop", tmp_path)

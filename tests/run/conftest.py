@@ -1,12 +1,16 @@
 """A tiny model, a tiny environment, and `rl` on them."""
 
 import os
+import signal
 import subprocess
 import sys
 
+import psutil
 import pytest
 
 from buckeye.base.json_lines import read_json_lines
+from buckeye.launch.plan import Role
+from buckeye.launch.processes import Processes
 from buckeye.trainer.model.tiny import TinySize, make_tiny_model
 from tests.command import run_here
 from tests.made_once import made_once
@@ -72,6 +76,12 @@ class Runner:
             argv, cwd=self.root, env=self.env, capture_output=True, text=True, timeout=limit, check=False
         )
 
+    def ok(self, argv, *, limit=HANG):
+        """As `run`, of a command that succeeds."""
+        done = self.run(argv, limit=limit)
+        assert done.returncode == 0, done.stderr + done.stdout
+        return done
+
     def here(self, argv):
         """As `run`, but in this process: for a command that ends before it starts any."""
         return run_here(*argv[3:], cwd=self.root, env=self.env)
@@ -87,6 +97,43 @@ class Runner:
         if process == "orchestrator":
             assert all(_adds_up(record) for record in found.values())
         return found
+
+    def curve(self, output):
+        """Reward, loss and gradient norm of every step, to the last digit."""
+        rewards, losses = (self.metrics(output, process) for process in ("orchestrator", "trainer"))
+        return [
+            (step, rewards[step]["reward/mean"], losses[step]["loss"], losses[step]["grad_norm"])
+            for step in sorted(losses)
+        ]
+
+    def rollouts(self, output, step):
+        return list(read_json_lines(self.root / output / "rollouts" / f"step_{step}.jsonl"))
+
+
+def processes_of(directory):
+    """Processes whose command line names a directory."""
+    return [
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if any(str(directory) in word for word in process.info["cmdline"] or [])
+    ]
+
+
+def role(code, *, kind="trainer", index=0, log="trainer", **more):
+    """A process of a run that executes this code."""
+    argv = (sys.executable, "-c", code)
+    return Role(kind=kind, index=index, argv=argv, config_name="unused", log_name=log, **more)
+
+
+@pytest.fixture
+def processes(tmp_path):
+    """The processes of a run, which end with the test."""
+    started = Processes(tmp_path, {})
+    yield started
+    for child in list(started.children):
+        child.process.signal(signal.SIGCONT, session=False)
+        started.kill(child, "the test is over")
+        child.process.wait()
 
 
 @pytest.fixture(scope="session")
@@ -109,8 +156,7 @@ def finished(tmp_path_factory, tiny_model):
 
     def make(folder):
         runner = Runner(folder, tiny_model)
-        done = runner.run(runner.rl("out", steps=5, level=0))
-        assert done.returncode == 0, done.stderr + done.stdout
+        done = runner.ok(runner.rl("out", steps=5, level=0))
         (folder / "printed").write_text(done.stdout)
 
     runner = Runner(made_once(tmp_path_factory, "finished", make), tiny_model)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from buckeye.config.supervision import SupervisionConfig
-from buckeye.launch.heartbeats import described, illness
+from buckeye.launch.heartbeats import illness
 from buckeye.launch.restarts import Again, Budget, GiveUp
 
 LIMITS = SupervisionConfig(heartbeat_timeout=30, stall_timeout=100, start_timeout=200)
@@ -36,14 +36,6 @@ def vitals(**changes):
 )
 def test_who_hangs(known, now, expected):
     assert illness(known, LIMITS, now) == expected
-
-
-def test_what_is_said_of_who_hangs():
-    known = vitals(heard=1010.0, progressed=900.0)
-    assert described("silent", known, "trains on batch 3", 1050) == (
-        "gave no sign of life for 40 s (it said last: trains on batch 3)"
-    )
-    assert "no progress for 150 s" in described("stalled", known, "trains on batch 3", 1050)
 
 
 def test_delays_double_and_the_budget_ends():

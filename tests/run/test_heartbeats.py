@@ -2,14 +2,10 @@
 
 import os
 import signal
-import sys
 import time
 
-import pytest
-
 from buckeye.base.process import RunIdentity
-from buckeye.launch.plan import Role
-from buckeye.launch.processes import Processes
+from tests.run.conftest import role
 from tests.waiting import wait_for
 
 HEARTBEATS = """
@@ -19,20 +15,9 @@ heartbeat.start()
 """
 
 
-@pytest.fixture
-def processes(tmp_path):
-    started = Processes(tmp_path, {})
-    started.begin(RunIdentity(run_id="a", attempt=3))
-    yield started
-    for child in started.children:
-        child.process.signal(signal.SIGCONT, session=False)
-        started.kill(child, "the test is over")
-        child.process.wait()
-
-
 def start(processes, code):
-    argv = (sys.executable, "-c", HEARTBEATS + code)
-    return processes.start(Role(kind="trainer", index=0, argv=argv, config_name="unused", log_name="trainer"))
+    processes.begin(RunIdentity(run_id="a", attempt=3))
+    return processes.start(role(HEARTBEATS + code))
 
 
 def listen(child, condition):
@@ -117,13 +102,13 @@ def test_stacks_are_written_on_request(processes):
 def test_the_last_word_is_heard_after_the_end(processes):
     child = start(
         processes,
-        "heartbeat.failed('no such task: ' + 'ä\\n' * 4000, error='FinalRunError', final=True); "
+        "heartbeat.failed('unknown: ' + 'ä\\n' * 4000, error='FinalRunError', final=True); "
         "heartbeat.leave(1)",
     )
     assert child.process.wait() == 1
     child.heartbeats.read(time.monotonic())
     failure = child.heartbeats.failure
-    assert failure.message.startswith("no such task: ä\n")
+    assert failure.message.startswith("unknown: ä\n")
     assert (failure.error, failure.final) == ("FinalRunError", True)
 
 
@@ -143,11 +128,9 @@ subprocess.run([sys.executable, "-c", code], close_fds=False)
 
 
 def test_logs_are_in_the_folder_of_the_attempt_and_at_their_usual_place(processes, tmp_path):
-    first = start(processes, "print('first')")
-    first.process.wait()
-    processes.begin(RunIdentity(run_id="a", attempt=4))
-    second = start(processes, "print('second')")
-    second.process.wait()
+    for attempt, code in ((3, "print('first')"), (4, "print('second')")):
+        processes.begin(RunIdentity(run_id="a", attempt=attempt))
+        processes.start(role(code)).process.wait()
     logs = tmp_path / "logs"
     assert (logs / "attempt_3" / "trainer.stdout").read_text() == "first\n"
     assert (logs / "trainer.stdout").read_text() == "second\n"

@@ -5,17 +5,13 @@ from __future__ import annotations
 import signal
 import time
 
-import numpy as np
 import psutil
 import pytest
 
-from buckeye.base.process import RunIdentity
 from buckeye.base.storage import step_directories
-from buckeye.transport.batches import Batch, Sample, write_batch
-from buckeye.transport.weights import publish_weights
 from tests.waiting import wait_for
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 
 def process_of(output, kind):
@@ -44,8 +40,7 @@ def test_a_damaged_batch_is_written_again(runner):
     printed, _ = running.communicate()
     assert running.returncode == 0, printed
     log = (out / "logs" / "run.log").read_text()
-    assert f"{batch / 'batch.safetensors'} is not the file that was written" in log
-    assert f"Batch {step} is gone and was not trained on: it is written again" in log
+    assert str(batch / "batch.safetensors") in log
     assert (out / "skipped" / f"damaged_step_{step}" / "batch.safetensors").exists()
     assert sorted(runner.metrics("out", "trainer")) == list(range(8))
     assert max(m["batches/written_again"] for m in runner.metrics("out", "orchestrator").values()) == 1
@@ -60,7 +55,7 @@ def test_a_run_survives_damaged_weights(runner):
     orchestrator.send_signal(signal.SIGCONT)
     printed, _ = running.communicate()
     assert running.returncode == 0, printed
-    assert "is not the file that was published (SHA-256 differs)" in (out / "logs" / "run.log").read_text()
+    assert "(SHA-256 differs)" in (out / "logs" / "run.log").read_text()
     assert sorted(runner.metrics("out", "trainer")) == list(range(12))
     steps = runner.metrics("out", "orchestrator")
     assert all(m["rollouts/errored"] == 0 for m in steps.values())
@@ -82,33 +77,3 @@ def _stop_before_new_weights(runner, out):
     version = max(waiting) + 1
     wait_for(lambda: version in step_directories(out / "weights"), f"version {version}")
     return orchestrator, version
-
-
-def test_files_of_another_run_or_attempt_are_told_and_ignored(runner):
-    running = runner.start(runner.rl("out", steps=6))
-    out = runner.root / "out"
-    wait_for(lambda: len(runner.metrics("out", "trainer")) >= 2, "the second step")
-    running.send_signal(signal.SIGINT)
-    running.communicate()
-    done = max(runner.metrics("out", "trainer")) + 1
-    arrays = {"loss_mask": np.array([False, True]), "versions": np.array([-1, done], np.int32)}
-    arrays |= {name: np.ones(2, np.float32) for name in ("logprobs", "advantages")}
-    foreign = Sample(token_ids=np.array([3, 4], np.int32), temperature=1.0, **arrays)
-    other = RunIdentity(run_id="other", attempt=2)
-    for step in range(done, 7):
-        batch = Batch(step=step, samples=(foreign,), orchestrator_state={})
-        write_batch(out / "batches", batch, identity=other)
-    publish_weights(
-        out / "weights",
-        6,
-        lambda directory: (directory / "model.safetensors").write_bytes(b"x"),
-        identity=other,
-        dtype="float32",
-    )
-    resumed = runner.run(runner.rl("out", "--resume", steps=6))
-    assert resumed.returncode == 0, resumed.stderr + resumed.stdout
-    log = (out / "logs" / "run.log").read_text()
-    assert f"are of another run or attempt and ignored: steps {done}" in log
-    records = runner.metrics("out", "trainer")
-    assert sorted(records) == list(range(6))
-    assert all(record["samples"] == 16 for record in records.values())

@@ -65,13 +65,13 @@ def test_lines_are_in_order_over_midnight(run):
     assert lines[-3].time == datetime(2024, 3, 2, 0, 0, 3).timestamp()
 
 
-def test_one_process_or_those_of_a_kind(run):
+def test_one_process_or_those_of_a_kind(run, refusal):
     for name in ("trainer", "trainer_1", "inference"):
         log(run, f"{name}.stdout", f"{name}\n")
     assert texts(read_logs(run, process="trainer_1")) == [("trainer_1", "trainer_1")]
     assert [p for p, _ in texts(read_logs(run, process="trainer"))] == ["trainer", "trainer_1"]
     assert texts(read_logs(run, process="trainer 0")) == [("trainer", "trainer")]
-    with pytest.raises(UsageError, match="There are: inference, trainer, trainer_1"):
+    with refusal(UsageError):
         read_logs(run, process="trainee")
 
 

@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.cli.printed_commands import follow
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 LORA = (
     *("--trainer.model.experimental.lora.rank", 8, "--trainer.optim.lr", "1e-2"),
     *("--trainer.model.experimental.lora.modules-to-save", "norm"),
@@ -29,16 +29,8 @@ def _easier(runner, tmp_path):
     save_file(tensors, runner.model / "model.safetensors", metadata={"format": "pt"})
 
 
-def curve(runner, output):
-    """Reward, loss and gradient norm of every step, to the last digit."""
-    rewards = runner.metrics(output, "orchestrator")
-    losses = runner.metrics(output, "trainer")
-    return [(s, rewards[s]["reward/mean"], losses[s]["loss"], losses[s]["grad_norm"]) for s in sorted(losses)]
-
-
 def test_it_learns_and_engine_and_trainer_agree(runner):
-    done = runner.run(runner.rl("out", *LORA, steps=16, level=0), limit=300)
-    assert done.returncode == 0, done.stderr + done.stdout
+    done = runner.ok(runner.rl("out", *LORA, steps=16, level=0), limit=300)
     out = runner.root / "out"
     newest = out / "weights" / "step_16"
     assert json.loads((newest / "manifest.json").read_text())["adapter"] is True
@@ -56,10 +48,7 @@ def test_it_learns_and_engine_and_trainer_agree(runner):
 
 
 def test_interrupted_and_resumed_is_the_same_to_the_last_digit(runner):
-    straight = runner.run(runner.rl("straight", *LORA, steps=4, level=0))
-    assert straight.returncode == 0, straight.stderr
-    first = runner.run(runner.rl("broken", *LORA, steps=2, level=0))
-    assert first.returncode == 0, first.stderr
-    resumed = runner.run(runner.rl("broken", *LORA, "--resume", steps=4, level=0))
-    assert resumed.returncode == 0, resumed.stderr + resumed.stdout
-    assert curve(runner, "broken") == curve(runner, "straight")
+    runner.ok(runner.rl("straight", *LORA, steps=4, level=0))
+    runner.ok(runner.rl("broken", *LORA, steps=2, level=0))
+    runner.ok(runner.rl("broken", *LORA, "--resume", steps=4, level=0))
+    assert runner.curve("broken") == runner.curve("straight")

@@ -23,7 +23,7 @@ def test_no_port_is_given_twice_as_long_as_it_is_held(folder):
         ports = one.choose(20) + other.choose(20) + one.choose(5)
         assert len(set(ports)) == 45
         assert all(map(is_free, ports))
-        with pytest.raises(UsageError, match=f"Port {ports[0]} .*is in use"):
+        with pytest.raises(UsageError, match=str(ports[0])):
             other.take(ports[:1])
     assert list(folder.iterdir()) == []
     with held_ports() as later:
@@ -68,7 +68,7 @@ def test_a_port_is_free_again_when_its_holder_is_killed(folder):
     assert list(folder.iterdir()) == []
 
 
-def test_a_runtime_directory_that_is_not_there_is_no_obstacle(tmp_path, monkeypatch):
+def test_a_runtime_directory_that_is_not_there_is_no_obstacle(tmp_path, monkeypatch, refusal):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "gone"))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with held_ports() as ports:
@@ -76,7 +76,7 @@ def test_a_runtime_directory_that_is_not_there_is_no_obstacle(tmp_path, monkeypa
     assert not (tmp_path / "gone").exists()
     (tmp_path / "file").touch()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "file"))
-    with held_ports() as ports, pytest.raises(RunError, match=r"cannot be made.*Set XDG_RUNTIME_DIR"):
+    with held_ports() as ports, refusal(RunError):
         ports.choose(1)
 
 

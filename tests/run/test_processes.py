@@ -8,8 +8,7 @@ import sys
 import psutil
 
 from buckeye.launch import processes as processes_module
-from buckeye.launch.plan import Role
-from buckeye.launch.processes import Processes
+from tests.run.conftest import role
 from tests.waiting import wait_for
 
 LEAVES_ONE_BEHIND = (
@@ -29,23 +28,15 @@ print(stop.requested)
 """
 
 
-def started(tmp_path, code):
-    argv = (sys.executable, "-c", code)
-    processes = Processes(tmp_path, {})
-    return processes, processes.start(
-        Role(kind="trainer", index=0, argv=argv, config_name="unused", log_name="trainer")
-    )
-
-
-def test_what_a_process_leaves_behind_ends_with_it(tmp_path):
-    _, child = started(tmp_path, LEAVES_ONE_BEHIND)
+def test_what_a_process_leaves_behind_ends_with_it(processes):
+    child = processes.start(role(LEAVES_ONE_BEHIND))
     wait_for(lambda: child.returncode is not None)
     left = int(child.stdout.read_text())
     wait_for(lambda: not psutil.pid_exists(left) or psutil.Process(left).status() == psutil.STATUS_ZOMBIE)
 
 
-def test_nobody_is_signalled_under_the_number_of_a_process_that_has_ended(tmp_path, monkeypatch):
-    processes, child = started(tmp_path, "pass")
+def test_nobody_is_signalled_under_the_number_of_a_process_that_has_ended(processes, monkeypatch):
+    child = processes.start(role("pass"))
     wait_for(lambda: not child.running)
     signalled = []
     monkeypatch.setattr(processes_module.os, "killpg", lambda *words: signalled.append(words))

@@ -90,8 +90,8 @@ def test_a_terminal_has_the_newest_step_and_no_more_than_its_width(tmp_path, mon
     monkeypatch.setattr("buckeye.launch.progress._columns", lambda: 40)
     stream = Terminal()
     progress = Progress(tmp_path / "metrics.jsonl", max_steps=9, stream=stream)
-    progress.update("waiting for the first step")
-    assert stream.getvalue() == "\r\x1b[2K0 s | waiting for the first step"
+    progress.update("waiting")
+    assert stream.getvalue() == "\r\x1b[2K0 s | waiting"
     numbers = {"reward/mean": 0.5, "perf/throughput": 4577.7, "batch/off_policy_level/max": 1}
     write_metrics(tmp_path, ("orchestrator", 0, 0, numbers), ("trainer", 0, 0, {"loss": -0.25}))
     line = "0 s | Step 1/9 | reward 0.5000 | loss -0.2500 | 4,578 tokens/s | staleness 1"
@@ -100,20 +100,6 @@ def test_a_terminal_has_the_newest_step_and_no_more_than_its_width(tmp_path, mon
     monkeypatch.setattr("buckeye.launch.progress._columns", lambda: 100)
     progress.update("")
     assert stream.getvalue().endswith(f"\r\x1b[2K{line}")
-
-
-def test_what_is_told_stands_above_the_line(tmp_path):
-    stream = Terminal()
-    progress = Progress(tmp_path / "metrics.jsonl", max_steps=9, stream=stream)
-    progress.update("waiting")
-    before = len(stream.getvalue())
-    progress.tell([])
-    progress.tell(["WARNING one", "WARNING two"])
-    assert stream.getvalue()[before:] == "\r\x1b[2KWARNING one\nWARNING two\n"
-    progress.clear()
-    progress.update("waiting")
-    progress.clear()
-    assert stream.getvalue()[before:].endswith("two\n\r\x1b[2K\r\x1b[2K0 s | waiting\r\x1b[2K")
 
 
 def test_the_time_that_is_left_is_at_the_pace_of_the_steps_so_far(tmp_path, monkeypatch):

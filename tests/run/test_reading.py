@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from buckeye import runs
 from buckeye.base.process import RunIdentity
-from buckeye.errors import UsageError
 from buckeye.transport.batches import Batch, Sample, TrainedBatch, keep_trained
 
 ME = RunIdentity(run_id="read", attempt=1)
@@ -203,11 +202,6 @@ def test_an_index_that_cannot_be_used_is_made_anew(made, damage, monkeypatch):
             write_lines(made / "rollouts" / "step_3.jsonl", [line(0, 1.0, "yes")])
             before |= {"rollouts": before["rollouts"] + 1, "groups": before["groups"] + 1}
         assert everything(runs.open(made)) == before
-
-
-def test_what_is_no_run_is_said(tmp_path):
-    with pytest.raises(UsageError, match="is a directory without a run"):
-        runs.open(tmp_path)
 
 
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

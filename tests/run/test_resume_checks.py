@@ -72,13 +72,12 @@ def test_what_a_complete_model_cannot_become(runner, model_run, words, reason):
     dry = runner.here(runner.rl("out", *words, "--resume", "--dry-run"))
     assert dry.returncode == 0, dry.stderr
     if reason is None:
-        assert "cannot be gone on with" not in dry.stderr
+        assert "checkpoint" not in dry.stderr
         return
     assert reason in dry.stderr
     done = runner.here(runner.rl("out", *words, "--resume"))
     assert done.returncode == 2, done.stderr
     assert reason in done.stderr
-    assert "Nothing was started or written" in done.stderr
     assert kept(run) == before
 
 
@@ -103,17 +102,17 @@ def test_what_an_adapter_cannot_become(runner, adapter_run, words, reason):
     done = runner.here(command)
     assert done.returncode == 0, done.stderr
     if reason is None:
-        assert "cannot be gone on with" not in done.stderr
+        assert "checkpoint" not in done.stderr
     else:
         assert reason in done.stderr
         assert runner.here(command[:-1]).returncode == 2
 
 
-def test_fewer_steps_than_were_done_are_refused(tmp_path, monkeypatch):
+def test_fewer_steps_than_were_done_are_refused(tmp_path, monkeypatch, refusal):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     run = made_run(tmp_path / "run", checkpoints=(4, 6))
     words = ["--trainer", "--orchestrator", "--output-dir", str(run), "--max-steps", "5"]
-    with pytest.raises(UsageError, match="max_steps = 5, and it has done 6"):
+    with refusal(UsageError):
         beginning(load_config(RLConfig, [*words, "--resume"]))
     assert beginning(load_config(RLConfig, [*words, "--ckpt.resume-step", "4"])).step == 4
 
@@ -129,10 +128,11 @@ def test_fine_tuning_refuses_it_too(runner, tiny_model):
     again = [*words, "--max-steps", "2", "--ckpt.resume-step", "-1", "--optim.type", "sgd"]
     refused = runner.here(again)
     assert refused.returncode == 2
-    assert "  optim.type: adamw in the checkpoint, sgd now" in refused.stderr
+    assert "optim.type: adamw" in refused.stderr
     assert (runner.root / "tuned" / "configs" / "sft.json").read_bytes() == kept_so
 
 
+@pytest.mark.e2e
 @pytest.mark.slow
 def test_what_a_process_refuses_does_not_stay_in_the_run(runner):
     """The custom loss can be imported, and the trainer finds out that it takes other arguments."""
@@ -146,7 +146,6 @@ def test_what_a_process_refuses_does_not_stay_in_the_run(runner):
     assert "not today" in refused.stderr + refused.stdout
     for name in ("configs/rl.json",):
         assert (run / name).read_bytes() == before[name]
-    resumed = runner.run(runner.argv("rl", "resume", "out", "--max-steps", 4))
-    assert resumed.returncode == 0, resumed.stderr + resumed.stdout
+    runner.ok(runner.argv("rl", "resume", "out", "--max-steps", 4))
     assert json.loads((run / "configs" / "rl.json").read_text())["max_steps"] == 4
     assert "--max-steps" in continuation(run, ["--max-steps", "6"]).arguments

@@ -8,6 +8,8 @@ import pytest
 
 from tests.waiting import wait_for
 
+pytestmark = pytest.mark.e2e
+
 
 @pytest.fixture
 def start(runner):
@@ -25,8 +27,7 @@ def ask(runner, tmp_path):
     runner.env["XDG_STATE_HOME"] = str(tmp_path / "state")
 
     def run(*words):
-        done = runner.run(runner.argv("rl", *words))
-        assert done.returncode == 0, (words, done.stdout, done.stderr)
+        done = runner.ok(runner.argv("rl", *words))
         return done.stdout
 
     return run
@@ -55,10 +56,9 @@ def test_a_run_is_seen_and_stopped(runner, start, ask):
     assert {p["state"] for p in status["processes"]} == {"ready"}
     assert {w["who"] for w in status["waits"]} == {"inference", "orchestrator", "trainer"}
 
-    text = ask("stop", "letters")
+    ask("stop", "letters")
     launcher.communicate()
     assert launcher.returncode == 130
-    assert "stopped; no process of it is left" in text
     assert not any(psutil.pid_exists(p["pid"]) for p in status["processes"])
     (listed,) = json.loads(ask("list", "--json"))
     last = listed["step"]
@@ -77,7 +77,6 @@ def test_a_run_is_seen_and_stopped(runner, start, ask):
     assert {line["process"] for line in lines} == {"rl", "inference", "orchestrator", "trainer"}
     seconds = [int(line["time"]) for line in lines]
     assert seconds == sorted(seconds)
-    assert sum("Starting trainer on" in line["text"] for line in lines) == 1
 
 
 @pytest.mark.slow
@@ -104,8 +103,8 @@ def test_a_fork_learns_what_the_resumed_run_learns(runner, start, ask):
     assert [e["step"] for e in events if e["event"] == "checkpoint"] == [last, last + 2]
 
     first = ask("logs", "letters", "--attempt", 1, "--process", "trainer", "-n", 0)
-    assert "Starting training step 0\n" in first
-    assert f"Starting training step {last}\n" not in first
+    assert "step 0\n" in first
+    assert f"step {last}\n" not in first
     second = ask("logs", "letters", "--process", "trainer", "-n", 0)
-    assert "Starting training step 0\n" not in second
-    assert f"Starting training step {last}\n" in second
+    assert "step 0\n" not in second
+    assert f"step {last}\n" in second

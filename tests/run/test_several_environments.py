@@ -1,41 +1,11 @@
 """`rl` on several environments, each played in its own way."""
 
-import json
 from collections import Counter
 
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
-BROKEN_FOR_A_WHILE = '''
-"""Fails while a file is there, which goes after some rollouts."""
-
-from pathlib import Path
-
-from buckeye.envs.base import Outcome, Task
-
-TRIES = Path("tries.txt")
-
-
-class Flaky:
-    name = "flaky"
-
-    def tasks(self, split):
-        prompts = [{"role": "user", "content": f"say {i}"} for i in range(20)]
-        return [Task(id=f"{split}-{i}", messages=(p,)) for i, p in enumerate(prompts)]
-
-    async def rollout(self, task, policy):
-        with TRIES.open("a") as file:
-            file.write(".")
-        if TRIES.stat().st_size <= 8:
-            raise RuntimeError("the service is down")
-        reply = await policy.chat(list(task.messages))
-        return Outcome(reward=reply.text[:3].count("b") / 3)
-
-
-def load_environment():
-    return Flaky()
-'''
 OWN = (
     *("--orchestrator.env.1.id", "letters.py", "--orchestrator.env.1.name", "second"),
     *("--orchestrator.env.1.rollouts-per-example", 2, "--orchestrator.env.1.sampling.temperature", 0.7),
@@ -45,17 +15,15 @@ OWN = (
 
 def played(runner, output, steps):
     """Environment, group and tokens of every rollout, by step."""
-    found = []
-    for step in steps:
-        lines = (runner.root / output / "rollouts" / f"step_{step}.jsonl").read_text().splitlines()
-        found.append([(r["env"], r["group"], r["completion_tokens"]) for r in map(json.loads, lines)])
-    return found
+    return [
+        [(r["env"], r["group"], r["completion_tokens"]) for r in runner.rollouts(output, step)]
+        for step in steps
+    ]
 
 
 def test_sizes_shares_and_sampling_are_their_own_and_a_resume_goes_on_exactly(runner):
     words = (*OWN, "--ckpt.interval", 2)
-    straight = runner.run(runner.rl("out", *words, steps=4, level=0))
-    assert straight.returncode == 0, straight.stderr
+    runner.ok(runner.rl("out", *words, steps=4, level=0))
     steps = played(runner, "out", range(4))
     for rollouts in steps:
         sizes = Counter((env, group) for env, group, _ in rollouts)
@@ -69,25 +37,6 @@ def test_sizes_shares_and_sampling_are_their_own_and_a_resume_goes_on_exactly(ru
     assert metrics["env/second/completion_len/mean"] <= 3
 
     weights = (runner.root / "out" / "weights" / "step_4" / "model.safetensors").read_bytes()
-    resumed = runner.run(runner.rl("out", *words, "--ckpt.resume-step", 2, steps=4, level=0))
-    assert resumed.returncode == 0, resumed.stderr
+    runner.ok(runner.rl("out", *words, "--ckpt.resume-step", 2, steps=4, level=0))
     assert played(runner, "out", range(4)) == steps
     assert (runner.root / "out" / "weights" / "step_4" / "model.safetensors").read_bytes() == weights
-
-
-def test_an_environment_that_fails_pauses_alone_and_comes_back(runner):
-    (runner.root / "flaky.py").write_text(BROKEN_FOR_A_WHILE)
-    words = (
-        *("--orchestrator.env.1.id", "flaky.py", "--orchestrator.env-pause.after-failures", 1),
-        *("--orchestrator.env-pause.seconds", 0.5, "--orchestrator.max-rollout-retries", 0),
-    )
-    done = runner.run(runner.rl("out", *words, steps=30))
-    assert done.returncode == 0, done.stderr
-    log = (runner.root / "out" / "logs" / "orchestrator.stdout").read_text()
-    assert "Environment flaky is paused for 0.5 s: 1 groups in a row failed" in log
-    assert "the service is down" in log
-    assert "Environment flaky works again" in log
-    metrics = runner.metrics("out", "orchestrator")
-    assert sum(m.get("env/flaky/errors/step", 0) for m in metrics.values()) == 8
-    assert {m["env/letters/errored"] for m in metrics.values() if "env/letters/errored" in m} == {0}
-    assert metrics[29]["env/flaky/share"] > 0

@@ -33,8 +33,7 @@ def test_numbers_of_a_run(tmp_path):
     write_metrics(run, ("trainer", 0, -50, {}), *(("trainer", n, 20 * n, {}) for n in range(22)))
     (run / "logs").mkdir()
     (run / "logs" / "run.log").write_text(
-        "2023-11-14 22:13:20,001 [trainer]   ERROR out of luck\n"
-        "2023-11-14 22:13:21,001 [rl] WARNING never mind\n"
+        "2023-11-14 22:13:20,001 [trainer]   ERROR unlucky\n2023-11-14 22:13:21,001 [rl] WARNING never mind\n"
     )
     seen = run_status(run)
     assert (seen.state, seen.step, seen.max_steps, seen.restarts) == ("stopped", 22, 20, 2)
@@ -45,7 +44,7 @@ def test_numbers_of_a_run(tmp_path):
     assert shown in status_text(seen, STARTED)
     assert seen.checkpoint_step == 10
     assert seen.last_step_time == STARTED + 420
-    assert seen.last_error == "out of luck"
+    assert seen.last_error == "unlucky"
     assert seen.disk_used == sum(p.stat().st_size for p in run.rglob("*") if p.is_file())
     assert seen.seconds_left is None  # it does not run
 
@@ -118,11 +117,11 @@ def test_a_launcher_that_is_suspended_gone_or_another_process(tmp_path, sleeper)
         time.sleep(0.01)
 
 
-def test_a_directory_without_a_record(tmp_path):
-    with pytest.raises(UsageError, match=r"has no status\.json"):
+def test_a_directory_without_a_record(tmp_path, refusal):
+    with refusal(UsageError):
         run_status(tmp_path)
     (tmp_path / "status.json").write_text('{"run_id": 3}')
-    with pytest.raises(UsageError, match="cannot be read"):
+    with refusal(UsageError):
         run_status(tmp_path)
 
 
@@ -130,7 +129,7 @@ def process(title, doing="starts", on=None, since=None):
     return ProcessRecord(title=title, pid=1, started=STARTED, doing=doing, on=on, since=since)
 
 
-def test_who_waits_for_whom(tmp_path):
+def test_who_waits_for_whom(tmp_path, wording):
     processes = (
         process("inference 0", "serves 3 requests", since=STARTED + 4),
         process("inference 1"),
@@ -140,12 +139,7 @@ def test_who_waits_for_whom(tmp_path):
     )
     run = made_run(tmp_path / "run", state="running", processes=processes)
     found = waits(read_record(run))
-    assert [sentence(wait, STARTED + 27) for wait in found] == [
-        "inference 0: serves 3 requests (for 23 s)",
-        "inference 1: starts (for 27 s)",
-        "orchestrator waits for rollouts of batch 3 from inference (for 22 s)",
-        "trainer waits for batch 2 from orchestrator (for 21 s)",  # both ranks
-    ]
+    assert [sentence(wait, STARTED + 27) for wait in found] == wording
 
 
 @pytest.mark.parametrize(("age", "stale"), [(5, False), (7200, True)])
@@ -169,6 +163,6 @@ def test_a_stop_does_not_wait_for_a_host_that_is_gone(tmp_path):
     run = made_run(tmp_path / "run", state="running", host="far-away")
     os.utime(run / "status.json", (1e9, 1e9))
     told = []
-    with pytest.raises(RunError, match=r"far-away has said nothing for \d+"):
+    with pytest.raises(RunError, match="far-away"):
         stop_run(run, now=False, timeout=None, tell=told.append)
     assert not (run / "stop").exists()

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,11 +16,11 @@ from buckeye.run_files.events import read_events, write_event
 from tests.small_disk import fill
 
 
-def test_a_line_that_does_not_fit_leaves_the_file_as_it_was(disk):
+def test_a_line_that_does_not_fit_leaves_the_file_as_it_was(disk, refusal):
     file = LineFile(disk / "x")
     file.append(b"one\n")
     ballast = fill(disk)
-    with pytest.raises(OSError, match="No space left"):
+    with refusal(OSError):
         file.append(b"y" * 8000 + b"\n")
     assert (disk / "x").read_bytes() == b"one\n"
     ballast.unlink()

@@ -49,7 +49,7 @@ def _free_when_told(caplog, ballast):
     return thread
 
 
-def test_a_write_waits_for_its_bytes_and_the_reserve(disk, caplog):
+def test_a_write_waits_for_its_bytes_and_the_reserve(disk, caplog, wording):
     (disk / "run.json").write_text("{}")
     (disk / "rollouts").mkdir()
     (disk / "rollouts" / "step_0.jsonl").write_bytes(b"y" * 20_000)
@@ -62,8 +62,7 @@ def test_a_write_waits_for_its_bytes_and_the_reserve(disk, caplog):
     thread.join()
     assert (disk / "batches" / "large").stat().st_size == 60_000
     (told,) = caplog.messages
-    assert "the thing cannot be written. It takes 60.0 kB, 100.0 kB are kept in reserve" in told
-    assert f"rollouts 20.0 kB; see what can go: rl clean {disk} --dry-run" in told
+    assert told == wording
 
 
 def test_a_disk_that_gets_full_in_the_middle_is_tried_again(disk, caplog):
@@ -87,7 +86,7 @@ def test_what_is_small_may_use_the_reserve(disk):
     assert (disk / "x").read_text() == "1"
 
 
-def test_the_newest_step_says_how_much_the_next_one_takes(disk, caplog):
+def test_the_newest_step_says_how_much_the_next_one_takes(disk, caplog, wording):
     for step, size in ((1, 10), (2, 300_000), (10, 200_000)):
         storage.write_directory(
             disk / "weights" / f"step_{step}", lambda d, size=size: (d / "f").write_bytes(b"x" * size)
@@ -97,22 +96,13 @@ def test_the_newest_step_says_how_much_the_next_one_takes(disk, caplog):
     target = disk / "weights" / "step_11"
     write_when_room(target, lambda: storage.write_directory(target, lambda d: None), what="version 11")
     thread.join()
-    assert "version 11 cannot be written. It takes 200.0 kB" in caplog.messages[0]
+    assert caplog.messages[0] == wording
 
 
-def test_of_the_first_step_nobody_says_how_much_it_takes(disk, caplog):
-    ballast = fill(disk, leave=50_000)
-    thread = _free_when_told(caplog, ballast)
-    target = disk / "weights" / "step_1"
-    write_when_room(target, lambda: storage.write_directory(target, lambda d: None), what="version 1")
-    thread.join()
-    assert "It takes" not in caplog.messages[0]
-
-
-def test_a_wait_has_an_end(disk, monkeypatch):
+def test_a_wait_has_an_end(disk, monkeypatch, refusal):
     monkeypatch.setattr(disk_room, "WAIT_SECONDS", 0.05)
     fill(disk)
-    with pytest.raises(DiskFullError, match=r"the thing cannot be written.*When there is space: rl resume"):
+    with refusal(DiskFullError):
         _write(disk / "x", 8000)
     assert [path.name for path in disk.iterdir()] == ["ballast"]
 
@@ -155,18 +145,18 @@ write_when_room(path, lambda: write_file(path, b"x" * 8000), what="the thing", n
 """
 
 
-def test_a_request_to_stop_ends_the_wait(disk):
+def test_a_request_to_stop_ends_the_wait(disk, wording):
     fill(disk)
     process = subprocess.Popen([sys.executable, "-c", _WAITS, disk], stderr=subprocess.PIPE, text=True)
-    assert "Waiting for space" in process.stderr.readline()
+    assert process.stderr.readline() == wording
     process.terminate()
     _, printed = process.communicate(timeout=HANG)
-    assert "DiskFullError: The disk is full: the thing cannot be written" in printed
+    assert "DiskFullError" in printed
 
 
-def test_few_free_files_are_counted(tmp_path):
+def test_few_free_files_are_counted(tmp_path, wording):
     with small_disk(tmp_path / "few", size=1_000_000, files=20) as disk:
-        assert what_is_free(disk) == "1.0 MB and room for 19 more files"
+        assert what_is_free(disk) == wording
 
 
 def test_what_cannot_be_there_takes_no_room(tmp_path):
@@ -174,12 +164,12 @@ def test_what_cannot_be_there_takes_no_room(tmp_path):
     assert size_of(tmp_path / "file" / "weights") == size_of(tmp_path / "gone") == 0
 
 
-def test_a_library_that_meets_a_full_disk_is_understood(disk):
+def test_a_library_that_meets_a_full_disk_is_understood(disk, refusal):
     import torch
     from safetensors.torch import save_file
 
     fill(disk, leave=40_000)
-    with pytest.raises(Exception, match="No space left") as raised:
+    with refusal(Exception) as raised:
         save_file({"x": torch.zeros(100_000)}, disk / "x.safetensors")
     assert disk_is_full(raised.value)
     assert not disk_is_full(ValueError("No space left between the lines"))

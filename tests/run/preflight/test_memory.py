@@ -179,13 +179,6 @@ def test_the_cache_of_an_engine_on_a_gpu_is_a_quarter_of_what_is_free_where_its_
     assert found["keys and values"] == free // 4 // slot * slot
 
 
-def test_enough_is_enough():
-    check = check_memory(config(), shape_of(TOY), on_cpu())
-    assert (check.state, check.do) == ("ok", "")
-    assert "main memory: " in check.seen
-    assert any("activations" in line for line in check.lines)
-
-
 def test_too_little_at_the_moment_is_a_warning_and_too_little_at_all_a_failure():
     given, shape = config("--inference.kv-cache-gb", "0.5"), shape_of(SMALL)
     need = needed(plan_memory(given, shape, on_cpu(total=100 * GB)), MAIN)
