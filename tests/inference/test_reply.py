@@ -1,7 +1,5 @@
 """Replies read while they are written."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
