@@ -249,7 +249,7 @@ SAMPLED = [*KINDS, *(f"thought {kind}" for kind in KINDS)]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@settings(max_examples=50, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_trained_ids_are_the_sampled_ids_whatever_is_sampled(renderers, family, data):
     """Conversations branch only where Qwen3 drops reasoning, with the user's next word. Control tokens in a
