@@ -1,7 +1,5 @@
 """Small tokenizers with the special tokens and the chat templates of the model families."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

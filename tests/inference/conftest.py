@@ -5,7 +5,10 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,16 +16,20 @@ import httpx
 import pytest
 import torch
 
-from buckeye.inference.client import SamplingParams
+from buckeye.config.inference import InferenceConfig
+from buckeye.inference.client import InferenceClient, SamplingParams
 from buckeye.inference.engine.architecture import read_spec
 from buckeye.inference.engine.decoder import Decoder
 from buckeye.inference.engine.engine import Engine
 from buckeye.inference.engine.kv_cache import KVCache
+from buckeye.inference.engine.sequences import Sequence
 from buckeye.inference.engine.weights import Checkpoint, Weights
+from buckeye.inference.server import server as server_module
+from buckeye.inference.server.access import access_rules
 from buckeye.inference.vllm.interpreter import find_vllm, install_vllm
 from tests.ports import free_port
 from tests.rounding import logprob_error
-from tests.waiting import HANG
+from tests.waiting import HANG, wait_for
 
 VOCAB = 320
 MAX_LEN = 160
@@ -99,6 +106,11 @@ class TinyModel:
         return self.next_logprobs(prompt, sampled).gather(1, torch.tensor(sampled)[:, None])[:, 0]
 
 
+@pytest.fixture(scope="session")
+def anyio_backend():
+    return "asyncio"
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread():
     torch.set_num_threads(1)
@@ -130,18 +142,20 @@ def near(logprobs):
     return pytest.approx(logprobs, abs=LOGPROB_ERROR)
 
 
-def make_engine(directory: Path, *, slots: int = 8, max_len: int = MAX_LEN) -> Engine:
-    spec = read_spec(directory)
-    device = torch.device("cpu")
-    weights = Weights(spec, dtype=torch.float32, device=device)
-    checkpoint = Checkpoint(directory)
+PROMPT = tuple(range(20, 50))
+
+
+def make_engine(directory: Path, *, slots=8, spare=0, max_len=MAX_LEN, dtype=torch.float32, device="cpu"):
+    spec, settings = read_spec(directory), {"dtype": dtype, "device": torch.device(device)}
+    weights, checkpoint = Weights(spec, **settings), Checkpoint(directory)
     weights.check(checkpoint)
     weights.load(checkpoint)
-    return Engine(
-        Decoder(
-            spec, weights, KVCache(spec, slots=slots, max_len=max_len, dtype=torch.float32, device=device)
-        )
-    )
+    cache = KVCache(spec, slots=slots, spare=spare, max_len=max_len, **settings)
+    return Engine(Decoder(spec, weights, cache))
+
+
+def sample(prompt=PROMPT, *, max_tokens: int = 20, seed: int = 0, **params) -> Sequence:
+    return Sequence(tuple(prompt), SamplingParams(max_tokens=max_tokens, seed=seed, **params))
 
 
 def finish(engine: Engine, *sequences) -> None:
@@ -194,7 +208,7 @@ def vllm_python() -> Path:
 
 
 class Server:
-    """A real inference server in its own process."""
+    """A real inference server in its own process. It is ended with the block."""
 
     def __init__(
         self,
@@ -249,6 +263,71 @@ class Server:
         self.process.terminate()
         return self.process.wait()
 
+    def __enter__(self) -> Server:
+        self.wait_ready()
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+class LocalServer:
+    """An inference server in threads of this process: ready when it is made."""
+
+    def __init__(
+        self, model: Path, output_dir: Path, /, *, key: str | None = KEY_OF_SERVERS, **settings
+    ) -> None:
+        self.key, self.port = key, free_port()
+        switch_interval, ready = sys.getswitchinterval(), threading.Event()
+        self.url = f"http://127.0.0.1:{self.port}"
+        server = {**settings.pop("server", {}), "port": self.port, "api_key_var": KEY_VARIABLE}
+        common = {"output_dir": str(output_dir), "weights_dir": str(model.parent.parent)}
+        settings = common | settings | {"server": server, "model": {"name": str(model)}}
+        self._stops: list[Callable[[], None]] = []
+        config = InferenceConfig.model_validate(settings)
+        self._thread = threading.Thread(target=self._serve, args=(config,), daemon=True)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("BUCKEYE_THREADS", "1")
+            patch.setenv("BUCKEYE_HOME", str(output_dir / "home"))
+            patch.setenv(KEY_VARIABLE, key or "")
+            patch.setattr(server_module, "_on_stop_signal", self._stops.append)
+            patch.setattr(server_module.heartbeat, "ready", ready.set)
+            self._thread.start()
+            wait_for(lambda: ready.is_set() or not self._thread.is_alive())
+        sys.setswitchinterval(switch_interval)
+        assert ready.is_set(), "the server did not start"
+
+    def _serve(self, config: InferenceConfig) -> None:
+        with access_rules(config) as rules:
+            server_module._run(config, None, rules)
+
+    http = Server.http
+
+    def drain(self) -> None:
+        """As a signal does: finish what is open; a second time end it."""
+        self._stops[0]()
+
+    def stop(self) -> None:
+        self.drain()
+        self.drain()
+        self._thread.join()
+
+    def __enter__(self) -> LocalServer:
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.stop()
+
+
+@asynccontextmanager
+async def client_of(server, model):
+    async with InferenceClient(
+        [server.url], api_key=server.key, timeout=HANG, model=str(model.directory)
+    ) as client:
+        await client.wait_ready(60)
+        yield client
+
 
 async def cut_short(client, prompt, tokens, *, tries=40):
     """What comes of a session that was ended in the middle of its reply: tried until it is caught there."""
@@ -268,12 +347,8 @@ async def cut_short(client, prompt, tokens, *, tries=40):
 
 @pytest.fixture(scope="session")
 def server(chat_model, tmp_path_factory):
-    running = Server(chat_model.directory, tmp_path_factory.mktemp("server"), max_num_seqs=16)
-    try:
-        running.wait_ready()
+    with LocalServer(chat_model.directory, tmp_path_factory.mktemp("server"), max_num_seqs=16) as running:
         yield running
-    finally:
-        running.stop()
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """A tiny model that says what it was taught to: some prompts, one reply for each, greedily."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch
@@ -40,14 +38,14 @@ FOUND_DOG = [
     },
     {"role": "tool", "tool_call_id": "call00000", "content": "An animal."},
 ]
-ASK_UNKNOWN = [{"role": "user", "content": "zebra"}]
+ANIMAL, THOUGHT = "It is an animal.", "Two and two."
 SCRIPT = [
     (ASK_HELLO, (), f"{NO_THOUGHT}Hello, fox!"),
     (ASK_DOG, (FIND,), f"{NO_THOUGHT}{CALL}"),
     (ASK_DOG, (), f"{NO_THOUGHT}Which dog?"),
     (ASK_BOTH, (FIND,), f"{NO_THOUGHT}I look.\n{CALL}\n{CALL}"),
-    (FOUND_DOG, (FIND,), f"{NO_THOUGHT}It is an animal."),
-    (ASK_HARD, (), "<think>\nTwo and two.\n</think>\n\nFour."),
+    (FOUND_DOG, (FIND,), f"{NO_THOUGHT}{ANIMAL}"),
+    (ASK_HARD, (), f"<think>\n{THOUGHT}\n</think>\n\nFour."),
 ]
 COMPLETION = ("the quick", " brown fox")
 CONTEXT = 1024

@@ -1,10 +1,7 @@
 """What a web page, another user and a client without the key can do to an inference server."""
 
-from __future__ import annotations
-
 import os
 import shutil
-import signal
 import stat
 import tempfile
 from pathlib import Path
@@ -13,9 +10,8 @@ import httpx
 import pytest
 
 from buckeye.inference.server.access import PUBLIC
-from tests.waiting import HANG
 
-from .conftest import Server
+from .conftest import LocalServer
 from .test_server import post
 
 JSON = {"content-type": "application/json"}
@@ -58,10 +54,9 @@ def test_without_the_key_there_is_a_liveness_answer_only(http, server):
         assert stranger.get("/health").content == b""
 
 
-def test_a_key_is_made_for_the_start_and_found_by_clients_of_this_user(chat_model, tmp_path):
-    server = Server(chat_model.directory, tmp_path, key=None)
-    try:
-        server.wait_ready()
+def test_a_key_is_made_for_the_start_and_found_by_clients_of_this_user(chat_model, tmp_path, caplog):
+    caplog.set_level("INFO")
+    with LocalServer(chat_model.directory, tmp_path, key=None) as server:
         (made,) = (tmp_path / "home" / "servers").iterdir()
         assert stat.S_IMODE(made.stat().st_mode) == 0o600
         assert stat.S_IMODE(made.parent.stat().st_mode) == 0o700
@@ -69,27 +64,19 @@ def test_a_key_is_made_for_the_start_and_found_by_clients_of_this_user(chat_mode
             assert http.get("/v1/models").status_code == 401
             key = {"Authorization": f"Bearer {made.read_text()}"}
             assert http.get("/v1/models", headers=key).status_code == 200
-        assert made.read_text() not in server.log.read_text()
-        assert str(made) in server.log.read_text()
-    finally:
-        assert server.stop() == 0
+        assert made.read_text() not in caplog.text
+        assert str(made) in caplog.text
     assert not made.exists()
 
 
 def test_a_server_without_a_key_is_not_steered(chat_model, tmp_path):
-    server = Server(chat_model.directory, tmp_path, key=None, no_key=True)
-    try:
-        server.wait_ready()
-        with server.http() as http:
-            assert http.post("/v1/chat/completions", json=CHAT).status_code in (200, 404)
-            paths = http.get("/openapi.json").json()["paths"]
-            for path, methods in paths.items():
-                public = any(path == one or path.startswith(f"{one}/") for one in PUBLIC)
-                for method in methods:
-                    answer = http.request(method, path.replace("{model}", "x"), content=b"{}", headers=JSON)
-                    assert (answer.status_code == 403) is not public, (method, path, answer.text)
-    finally:
-        server.stop()
+    with LocalServer(chat_model.directory, tmp_path, key=None, no_key=True) as server, server.http() as http:
+        assert http.post("/v1/chat/completions", json=CHAT).status_code in (200, 404)
+        for path, methods in http.get("/openapi.json").json()["paths"].items():
+            public = any(path == one or path.startswith(f"{one}/") for one in PUBLIC)
+            for method in methods:
+                answer = http.request(method, path.replace("{model}", "x"), content=b"{}", headers=JSON)
+                assert (answer.status_code == 403) is not public, (method, path, answer.text)
 
 
 @pytest.mark.parametrize(
@@ -123,34 +110,13 @@ def test_weights_are_files_below_the_folder_that_was_named(http, server, chat_mo
         shutil.rmtree(target, ignore_errors=True)
 
 
-def test_a_server_whose_weights_are_a_pipe_ends_when_it_is_told_to(chat_model, tmp_path):
-    server = Server(chat_model.directory, tmp_path, weights_dir=str(tmp_path))
-    os.mkfifo(tmp_path / "manifest.json")
-    try:
-        server.wait_ready()
-        with server.http() as http:
-            post(http, "/start_weight_update")
-            body = {"update_info": {"path": str(tmp_path)}}
-            assert http.post("/update_weights", json=body).status_code == 400
-        server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(HANG) == 0
-    finally:
-        server.process.kill()
-
-
 def test_a_page_that_is_listed_may_ask_and_read(chat_model, tmp_path):
     page = "http://localhost:3000"
-    server = Server(
-        chat_model.directory, tmp_path, server={"allowed_origins": [page], "allowed_hosts": ["gpu.example"]}
-    )
-    try:
-        server.wait_ready()
-        with server.http() as http:
-            before = http.options("/v1/models", headers={"Origin": page, "Authorization": ""})
-            assert before.status_code == 204
-            answer = http.get("/v1/models", headers={"Origin": page})
-            assert answer.headers["access-control-allow-origin"] == page
-            assert http.get("/v1/models", headers={"Origin": f"{page}0"}).status_code == 403
-            assert http.get("/v1/models", headers={"Host": "gpu.example:8000"}).status_code == 200
-    finally:
-        server.stop()
+    listed = {"allowed_origins": [page], "allowed_hosts": ["gpu.example"]}
+    with LocalServer(chat_model.directory, tmp_path, server=listed) as server, server.http() as http:
+        before = http.options("/v1/models", headers={"Origin": page, "Authorization": ""})
+        assert before.status_code == 204
+        answer = http.get("/v1/models", headers={"Origin": page})
+        assert answer.headers["access-control-allow-origin"] == page
+        assert http.get("/v1/models", headers={"Origin": f"{page}0"}).status_code == 403
+        assert http.get("/v1/models", headers={"Host": "gpu.example:8000"}).status_code == 200

@@ -1,13 +1,11 @@
 """The client, against a real server and against servers that misbehave."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import json
 import threading
 from collections import Counter
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 
 import pytest
 import torch
@@ -15,6 +13,7 @@ import torch
 from buckeye.errors import InferenceError
 from buckeye.inference.client import InferenceClient, SamplingParams
 from buckeye.transport.weights import read_weights_manifest
+from tests.local_server import QuietHandler
 from tests.ports import free_port
 from tests.waiting import HANG
 
@@ -25,15 +24,19 @@ IDS = list(range(40, 60))
 PARAMS = SamplingParams(max_tokens=12, seed=3)
 
 
-def run(urls, use, *, model="m", timeout=HANG, key=KEY_OF_SERVERS):
+pytestmark = pytest.mark.anyio
+
+
+def connected(urls, *, model="m", timeout=HANG, key=KEY_OF_SERVERS):
+    return InferenceClient(urls, api_key=key, timeout=timeout, model=model)
+
+
+def run(urls, use, **settings):
     async def main():
-        async with InferenceClient(urls, api_key=key, timeout=timeout, model=model) as client:
+        async with connected(urls, **settings) as client:
             return await use(client)
 
     return asyncio.run(main())
-
-
-# --- a real server ---
 
 
 def test_generate_and_wave_sample_the_same(server, chat_model):
@@ -60,24 +63,21 @@ def test_generate_and_wave_sample_the_same(server, chat_model):
             assert generation.finish_reason == "length"
 
 
-def test_update_weights_in_flight(server, http, chat_model, make_model, tmp_path):
+async def test_update_weights_in_flight(server, http, chat_model, make_model, tmp_path):
     new_model = make_model("qwen3", seed=3)
     new, old = publish(new_model, tmp_path, 4), publish(chat_model, tmp_path, 5)
     checksum = read_weights_manifest(new).checksum
-
-    async def use(client):
+    async with connected([server.url], model=str(chat_model.directory)) as client:
         running = asyncio.create_task(client.generate_batch([IDS] * 64, SamplingParams(max_tokens=130)))
         while metric(http, "vllm:num_requests_running") == 0:
             await asyncio.sleep(0.001)
         await client.update_weights(new, 4, checksum)
         assert await client.weight_versions() == [4]
         after = await client.generate(IDS, PARAMS)
-        with pytest.raises(InferenceError, match="did not load the weights 000000000000: it has"):
+        with pytest.raises(InferenceError, match="000000000000"):
             await client.update_weights(new, 9, "0" * 64)
         await client.update_weights(old, 0, read_weights_manifest(old).checksum)
-        return await running, after
-
-    running, after = run([server.url], use, model=str(chat_model.directory))
+        running = await running
     assert after.versions == [4] * 12
     for generation in running:
         before = generation.versions.count(0)
@@ -88,15 +88,6 @@ def test_update_weights_in_flight(server, http, chat_model, make_model, tmp_path
         assert generation.logprobs == near(expected)
     assert any(len(set(generation.versions)) > 1 for generation in running)
     assert http.get("/is_paused").json() == {"is_paused": False}
-
-
-def test_a_failed_update_leaves_the_server_running(server, http, chat_model, tmp_path):
-    async def use(client):
-        with pytest.raises(InferenceError, match=r"refused POST /update_weights with 400: .*manifest"):
-            await client.update_weights(tmp_path, 1, "")
-        return await client.generate(IDS, PARAMS)
-
-    assert run([server.url], use, model=str(chat_model.directory)).finish_reason == "length"
 
 
 @pytest.fixture
@@ -128,13 +119,11 @@ def test_a_session_that_is_ended_gives_back_what_was_sampled(server, http, chat_
     assert len(generation.versions) == len(generation.token_ids)
 
 
-def test_nothing_is_asked_in_a_session_that_was_ended(server, http, chat_model):
-    async def use(client):
+async def test_nothing_is_asked_in_a_session_that_was_ended(server, http, chat_model):
+    async with connected([server.url], model=str(chat_model.directory)) as client:
         session = client.session()
         await session.abort()
-        return await session.generate(IDS, PARAMS)
-
-    generation = run([server.url], use, model=str(chat_model.directory))
+        generation = await session.generate(IDS, PARAMS)
     assert (generation.token_ids, generation.finish_reason) == ([], "abort")
 
 
@@ -159,9 +148,6 @@ def test_another_model_on_the_port_is_noticed(server):
         run([server.url], lambda client: client.wait_ready(5))
 
 
-# --- servers that misbehave ---
-
-
 class Fake:
     """Answers every route with `answers[path]`: (status, JSON or bytes), or a function of the body; None
     hangs up."""
@@ -171,26 +157,19 @@ class Fake:
         self.answers = answers
         fake = self
 
-        class Handler(BaseHTTPRequestHandler):
+        class Handler(QuietHandler):
             def do_GET(self):
-                body = self.rfile.read(int(self.headers.get("content-length", 0)))
-                path = self.path.partition("?")[0]
+                path, body = self.path.partition("?")[0], self.body()
                 fake.calls[path] += 1
                 answer = answers.get(path, (404, {"error": {"message": "no such route"}}))
                 said = answer(body) if callable(answer) else answer
-                if said is None:
-                    return
-                status, content = said
-                data = content if isinstance(content, bytes) else json.dumps(content).encode()
-                self.send_response(status)
-                self.send_header("content-length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
+                if said is not None:
+                    status, content = said
+                    self.answer(
+                        status, content if isinstance(content, bytes) else json.dumps(content).encode()
+                    )
 
             do_POST = do_GET
-
-            def log_message(self, *_):
-                pass
 
         class Threads(ThreadingHTTPServer):
             daemon_threads = True
@@ -254,19 +233,17 @@ def test_nonsense_is_an_error_that_names_server_and_route(answer):
         run([fake.url], generate_once)
 
 
-def test_a_refusal_is_not_tried_again():
+def test_a_refusal_is_not_tried_again(refusal):
     with Fake({GENERATE: (500, {"error": {"message": "out of memory"}})}) as fake:
-        with pytest.raises(
-            InferenceError, match=rf"{fake.url} refused POST {GENERATE} with 500: out of memory"
-        ):
+        with refusal(InferenceError):
             run([fake.url], generate_once)
         assert fake.calls[GENERATE] == 1
 
 
-def test_silence_ends_at_the_deadline():
+def test_silence_ends_at_the_deadline(refusal):
     silent = threading.Event()
     with Fake({GENERATE: lambda _: (silent.wait(), (200, {}))[1]}) as fake:
-        with pytest.raises(InferenceError, match=rf"did not answer POST {GENERATE} within 0\.3 s"):
+        with refusal(InferenceError):
             run([fake.url], generate_once, timeout=0.3)
         silent.set()
 
@@ -283,26 +260,23 @@ def test_a_server_that_comes_up_a_little_later_is_found():
         late[0].__exit__()
 
 
-def test_a_server_that_never_comes_up_is_named():
+def test_a_server_that_never_comes_up_is_named(refusal):
     url = f"http://127.0.0.1:{free_port()}"
-    with pytest.raises(InferenceError, match=rf"{url} did not answer GET /health within 0\.2 s"):
+    with refusal(InferenceError):
         run([url], lambda client: client.wait_ready(0.2))
 
 
-def test_the_least_loaded_replica_gets_the_next_request():
+async def test_the_least_loaded_replica_gets_the_next_request():
     gate = threading.Event()
     answer = (200, {"choices": [CHOICE]})
     with Fake({GENERATE: lambda _: (gate.wait(5), answer)[1]}) as slow, Fake({GENERATE: answer}) as fast:
-
-        async def use(client):
+        async with connected([slow.url, fast.url]) as client:
             stuck = asyncio.create_task(generate_once(client))
             await asyncio.sleep(0.05)
             for _ in range(4):
                 await generate_once(client)
             gate.set()
             await stuck
-
-        run([slow.url, fast.url], use)
         assert (slow.calls[GENERATE], fast.calls[GENERATE]) == (1, 4)
 
 
@@ -325,8 +299,8 @@ def test_a_wave_is_split_into_contiguous_parts_with_their_seeds():
     assert [bodies[n]["seed"] for n in "abc"] == [3, 5, 8]
 
 
-def test_the_key_is_sent_and_no_server_is_a_clear_error():
-    with pytest.raises(InferenceError, match="No inference server"):
+def test_the_key_is_sent_and_no_server_is_a_clear_error(refusal):
+    with refusal(InferenceError):
         run([], generate_once)
     with Fake({GENERATE: (401, {"error": {"message": "key?"}})}) as fake:
         with pytest.raises(InferenceError, match=r"401: key\?") as caught:

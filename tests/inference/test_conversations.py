@@ -1,7 +1,5 @@
 """Conversations with reasoning and tools, per model family: what is trained is what was sampled."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 
@@ -93,14 +91,9 @@ def test_what_stands_beside_calls_is_content(renderers, family):
     ["{'name': find}", '{"arguments": {}}', "[1]", '"find"', '{"name": 3, "arguments": {}}', "", "[" * 5000],
 )
 def test_a_call_that_cannot_be_read_is_data(renderers, family, written):
-    (call,) = calls(reply(renderers[family], f"<tool_call>\n{written}\n</tool_call>"))
-    assert call == ("", written)
-
-
-@pytest.mark.parametrize("family", ["qwen2.5", "qwen3", "smollm2", "default"])
-def test_a_call_cut_off_cannot_be_read(renderers, family):
-    (call,) = calls(reply(renderers[family], '<tool_call>\n{"name": "fi', ended=False))
-    assert call == ("", '{"name": "fi')
+    for text, ended in ((f"{written}\n</tool_call>", True), (written, False)):  # whole, and cut off
+        (call,) = calls(reply(renderers[family], f"<tool_call>\n{text}", ended=ended))
+        assert call == ("", written)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -144,7 +137,7 @@ def test_a_template_that_opens_the_reasoning_itself(tmp_path):
 
 
 @pytest.mark.parametrize("family", ["smollm2", "default"])
-def test_a_template_without_tools_is_told_about_them_in_plain_messages(renderers, family):
+def test_a_template_without_tools_is_told_about_them_in_plain_messages(renderers, family, wording):
     renderer = renderers[family]
     called = reply(renderer, CALL["tagged"])
     result = {"role": "tool", "tool_call_id": "call00000", "name": "find", "content": "an animal"}
@@ -152,18 +145,7 @@ def test_a_template_without_tools_is_told_about_them_in_plain_messages(renderers
     system, rest = text.split("<|im_end|>\n<|im_start|>user\nWhich animal jumps?")
     assert system.startswith("<|im_start|>system\nBe brief.\n\n")
     assert json.dumps(FIND) in system
-    assert rest == (
-        f"<|im_end|>\n<|im_start|>assistant\n{CALL['tagged']}<|im_end|>\n<|im_start|>user\n"
-        "<tool_response>\nan animal\n</tool_response>\n<tool_response>\nan animal\n</tool_response>"
-        "<|im_end|>\n<|im_start|>assistant\n"
-    )
-
-
-def test_the_prompt_does_not_depend_on_the_day(renderers):
-    assert "Today Date: 26 Jul 2024" in renderers["llama3"].render([QUESTION]).text
-
-
-# Whole conversations
+    assert rest == wording
 
 
 class ScriptedEngine:
@@ -262,65 +244,24 @@ def sampled_answers(draw, renderer, kinds):
     return [*ids, renderer.template.end_of_turn[1]], "stop"
 
 
+KINDS = ("call", "odd", "malformed", "text")
+SAMPLED = [*KINDS, *(f"thought {kind}" for kind in KINDS)]
+
+
 @pytest.mark.parametrize("family", FAMILIES)
-@settings(max_examples=50, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_trained_ids_are_the_sampled_ids_whatever_is_sampled(renderers, family, data):
+    """Conversations branch only where Qwen3 drops reasoning, with the user's next word. Control tokens in a
+    reply may make any of them branch."""
     renderer = renderers[family]
-    kinds = [
-        "any tokens",
-        "call",
-        "odd",
-        "malformed",
-        "text",
-        "thought text",
-        "thought odd",
-        "thought malformed",
-    ]
-    count = data.draw(st.integers(1, 5))
+    control = data.draw(st.booleans())
+    kinds = [*SAMPLED, "any tokens" if control else "tokens"]
+    count = data.draw(st.integers(1, 6))
     answers = [data.draw(sampled_answers(renderer, kinds)) for _ in range(count)]
     follow_ups = [data.draw(words) for _ in range(count)]
     tools = data.draw(st.sampled_from([(FIND,), ()]))
-    engine, policy, _ = asyncio.run(converse(renderer, answers, follow_ups, tools))
-    check_tokens(engine, policy)
-
-
-@pytest.mark.parametrize("family", ["qwen2.5", "llama3", "smollm2", "default"])
-@settings(max_examples=40, suppress_health_check=list(HealthCheck))
-@given(data=st.data())
-def test_templates_that_keep_history_never_branch(renderers, family, data):
-    """However the model spaced its calls, and though it spoke of thinking."""
-    renderer = renderers[family]
-    count = data.draw(st.integers(2, 5))
-    answers = [
-        data.draw(sampled_answers(renderer, ["tokens", "call", "odd", "malformed", "text", "thought text"]))
-        for _ in range(count)
-    ]
-    engine, policy, _ = asyncio.run(converse(renderer, answers, [data.draw(words) for _ in range(count)]))
-    check_tokens(engine, policy)
-    assert (policy.extended, policy.branched) == (count - 1, 0)
-
-
-@settings(max_examples=60, suppress_health_check=list(HealthCheck))
-@given(data=st.data())
-def test_qwen3_branches_exactly_where_it_drops_reasoning(renderers, data):
-    """Within calls and their results reasoning is kept; with the user's next word it is dropped."""
-    renderer = renderers["qwen3"]
-    kinds = [
-        "call",
-        "odd",
-        "malformed",
-        "text",
-        "thought text",
-        "thought call",
-        "thought odd",
-        "thought malformed",
-    ]
-    count = data.draw(st.integers(2, 6))
-    answers = [data.draw(sampled_answers(renderer, kinds)) for _ in range(count)]
-    engine, policy, replies = asyncio.run(
-        converse(renderer, answers, [data.draw(words) for _ in range(count)])
-    )
+    engine, policy, replies = asyncio.run(converse(renderer, answers, follow_ups, tools))
     check_tokens(engine, policy)
     branches, thought = 0, False
     for message in replies[:-1]:
@@ -328,7 +269,8 @@ def test_qwen3_branches_exactly_where_it_drops_reasoning(renderers, data):
         if not message.get("tool_calls"):  # the user spoke
             branches += thought
             thought = False
-    assert policy.branched == branches
+    if not control:
+        assert policy.branched == (branches if family == "qwen3" else 0)
 
 
 def test_short_reasoning_that_the_answer_repeats_is_still_missed(renderers):

@@ -1,30 +1,16 @@
 """The engine on other devices computes what it computes on a CPU."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 import torch
 
-from buckeye.inference.engine.architecture import read_spec
-from buckeye.inference.engine.decoder import Chunk, Decoder
-from buckeye.inference.engine.engine import Engine
-from buckeye.inference.engine.kv_cache import KVCache, cache_budget
+from buckeye.inference.engine.decoder import Chunk
+from buckeye.inference.engine.kv_cache import cache_budget
 from buckeye.inference.engine.sequences import Sequence
-from buckeye.inference.engine.weights import Checkpoint, Weights
+from buckeye.inference.engine.weights import Checkpoint
 from buckeye.inference.types import SamplingParams
 from tests.devices import DEVICES
 
-from .conftest import MAX_LEN, VOCAB, finish, make_engine
-
-
-def make_decoder(directory: Path, device: str, dtype: torch.dtype) -> Decoder:
-    spec = read_spec(directory)
-    weights = Weights(spec, dtype=dtype, device=torch.device(device))
-    weights.load(Checkpoint(directory))
-    cache = KVCache(spec, slots=8, max_len=MAX_LEN, dtype=dtype, device=torch.device(device), spare=2)
-    return Decoder(spec, weights, cache)
+from .conftest import VOCAB, finish, make_engine
 
 
 def token_ids(count: int, seed: int) -> torch.Tensor:
@@ -51,7 +37,7 @@ def test_sampled_tokens_are_those_of_a_cpu(make_model, family, device):
 
     on_cpu, elsewhere = sequences(), sequences()
     finish(make_engine(directory), *on_cpu)
-    finish(Engine(make_decoder(directory, device, torch.float32)), *elsewhere)
+    finish(make_engine(directory, spare=2, device=device), *elsewhere)
     for cpu, other in zip(on_cpu, elsewhere, strict=True):
         assert other.token_ids == cpu.token_ids
         assert other.logprobs == pytest.approx(cpu.logprobs, abs=1e-3)
@@ -62,7 +48,7 @@ def test_prompts_that_others_have_and_new_weights_in_the_middle(make_model, devi
     old, new = (make_model("qwen3", seed).directory for seed in (0, 1))
     prompt = tuple(token_ids(40, 0).tolist())
     results = []
-    for engine in (make_engine(old), Engine(make_decoder(old, device, torch.float32))):
+    for engine in (make_engine(old), make_engine(old, spare=2, device=device)):
         sequences = [Sequence(prompt, SamplingParams(max_tokens=8 + i, seed=i)) for i in range(4)]
         engine.submit(sequences)
         for _ in range(4):
@@ -82,7 +68,7 @@ def test_prompts_that_others_have_and_new_weights_in_the_middle(make_model, devi
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.bfloat16, 0.1)])
 def test_a_prompt_in_parts_gives_the_same_keys_and_values(make_model, dtype, tolerance, device):
-    decoder = make_decoder(make_model("qwen3").directory, device, dtype)
+    decoder = make_engine(make_model("qwen3").directory, dtype=dtype, device=device).decoder
     ids = token_ids(50, 0)
     with torch.inference_mode():
         decoder.prefill([Chunk(0, ids), Chunk(1, ids[:20])])

@@ -1,23 +1,13 @@
 """Continuous batching: who runs with whom, pauses, new weights, endings."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest
 import torch
 
-from buckeye.inference.engine.sequences import Sequence
 from buckeye.inference.engine.weights import Checkpoint
-from buckeye.inference.types import SamplingParams
 
-from .conftest import MAX_LEN, finish, make_engine, near
-
-PROMPT = tuple(range(20, 50))
-
-
-def sample(prompt=PROMPT, *, max_tokens=20, seed=0, **params) -> Sequence:
-    return Sequence(tuple(prompt), SamplingParams(max_tokens=max_tokens, seed=seed, **params))
+from .conftest import MAX_LEN, PROMPT, finish, make_engine, near, sample
 
 
 @pytest.fixture
@@ -58,14 +48,6 @@ def test_a_late_sibling_uses_the_prompt_of_one_that_still_runs(qwen3, engine):
     finish(engine, late)
     assert engine.counters["prefill_tokens"] == len(PROMPT) - 1
     assert torch.tensor(late.logprobs) == near(qwen3.logprobs(PROMPT, late.token_ids))
-
-
-def test_after_a_reset_of_the_prefix_cache_a_sibling_is_computed_afresh(engine):
-    engine.submit([sample(seed=1)])
-    steps(engine, 3)
-    done(engine, engine.reset_prefix_cache())
-    finish(engine, sample(seed=2))
-    assert engine.counters["prefill_tokens"] == 2 * (len(PROMPT) - 1)
 
 
 def test_more_sequences_than_slots_and_ragged_ends(qwen3):
@@ -246,12 +228,13 @@ def test_an_aborted_sequence_frees_its_slot(qwen3):
     assert torch.tensor(sequences[1].logprobs) == near(expected)
 
 
-def test_a_failing_step_ends_what_ran_and_nothing_else(engine, monkeypatch):
+@pytest.mark.parametrize(("method", "begun"), [("prefill", 0), ("decode", 2)])
+def test_a_failing_step_ends_what_ran_and_nothing_else(engine, monkeypatch, method, begun):
     before = sample()
     engine.submit([before])
-    steps(engine, 2)
+    steps(engine, begun)
     with monkeypatch.context() as patch:
-        patch.setattr(engine.decoder, "decode", lambda *_: torch.zeros(()).view(3))
+        patch.setattr(engine.decoder, method, lambda *_: torch.zeros(()).view(3))
         engine.step()
     assert before.finish_reason == "abort"
     assert "engine failed" in before.error
@@ -284,23 +267,23 @@ def test_numbers_that_are_none_do_not_stay_for_others(qwen3):
     assert all(s.finish_reason == "length" for s in later)
 
 
-def test_after_an_error_of_the_gpu_the_process_ends(engine, monkeypatch):
+def test_after_an_error_of_the_gpu_the_process_ends(engine, monkeypatch, refusal):
     def lost(*_):
         raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
 
     engine.submit([sample()])
     monkeypatch.setattr(engine.decoder, "decode", lost)
-    with pytest.raises(torch.AcceleratorError, match="illegal memory access"):
+    with refusal(torch.AcceleratorError):
         engine.run()
 
 
-def test_nor_does_it_outlive_one_in_an_update(engine, qwen3, monkeypatch):
+def test_nor_does_it_outlive_one_in_an_update(engine, qwen3, monkeypatch, refusal):
     def lost(*_):
         raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
 
     monkeypatch.setattr(engine.decoder.weights, "load", lost)
     update = engine.install_weights(Checkpoint(qwen3.directory), 1)
-    with pytest.raises(torch.AcceleratorError, match="illegal memory access"):
+    with refusal(torch.AcceleratorError):
         engine.run()
     assert isinstance(update.exception(timeout=0), torch.AcceleratorError)
 

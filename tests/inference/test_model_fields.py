@@ -1,7 +1,5 @@
 """Every key of a configuration is computed as transformers does, or refused by name."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess
@@ -259,21 +257,15 @@ def computed_or_refused(family, monkeypatch):
     return check
 
 
+@pytest.mark.parametrize("examples", [8, pytest.param(200, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("family", ARCHITECTURES)
 @pytest.mark.parametrize("property_of", [computed, computed_or_refused])
-def test_what_is_read_is_computed_as_transformers_does(property_of, family, monkeypatch):
-    settings(max_examples=8)(property_of(family, monkeypatch))()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("family", ARCHITECTURES)
-@pytest.mark.parametrize("property_of", [computed, computed_or_refused])
-def test_what_is_read_is_computed_as_transformers_does_of_many(property_of, family, monkeypatch):
-    settings(max_examples=200)(property_of(family, monkeypatch))()
+def test_what_is_read_is_computed_as_transformers_does(property_of, family, examples, monkeypatch):
+    settings(max_examples=examples)(property_of(family, monkeypatch))()
 
 
 @pytest.mark.parametrize("family", ARCHITECTURES)
-def test_a_head_that_is_said_to_be_the_embedding_and_is_not(make_model, tmp_path, family):
+def test_a_head_that_is_said_to_be_the_embedding_and_is_not(make_model, tmp_path, family, refusal):
     """transformers computes with both, whatever the configuration says."""
     directory = tmp_path / "model"
     shutil.copytree(make_model(family).directory, directory)
@@ -288,70 +280,25 @@ def test_a_head_that_is_said_to_be_the_embedding_and_is_not(make_model, tmp_path
     make_engine(directory)
     load_policy(str(directory), torch.device("cpu"))
     save_file(tensors | {"lm_head.weight": embedding + 1}, directory / "model.safetensors", {"format": "pt"})
-    with pytest.raises(InferenceError, match=r"config\.json: tie_word_embeddings is true"):
+    with refusal(InferenceError):
         make_engine(directory)
-    with pytest.raises(UsageError, match="tie_word_embeddings is true"):
+    with refusal(UsageError):
         load_policy(str(directory), torch.device("cpu"))
 
 
-OLD_QWEN2 = {
-    "architectures": ["Qwen2ForCausalLM"],
-    "attention_dropout": 0.0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "hidden_act": "silu",
-    "hidden_size": 896,
-    "initializer_range": 0.02,
-    "intermediate_size": 4864,
-    "max_position_embeddings": 32768,
-    "max_window_layers": 21,
-    "model_type": "qwen2",
-    "num_attention_heads": 14,
-    "num_hidden_layers": 24,
-    "num_key_value_heads": 2,
-    "rms_norm_eps": 1e-06,
-    "rope_theta": 1000000.0,
-    "sliding_window": 32768,
-    "tie_word_embeddings": True,
-    "torch_dtype": "bfloat16",
-    "transformers_version": "4.43.1",
-    "use_cache": True,
-    "use_mrope": False,
-    "use_sliding_window": False,
-    "vocab_size": 151936,
-}
-SMOLLM2 = {
-    "architectures": ["LlamaForCausalLM"],
-    "attention_bias": False,
-    "hidden_size": 576,
-    "intermediate_size": 1536,
-    "is_llama_config": True,
-    "max_position_embeddings": 8192,
-    "mlp_bias": False,
-    "model_type": "llama",
-    "num_attention_heads": 9,
-    "num_hidden_layers": 30,
-    "num_key_value_heads": 3,
-    "pretraining_tp": 1,
-    "rms_norm_eps": 1e-05,
-    "rope_interleaved": False,
-    "rope_scaling": None,
-    "rope_theta": 100000,
-    "tie_word_embeddings": True,
-    "transformers.js_config": {"kv_cache_dtype": {"q4f16": "float16"}},
-    "vocab_size": 49152,
-}
+PUBLISHED = Path(__file__).parent / "published_configs"
 
 
-@pytest.mark.parametrize("config", [OLD_QWEN2, SMOLLM2], ids=["qwen2", "smollm2"])
-def test_published_configurations_are_taken(tmp_path, config):
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    assert read_spec(tmp_path).rope.theta == config["rope_theta"]
+@pytest.mark.parametrize("name", ["qwen2", "smollm2"])
+def test_published_configurations_are_taken(tmp_path, name):
+    shutil.copy(PUBLISHED / f"{name}.json", tmp_path / "config.json")
+    assert read_spec(tmp_path).rope.theta == json.loads((tmp_path / "config.json").read_text())["rope_theta"]
 
 
 def test_windows_of_an_older_configuration_are_seen_by_the_doctor(tmp_path):
     """In a process without torch, with what is to be done."""
-    (tmp_path / "config.json").write_text(json.dumps(OLD_QWEN2 | {"use_sliding_window": True}))
+    config = json.loads((PUBLISHED / "qwen2.json").read_text()) | {"use_sliding_window": True}
+    (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
     script = (
         "import sys\n"
@@ -364,5 +311,5 @@ def test_windows_of_an_older_configuration_are_seen_by_the_doctor(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True)
     assert done.stdout.startswith(f"failed {tmp_path}/config.json: "), done.stderr
-    for said in ("use_sliding_window is true", "max_window_layers 21", "the last 3 have", "vLLM", "False"):
+    for said in ("use_sliding_window", "max_window_layers 21", "vLLM", "False"):
         assert said in done.stdout

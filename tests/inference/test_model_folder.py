@@ -12,16 +12,16 @@ from buckeye.trainer.model.policy import load_policy
 from buckeye.trainer.parallel.shards import empty_policy
 
 WRONG = {
-    "a billion layers": ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000, and the weights"),
-    "a wide model": ({"hidden_size": 10**7}, "hidden_size is 10000000, and no tensor"),
-    "a large vocabulary": ({"vocab_size": 10**9}, "vocab_size is 1000000000, and no tensor"),
-    "experts": ({"num_experts": 10**9}, "num_experts is 1000000000"),
-    "a text for a number": ({"hidden_size": "64"}, "hidden_size is '64'; expected a whole number"),
-    "a list for a number": ({"num_attention_heads": [4]}, "num_attention_heads is"),
-    "a negative number": ({"num_key_value_heads": -2}, "num_key_value_heads is -2"),
-    "no heads": ({"num_attention_heads": 0}, "num_attention_heads is 0"),
-    "too large for JSON": ({"intermediate_size": float("inf")}, "intermediate_size is inf"),
-    "in a part": ({"text_config": {"num_hidden_layers": 10**9}}, "num_hidden_layers is 1000000000"),
+    "a billion layers": {"num_hidden_layers": 10**9},
+    "a wide model": {"hidden_size": 10**7},
+    "a large vocabulary": {"vocab_size": 10**9},
+    "experts": {"num_experts": 10**9},
+    "a text for a number": {"hidden_size": "64"},
+    "a list for a number": {"num_attention_heads": [4]},
+    "a negative number": {"num_key_value_heads": -2},
+    "no heads": {"num_attention_heads": 0},
+    "too large for JSON": {"intermediate_size": float("inf")},
+    "in a part": {"text_config": {"num_hidden_layers": 10**9}},
 }
 ODD = {
     "architectures": {"architectures": 3},
@@ -50,13 +50,12 @@ def folder(make_model, tmp_path):
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_sizes_are_looked_at_first(folder, case):
-    changes, says = WRONG[case]
-    directory, device = folder(changes), torch.device("cpu")
-    with pytest.raises(InferenceError, match=says):
+def test_sizes_are_looked_at_first(folder, case, refusal):
+    directory, device = folder(WRONG[case]), torch.device("cpu")
+    with refusal(InferenceError):
         read_spec(directory)
     for build in (load_policy, lambda *words: empty_policy(*words, flash=False)):
-        with pytest.raises(UsageError, match=says):
+        with refusal(UsageError):
             build(str(directory), device)
 
 
@@ -77,18 +76,18 @@ NO_CONFIG = {"a list": b"[]", "cut off": b"{", "nested": b"[" * 100_000, "no UTF
 
 
 @pytest.mark.parametrize("content", NO_WEIGHTS.values(), ids=NO_WEIGHTS)
-def test_weights_that_are_none(folder, content):
+def test_weights_that_are_none(folder, content, refusal):
     directory = folder({})
     (directory / "model.safetensors").write_bytes(content)
-    with pytest.raises(UsageError, match=r"model\.safetensors is no whole safetensors file"):
+    with refusal(UsageError):
         read_spec(directory)
 
 
 @pytest.mark.parametrize("content", NO_CONFIG.values(), ids=NO_CONFIG)
-def test_a_config_that_is_none(folder, content):
+def test_a_config_that_is_none(folder, content, refusal):
     directory = folder({})
     (directory / "config.json").write_bytes(content)
     with pytest.raises(InferenceError, match=r"config\.json"):
         read_spec(directory)
-    with pytest.raises(UsageError, match="cannot be loaded"):
+    with refusal(UsageError):
         load_policy(str(directory), torch.device("cpu"))

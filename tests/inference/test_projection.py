@@ -1,7 +1,5 @@
 """Projections: packed or plain, the same product."""
 
-from __future__ import annotations
-
 import weakref
 
 import pytest
@@ -30,8 +28,7 @@ def test_a_projection_is_the_product_with_the_transposed_weight(dtype, error, sh
             exact += bias.double()
         made = projection(x)
         assert made.dtype is dtype
-        assert made.shape == exact.shape
-        assert made.double() == pytest.approx(exact, abs=error, rel=error)
+        torch.testing.assert_close(made.double(), exact, atol=error, rtol=error)
 
 
 def test_products_have_few_numbers_of_rows():
@@ -117,7 +114,7 @@ def test_large_weights_are_replaced_one_after_the_other(in_use, monkeypatch):
     assert torch.equal(weights.embed, whole.embed)
 
 
-def test_an_engine_with_half_of_its_weights_replaced_ends(in_use, monkeypatch, make_model):
+def test_an_engine_with_half_of_its_weights_replaced_ends(in_use, monkeypatch, make_model, refusal):
     _, new = in_use
     engine = make_engine(make_model("qwen3").directory)
     read = Checkpoint.tensor
@@ -129,6 +126,6 @@ def test_an_engine_with_half_of_its_weights_replaced_ends(in_use, monkeypatch, m
 
     monkeypatch.setattr(Checkpoint, "tensor", tensor)
     done = engine.install_weights(engine.decoder.weights.prepare(new), 1)
-    with pytest.raises(HalfReplacedError, match="read in part, and cannot be used: the disk is gone"):
+    with refusal(HalfReplacedError):
         engine.run()
     assert isinstance(done.exception(), HalfReplacedError)

@@ -1,7 +1,5 @@
 """Requests: typed, and refused with a message that names the field."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import subprocess

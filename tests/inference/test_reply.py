@@ -1,7 +1,5 @@
 """Replies read while they are written."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -108,7 +106,7 @@ MARKERS = ["<think>", "</think>", "<tool_call>", "</tool_call>", "<", "tool_call
 PIECES = st.sampled_from([*MARKERS, "\n", " ", "x", "I look.", CALL, BARE_CALL])
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(data=st.data())
 def test_the_parts_do_not_depend_on_how_the_text_comes(renderers, data):
     renderer = renderers[data.draw(st.sampled_from(sorted(FAMILIES)))]
@@ -124,7 +122,7 @@ def test_the_parts_do_not_depend_on_how_the_text_comes(renderers, data):
 WORDS = st.text("ab <>{\n", max_size=12)
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(data=st.data())
 def test_a_reply_is_told_as_the_renderer_reads_it(renderers, data):
     family = data.draw(st.sampled_from(sorted(FAMILIES)))

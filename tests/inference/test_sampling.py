@@ -1,7 +1,5 @@
 """Drawing tokens: the right distribution, the right log-probs, the right randomness."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

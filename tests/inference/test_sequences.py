@@ -1,7 +1,5 @@
 """The books of the running sequences, against a plain dictionary."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """A real server process, over HTTP."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from concurrent.futures import ThreadPoolExecutor
@@ -9,15 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from buckeye.base.process import RunIdentity
 from buckeye.transport.weights import publish_weights
 from tests.waiting import wait_for
 
 from .conftest import MAX_LEN, VOCAB, near
-from .test_protocol import JSON
 
 IDS = list(range(40, 60))
 USER = {"role": "user", "content": "fox"}
@@ -46,9 +41,6 @@ def publish(model, root, step):
         shutil.copy(model.directory / "model.safetensors", directory)
 
     return publish_weights(root, step, fill, identity=RunIdentity(run_id="t", attempt=1), dtype="float32")
-
-
-# --- sampling ---
 
 
 def test_generate_returns_tokens_logprobs_and_versions(http, chat_model):
@@ -215,9 +207,6 @@ def test_a_stop_token_is_a_token_but_not_text(http, tokenizer):
     assert choice["text"] == tokenizer.decode(choice["token_ids"][:-1], skip_special_tokens=True)
 
 
-# --- refusals ---
-
-
 @pytest.mark.parametrize(
     ("route", "body", "status", "message"),
     [
@@ -232,12 +221,7 @@ def test_a_stop_token_is_a_token_but_not_text(http, tokenizer):
         ("/detokenize", {"tokens": [VOCAB]}, 400, "vocabulary"),
         ("/v1/completions", {"prompt": [1], "temperature": 0.001}, 400, "temperature"),
         ("/v1/completions", {"prompt": [1], "min_tokens": 5, "max_tokens": 2}, 400, "min_tokens"),
-        (
-            "/v1/completions",
-            {"prompt": [1], "max_tokens": 10**12},
-            400,
-            f"context of this model is {MAX_LEN}",
-        ),
+        ("/v1/completions", {"prompt": [1], "max_tokens": 10**12}, 400, f"is {MAX_LEN}"),
         ("/v1/completions", {"prompt": [1], "max_tokens": MAX_LEN + 1}, 400, "max_tokens"),
         ("/v1/chat/completions", {"messages": [USER], "max_completion_tokens": 10**30}, 400, "max_tokens"),
         ("/v1/completions", {"prompt": [1], "top_k": 10**30}, 400, "top_k"),
@@ -249,12 +233,7 @@ def test_a_stop_token_is_a_token_but_not_text(http, tokenizer):
         ("/v1/completions", {"prompt": [1], "model": "gpt-4"}, 404, "gpt-4"),
         ("/v1/chat/completions", {"messages": []}, 400, "empty"),
         ("/v1/chat/completions", {"messages": [{"content": "x"}]}, 400, "role"),
-        (
-            "/v1/chat/completions",
-            {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
-            400,
-            "messages[0].content[0].type",
-        ),
+        ("/v1/chat/completions", {"messages": [USER | {"content": [{"type": "image"}]}]}, 400, "[0].type"),
         ("/pause?mode=later", {}, 400, "mode"),
         ("/update_weights", {"update_info": {"path": "/nowhere"}}, 400, "not below"),
         ("/finish_weight_update", {"weight_version": "3"}, 400, "update_weights"),
@@ -268,41 +247,6 @@ def test_impossible_requests_are_refused_with_a_reason(http, route, body, status
     error = response.json()["error"]
     assert message in error["message"]
     assert error["code"] == status
-
-
-FIELDS = {
-    "/v1/completions": ["prompt", "stop", "logprobs", "seed", "top_k", "temperature", "stop_token_ids"],
-    "/v1/chat/completions": ["messages", "stop", "tools", "top_logprobs", "stream_options", "model"],
-    "/inference/v1/generate": ["token_ids", "sampling_params", "request_id", "stream"],
-    "/update_weights": ["update_info"],
-    "/finish_weight_update": ["weight_version"],
-    "/abort_requests": ["request_ids"],
-}
-VALUES = JSON | st.sampled_from(
-    [
-        [1, 2],
-        [[1], [2]],
-        ["a"],
-        [1.5],
-        [[]],
-        [True],
-        2**70,
-        -1,
-        {"path": "x"},
-        [{"role": "user", "content": 1}],
-    ]
-)
-
-
-@settings(max_examples=150)
-@given(data=st.data())
-def test_any_json_is_answered_or_refused(http, data):
-    route = data.draw(st.sampled_from(sorted(FIELDS)))
-    body = data.draw(st.dictionaries(st.sampled_from(FIELDS[route]), VALUES, max_size=4))
-    response = http.post(route, content=json.dumps(body), headers={"content-type": "application/json"})
-    assert response.status_code in (200, 400, 404), response.text
-    if response.status_code != 200:
-        assert response.json()["error"]["message"]
 
 
 def test_a_client_that_leaves_frees_its_slot(http, server):
@@ -319,9 +263,6 @@ def test_a_client_that_leaves_frees_its_slot(http, server):
     wait_for(lambda: metric(http, 'vllm:request_success_total{finished_reason="abort"}') == before + 2)
     http.post("/resume")
     assert metric(http, "vllm:num_requests_running") == 0
-
-
-# --- steering ---
 
 
 def test_pause_resume_and_abort_requests(http, server):
@@ -344,26 +285,6 @@ def test_pause_resume_and_abort_requests(http, server):
         post(http, "/resume")
         assert answers[1].result().json()["choices"][0]["finish_reason"] == "length"
     assert http.get("/is_paused").json() == {"is_paused": False}
-
-
-def test_a_weight_update_changes_what_is_sampled_and_says_so(http, chat_model, make_model, tmp_path):
-    new, old = publish(make_model("qwen3", seed=3), tmp_path, 5), publish(chat_model, tmp_path, 6)
-    try:
-        post(http, "/start_weight_update")
-        checksum = post(http, "/update_weights", update_info={"path": str(new)})["checksum"]
-        assert generate(http)[0]["weight_versions"][0]["version"] != "5"  # nothing has changed yet
-        post(http, "/finish_weight_update", weight_version="5")
-        info = http.get("/weight_info").json()
-        assert (info["weight_version"], info["checksum"], info["dtype"]) == ("5", checksum, "float32")
-        assert metric(http, "buckeye:weight_version") == 5
-        choice = generate(http)[0]
-        assert choice["weight_versions"] == [{"version": "5", "start": 0, "end": 12}]
-        expected = make_model("qwen3", seed=3).logprobs(IDS, choice["token_ids"])
-        logprobs = torch.tensor([e["logprob"] for e in choice["logprobs"]["content"]])
-        assert logprobs == near(expected)
-    finally:
-        post(http, "/update_weights", update_info={"path": str(old)})
-        post(http, "/finish_weight_update", weight_version="0")
 
 
 def test_bad_weights_are_refused_and_change_nothing(http, chat_model, make_model, tmp_path):

@@ -1,7 +1,5 @@
 """Text that grows token by token."""
 
-from __future__ import annotations
-
 from hypothesis import example, given
 from hypothesis import strategies as st
 

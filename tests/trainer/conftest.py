@@ -1,7 +1,5 @@
 """A tiny model with a tokenizer, made once."""
 
-from __future__ import annotations
-
 import signal
 from pathlib import Path
 
@@ -11,9 +9,13 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast, Qwen3Config
 
+from buckeye.base.process import RunIdentity
 from buckeye.trainer.data.packing import pack_micro_batch
 from buckeye.trainer.model.policy import load_policy
+from buckeye.trainer.rl import run_trainer
 from buckeye.transport.batches import Batch, Sample
+from tests.trainer.rl_runs import put
+from tests.trainer.trainer_config import trainer_config
 
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
@@ -120,3 +122,15 @@ def batches(tiny_model):
         )
         for step in range(4)
     ]
+
+
+@pytest.fixture
+def train(tiny_model, monkeypatch):
+    """`train(run, batches, ...)`: train the tiny model on these batches."""
+
+    def run_one(run: Path, batches, *, attempt: int = 1, **changes) -> None:
+        monkeypatch.setenv("BUCKEYE_ATTEMPT", str(attempt))
+        put(run, batches, identity=RunIdentity(run_id="local", attempt=attempt))
+        run_trainer(trainer_config(tiny_model, run, **{"max_steps": len(batches), **changes}))
+
+    return run_one

@@ -1,7 +1,5 @@
 """How often a policy's layers compute."""
 
-from __future__ import annotations
-
 from buckeye.trainer.model.policy import Policy
 
 

@@ -1,7 +1,5 @@
 """What the tests of losses share: inputs from ratios, sums and gradients of a configured loss."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

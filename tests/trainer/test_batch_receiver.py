@@ -1,7 +1,5 @@
 """Waits have a deadline and a reason, and end on all ranks together."""
 
-from __future__ import annotations
-
 import logging
 import threading
 import time
@@ -58,20 +56,9 @@ def _batch(step):
     return Batch(step=step, samples=(sample,), orchestrator_state={})
 
 
-def test_the_deadline_says_what_was_waited_for(tmp_path):
-    with pytest.raises(TransportError, match=r"No batch 7 arrived in .* within 0\.2 s.*batch_timeout"):
+def test_the_deadline_says_what_was_waited_for(tmp_path, refusal):
+    with refusal(TransportError):
         _receiver(tmp_path).next_batch(7)
-
-
-def test_a_long_wait_is_reported(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(batch_receiver, "_REPORT_SECONDS", 0.1)
-    monkeypatch.setattr(batch_receiver, "_AGREE_SECONDS", 0.05)
-    monkeypatch.setattr(logging.getLogger("buckeye"), "propagate", True)
-    with caplog.at_level("INFO"), pytest.raises(TransportError):
-        _receiver(tmp_path, timeout=0.5).next_batch(3)
-    first, second, *_ = dict.fromkeys(caplog.messages)  # pytest may hear a line twice
-    assert first == "Waiting for training batch to arrive"
-    assert second.startswith(f"Still waiting for batch 3 in {tmp_path}")
 
 
 def test_a_stop_ends_the_wait(tmp_path):
@@ -96,10 +83,10 @@ def _put_when_gone(root):
     _put(root)
 
 
-def test_a_damaged_batch_that_does_not_come_again_ends_the_wait(tmp_path, monkeypatch):
+def test_a_damaged_batch_that_does_not_come_again_ends_the_wait(tmp_path, monkeypatch, refusal):
     (_put(tmp_path) / "batch.safetensors").write_bytes(b"x")
     monkeypatch.setattr(batch_receiver, "_AGAIN_SECONDS", 0.05)
-    with pytest.raises(TransportError, match=r"did not write it again within 0\.05 s"):
+    with refusal(TransportError):
         _receiver(tmp_path, timeout=HANG).next_batch(0)
 
 

@@ -1,7 +1,5 @@
 """Only what the assistant wrote is trained, tokenized as a policy would have sampled it."""
 
-from __future__ import annotations
-
 import json
 import shutil
 
@@ -60,7 +58,7 @@ def test_several_turns_are_one_sample(chat):
     assert chat.tokenizer.decode(sample.token_ids) == whole.removesuffix("\n")
 
 
-def test_a_message_of_weight_0_is_context(chat):
+def test_a_message_of_weight_0_is_context(chat, refusal):
     conversation = _messages("a", "b", "c", "d", "e", "f")
     conversation["messages"][1]["weight"] = 0
     conversation["messages"][3]["weight"] = 1
@@ -73,7 +71,7 @@ def test_a_message_of_weight_0_is_context(chat):
     conversation["messages"][3]["train"] = False
     assert chat.samples(conversation) == []
     conversation["messages"][3]["weight"] = 0.5
-    with pytest.raises(UsageError, match=r"weight 0\.5; it can be 0 or 1"):
+    with refusal(UsageError):
         chat.samples(conversation)
 
 
@@ -186,44 +184,37 @@ def test_epochs_are_shuffled_and_complete(chat, tmp_path):
     assert answers(other.take(0, 7)) != first
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("{", r"d\.jsonl:2: not JSON"),
-        ("[]", r"d\.jsonl:2: expected"),
-        ('{"messages": "x"}', r"d\.jsonl:2: expected"),
-        ('{"messages": [{"content": "x"}]}', r"d\.jsonl:2: expected"),
-        ('{"messages": [{"role": "user", "content": "x"}]}', r"d\.jsonl:2: no assistant"),
-        (
-            '{"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}], '
-            '"tools": "z"}',
-            r'd\.jsonl:2: "tools" must be a list',
-        ),
-        (
-            '{"messages": [{"role": "user", "content": "x"}, '
-            '{"role": "assistant", "content": "y", "weight": "z"}]}',
-            r"d\.jsonl:2: an assistant message has the weight 'z'",
-        ),
-        *(
-            (json.dumps({"messages": [{"role": "user", "content": "x"}, message]}), rf"d\.jsonl:2: {said}")
-            for message, said in (
-                ({"role": "assistant", "content": 5}, r"message 1: Expected .* got `int` - at `\$\.content`"),
-                ({"role": "assistant", "content": [{"type": "image_url"}]}, r"message 1: .*\$\.content\[0\]"),
-                ({"role": "assistant", "tool_calls": "zz"}, r"message 1: .*\$\.tool_calls"),
-                ({"role": "assistant", "tool_calls": [{"name": "f"}]}, r"message 1: .*\$\.tool_calls\[0\]"),
-                ({"role": "assistant"}, "message 1 .* has no content.*trained to say nothing"),
-                ({"role": "assistant", "content": "", "tool_calls": []}, "message 1 .* has no content"),
-            )
-        ),
-        (
-            '{"messages": [{"role": "usr", "content": "x"}, {"role": "assistant", "content": "y"}]}',
-            r"d\.jsonl:2: message 0: Invalid enum value 'usr' - at `\$\.role`",
-        ),
-    ],
-)
-def test_bad_lines_are_named(chat, tmp_path, line, message):
+USER = {"role": "user", "content": "x"}
+BAD_REPLIES = [
+    {"content": "y", "weight": "z"},
+    {"content": 5},
+    {"content": [{"type": "image_url"}]},
+    {"tool_calls": "zz"},
+    {"tool_calls": [{"name": "f"}]},
+    {},
+    {"content": "", "tool_calls": []},
+]
+BAD_LINES = [
+    "{",
+    "[]",
+    *map(
+        json.dumps,
+        [
+            {"messages": "x"},
+            {"messages": [{"content": "x"}]},
+            {"messages": [USER]},
+            {"messages": [USER, {"role": "assistant", "content": "y"}], "tools": "z"},
+            {"messages": [{"role": "usr", "content": "x"}, {"role": "assistant", "content": "y"}]},
+            *({"messages": [USER, {"role": "assistant", **reply}]} for reply in BAD_REPLIES),
+        ],
+    ),
+]
+
+
+@pytest.mark.parametrize("line", BAD_LINES)
+def test_bad_lines_are_named(chat, tmp_path, line, refusal):
     good = json.dumps(_messages("a", "b"))
-    with pytest.raises(UsageError, match=message):
+    with refusal(UsageError):
         ChatFile(_write(tmp_path / "d.jsonl", good, line), chat, seed=0, seq_len=64)
 
 
@@ -255,31 +246,27 @@ def test_an_empty_reply_of_weight_0_is_context(chat, tmp_path):
     assert _trained(data.all()[0], chat.tokenizer) == ["c<|im_end|>"]
 
 
-def test_missing_and_empty_files(chat, tmp_path):
-    with pytest.raises(UsageError, match="cannot be read"):
+def test_missing_and_empty_files(chat, tmp_path, refusal):
+    with refusal(UsageError):
         ChatFile(tmp_path / "none.jsonl", chat, seed=0, seq_len=64)
     with pytest.raises(UsageError, match="is empty"):
         ChatFile(_write(tmp_path / "d.jsonl"), chat, seed=0, seq_len=64)
 
 
-def test_what_cannot_be_trained_on_is_counted(chat, tmp_path):
+def test_what_cannot_be_trained_on_is_counted(chat, tmp_path, refusal, wording):
     untrained = _messages("a", "b")
     untrained["messages"][1]["weight"] = 0
     lines = [_messages("a", "b"), _messages("a", "b" * 99), untrained, _messages("a", "c", "d", "e")]
     path = _write(tmp_path / "d.jsonl", *map(json.dumps, lines))
     data = ChatFile(path, chat, seed=0, seq_len=90)
-    first, second = data.all()
-    tokens = len(first.token_ids) + len(second.token_ids)
-    assert str(data.counts) == (
-        f"2 conversations, 2 samples, {tokens} tokens, 6 of them trained; "
-        "left out: 1 longer than seq_len; 1 without a trained message"
-    )
+    assert len(data.all()) == 2
+    assert str(data.counts) == wording
     assert len(data) == 2
     assert len(data.take(0, 4)) == 4
-    with pytest.raises(UsageError, match="3 samples are longer than seq_len = 5, 1 conv"):
+    with refusal(UsageError):
         ChatFile(path, chat, seed=0, seq_len=5)
 
 
-def test_a_model_without_tokenizer_is_one_message(tmp_path):
-    with pytest.raises(UsageError, match="No tokenizer could be loaded"):
+def test_a_model_without_tokenizer_is_one_message(tmp_path, refusal):
+    with refusal(UsageError):
         ChatFormat(str(tmp_path / "none"))

@@ -1,7 +1,5 @@
 """Training on other devices is what it is on a CPU, and nothing is left behind there."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -47,6 +45,7 @@ def assert_close(found: Path, expected: Path, *, before: Path) -> None:
     assert (weights(found) - weights(expected)).norm() < 0.05 * moved
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
     "settings",

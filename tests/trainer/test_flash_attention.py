@@ -1,7 +1,5 @@
 """What is handed to CUDA's variable-length attention, here with that function written out for any device."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

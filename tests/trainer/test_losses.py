@@ -1,7 +1,5 @@
 """Every loss against numbers computed by hand: value, gradient, and what it says it masked or clipped."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,8 +1,6 @@
 """What losses have in common: correction of importance weights, reference KL, entropy, normalization,
 statistics, and functions of one's own."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 
@@ -27,6 +25,7 @@ from tests.trainer.losses_by_hand import config_of, counts, inputs_of, loss_and_
 LN2 = math.log(2.0)
 WIDE = {"clip_low": 1.0, "clip_high": 99.0}
 """Limits at which PPO and CISPO clip nothing."""
+MIXED = [1.8, 1.8, 1.8, 0.6]
 CORRECTED = ("corrected_low", "corrected_high")
 
 
@@ -34,44 +33,41 @@ def correct(kind, level="token", **bounds):
     return {"correction": {"type": kind, "level": level, **bounds}}
 
 
-def test_truncated_token_weights():
-    settings = {**WIDE, **correct("truncate", high=2.0)}
-    inputs = inputs_of([4.0, 1.5, 0.1], [1.0, -1.0, 1.0])
-    assert counts(sums_of(inputs, "ppo", **settings), *CORRECTED) == [0, 1]
-    loss, gradient = loss_and_gradient(inputs, "ppo", **settings)
-    assert loss == pytest.approx(-2.0 + 1.5 - 0.1)
-    assert gradient == pytest.approx([-2.0, 1.5, -0.1])
-
-
-def test_masked_token_weights():
-    settings = {**WIDE, **correct("mask", low=0.5, high=2.0)}
-    inputs = inputs_of([4.0, 1.5, 0.1], [1.0, -1.0, 1.0])
-    assert counts(sums_of(inputs, "ppo", **settings), *CORRECTED) == [1, 1]
-    assert loss_and_gradient(inputs, "ppo", **settings)[1] == pytest.approx([0.0, 1.5, 0.0])
-
-
 @pytest.mark.parametrize(
-    ("level", "expected"),
+    ("correction", "ratios", "sequences", "factors", "corrected"),
     [
-        ("sequence", [-3.0 * 2 / 6, -2.0 * 2 / 6, -2.0]),  # weights 3 * 2 = 6 and 2, cut to 2
-        ("geometric", [-3.0 * 2 / math.sqrt(6), -2.0 * 2 / math.sqrt(6), -2.0]),
+        (correct("truncate", high=2.0), [4.0, 1.5, 0.1], [0, 0, 0], [0.5, 1, 1], [0, 1]),
+        (correct("mask", low=0.5, high=2.0), [4.0, 1.5, 0.1], [0, 0, 0], [0, 1, 0], [1, 1]),
+        # weights 3 * 2 = 6 and 2, cut to 2
+        (correct("truncate", "sequence", high=2.0), [3.0, 2.0, 2.0], [0, 0, 1], [2 / 6, 2 / 6, 1], None),
+        (
+            correct("truncate", "geometric", high=2.0),
+            [3.0, 2.0, 2.0],
+            [0, 0, 1],
+            [2 / 6**0.5] * 2 + [1],
+            None,
+        ),
+        # products 1.8^2 = 3.24 and 1.8 * 0.6 = 1.08
+        (correct("mask", "token", low=0.5, high=2.0), MIXED, [0, 0, 1, 1], [1, 1, 1, 1], None),
+        (
+            correct("mask", "sequence", low=0.5, high=2.0),
+            [1.8, 1.8, 1.8, 0.6],
+            [0, 0, 1, 1],
+            [0, 0, 1, 1],
+            None,
+        ),
+        (correct("mask", "geometric", low=0.5, high=2.0), MIXED, [0, 0, 1, 1], [1, 1, 1, 1], None),
     ],
 )
-def test_truncated_sequence_weights(level, expected):
-    inputs = inputs_of([3.0, 2.0, 2.0], [1.0, 1.0, 1.0], [0, 0, 1])
-    _, gradient = loss_and_gradient(inputs, "ppo", **WIDE, **correct("truncate", level, high=2.0))
+def test_corrected_weights(correction, ratios, sequences, factors, corrected):
+    advantages = [1.0, -1.0, 1.0, 1.0][: len(ratios)]
+    inputs = inputs_of(ratios, advantages, sequences)
+    expected = [-r * a * f for r, a, f in zip(ratios, advantages, factors, strict=True)]
+    if corrected is not None:
+        assert counts(sums_of(inputs, "ppo", **WIDE, **correction), *CORRECTED) == corrected
+    loss, gradient = loss_and_gradient(inputs, "ppo", **WIDE, **correction)
+    assert loss == pytest.approx(sum(expected))
     assert gradient == pytest.approx(expected)
-
-
-@pytest.mark.parametrize(
-    ("level", "kept"),
-    [("token", [1, 1, 1, 1]), ("sequence", [0, 0, 1, 1]), ("geometric", [1, 1, 1, 1])],
-)
-def test_masked_sequence_weights(level, kept):
-    # products 1.8^2 = 3.24 and 1.8 * 0.6 = 1.08
-    inputs = inputs_of([1.8, 1.8, 1.8, 0.6], [1.0] * 4, [0, 0, 1, 1])
-    _, gradient = loss_and_gradient(inputs, "ppo", **WIDE, **correct("mask", level, low=0.5, high=2.0))
-    assert gradient == pytest.approx([-r * k for r, k in zip([1.8, 1.8, 1.8, 0.6], kept, strict=True)])
 
 
 def test_the_correction_of_decoupled_ppo_is_of_the_proximal_policy():
@@ -101,17 +97,11 @@ def test_the_correction_of_gspo_is_of_the_sequence():
     assert gradient == pytest.approx([-0.5, -0.5])
 
 
-def test_reinforce_has_no_weights_to_truncate():
-    with pytest.raises(ValueError, match="reinforce has no importance weights to truncate"):
-        config_of("reinforce", **correct("truncate", high=5.0))
+@pytest.mark.parametrize("kind", ["reinforce", "cispo"])
+def test_weights_that_are_none_or_already_truncated_are_not_truncated(kind, refusal):
+    with refusal(ValueError):
+        config_of(kind, **correct("truncate", high=5.0))
 
-
-def test_cispo_is_not_truncated_twice():
-    with pytest.raises(ValueError, match="cispo truncates importance weights by itself"):
-        config_of("cispo", **correct("truncate", high=5.0))
-
-
-# --- the recipes, against the papers' equations written out ---
 
 RATIOS = [0.1, 0.7, 1.25, 1.5, 3.0, 9.0]
 ADVANTAGES = [1.0, -1.0, 1.0, -2.0, 1.0, 1.0]
@@ -411,17 +401,12 @@ def test_a_loss_of_ones_own(own_loss):
     assert gradient == pytest.approx([-18.0, 2.0])
 
 
-def test_a_loss_of_ones_own_is_corrected_like_any_other(own_loss):
-    settings = {"import_path": f"{own_loss}:power", "kwargs": {"exponent": 1}}
+def test_a_loss_in_a_module_is_corrected_like_any_other(own_loss, monkeypatch):
+    monkeypatch.syspath_prepend(own_loss.parent)
+    settings = {"import_path": "own_loss:power", "kwargs": {"exponent": 1}}
     inputs = inputs_of([3.0, 1.0], [1.0, -1.0], [0, 1])
     _, gradient = loss_and_gradient(inputs, "custom", **settings, **correct("mask", high=2.0))
     assert gradient == pytest.approx([0.0, 1.0])
-
-
-def test_a_loss_in_a_module(own_loss, monkeypatch):
-    monkeypatch.syspath_prepend(own_loss.parent)
-    settings = {"import_path": "own_loss:power", "kwargs": {"exponent": 1}}
-    assert loss_and_gradient(inputs_of([2.0], [1.0]), "custom", **settings)[0] == pytest.approx(-2.0)
 
 
 @pytest.mark.parametrize(
@@ -439,8 +424,8 @@ def test_a_loss_that_is_not_there_is_refused_early(own_loss, name, kwargs, messa
         check_loss(config)
 
 
-def test_a_module_that_cannot_be_imported():
-    with pytest.raises(UsageError, match="no_such_module cannot be imported"):
+def test_a_module_that_cannot_be_imported(refusal):
+    with refusal(UsageError):
         check_loss(CustomLossConfig(import_path="no_such_module:loss"))
 
 

@@ -1,7 +1,5 @@
 """Packed forward passes equal plain ones, sample by sample."""
 
-from __future__ import annotations
-
 import shutil
 
 import numpy as np
@@ -70,12 +68,12 @@ def test_the_head_agrees_with_the_model(tiny_model):
     torch.testing.assert_close(logprobs, expected, rtol=0, atol=logprob_error(layers=2, width=48))
 
 
-def test_a_missing_model_is_one_message(tmp_path):
-    with pytest.raises(UsageError, match="cannot be loaded"):
+def test_a_missing_model_is_one_message(tmp_path, refusal):
+    with refusal(UsageError):
         load_policy(str(tmp_path), CPU)
 
 
-def test_an_incomplete_model_is_one_message(tiny_model, tmp_path):
+def test_an_incomplete_model_is_one_message(tiny_model, tmp_path, refusal):
     copy = shutil.copytree(tiny_model, tmp_path / "m")
     tensors = load_file(copy / "model.safetensors")
     del tensors["model.norm.weight"]
@@ -83,7 +81,7 @@ def test_an_incomplete_model_is_one_message(tiny_model, tmp_path):
     with pytest.raises(UsageError, match=r"incomplete: .*model\.norm\.weight"):
         load_policy(str(copy), CPU)
     (copy / "model.safetensors").write_bytes(b"torn")
-    with pytest.raises(UsageError, match="is no whole safetensors file"):
+    with refusal(UsageError):
         load_policy(str(copy), CPU)
 
 

@@ -1,12 +1,7 @@
 """Memory that does not suffice for a row: all ranks compute the step again in smaller rows, with the same
 result; ranks that divide a model give up, and their next attempt knows."""
 
-from __future__ import annotations
-
 import json
-import os
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -23,11 +18,10 @@ from buckeye.trainer.micro_batch_size import MICRO_BATCH_FILE, is_out_of_memory
 from buckeye.trainer.rl import run_trainer
 from buckeye.trainer.sft import run_sft
 from buckeye.transport.batches import Batch, Sample
-from tests.ports import free_port
+from tests.trainer.ranks import SCRIPT, launch
 from tests.trainer.rl_runs import put
 from tests.trainer.trainer_config import sft_config, trainer_config
 
-SCRIPT = Path(__file__).parent / "trainer_config.py"
 STEPS, LENGTH, ROW = 2, 20, 45  # two samples fit into a row
 
 
@@ -93,30 +87,25 @@ def _assert_same_training(run: Path, undisturbed: Path) -> None:
         torch.testing.assert_close(one[name], other[name], rtol=1e-4, atol=1e-5)
 
 
-def test_a_step_is_tried_again_in_rows_of_half_the_length(tmp_path, tiny_model, batches, fault, capsys):
+def test_a_step_is_tried_again_in_rows_of_half_the_length(tmp_path, tiny_model, batches, fault):
     undisturbed = _train(tiny_model, tmp_path / "undisturbed", batches)
     fault("trainer.oom=oom@2")  # at the second of three rows: the first has left a gradient
     run = _train(tiny_model, tmp_path / "run", batches)
     _assert_same_training(run, undisturbed)
     assert [(r["micro_batch_tokens"], r["oom_retries"]) for r in _records(undisturbed)] == [(ROW, 0)] * STEPS
     assert [(r["micro_batch_tokens"], r["oom_retries"]) for r in _records(run)] == [(LENGTH, 1)] * STEPS
-    assert "Out of memory with 40 tokens at once: this step is tried again with 20" in capsys.readouterr().out
 
 
-def test_a_later_attempt_begins_with_what_was_possible(tmp_path, tiny_model, batches, fault):
+@pytest.mark.parametrize(("settings", "second"), [({}, (LENGTH, 1)), ({"seq_len": 60}, (60, 0))])
+def test_a_later_attempt_begins_with_what_was_possible(
+    tmp_path, tiny_model, batches, fault, settings, second
+):
+    """Under other settings it starts afresh."""
     fault("trainer.oom=oom")
     ckpt = {"interval": 1}
     _train(tiny_model, tmp_path, batches[:1], max_steps=1, ckpt=ckpt)
-    _train(tiny_model, tmp_path, batches[1:], ckpt={**ckpt, "resume_step": 1})
-    assert [(r["micro_batch_tokens"], r["oom_retries"]) for r in _records(tmp_path)] == [(LENGTH, 1)] * 2
-
-
-def test_under_other_settings_the_trainer_starts_afresh(tmp_path, tiny_model, batches, fault):
-    fault("trainer.oom=oom")
-    ckpt = {"interval": 1}
-    _train(tiny_model, tmp_path, batches[:1], max_steps=1, ckpt=ckpt)
-    _train(tiny_model, tmp_path, batches[1:], seq_len=60, ckpt={**ckpt, "resume_step": 1})
-    assert [(r["micro_batch_tokens"], r["oom_retries"]) for r in _records(tmp_path)] == [(LENGTH, 1), (60, 0)]
+    _train(tiny_model, tmp_path, batches[1:], ckpt={**ckpt, "resume_step": 1}, **settings)
+    assert [(r["micro_batch_tokens"], r["oom_retries"]) for r in _records(tmp_path)] == [(LENGTH, 1), second]
 
 
 def test_a_sample_that_does_not_fit_alone_ends_the_trainer(tmp_path, tiny_model, batches, fault):
@@ -146,25 +135,28 @@ def test_fine_tuning_does_the_same(tmp_path, tiny_model, fault):
 
 
 def test_ranks_that_divide_a_model_give_up_and_their_next_attempt_computes_less(
-    tmp_path, tiny_model, batches, fault
+    tmp_path, tiny_model, batches, fault, refusal
 ):
     divided = {"model": ModelConfig(name=str(tiny_model), device="cpu", sharding="full")}
     fault("trainer.oom=oom@2")
     put(tmp_path, batches)
     config = _config(tiny_model, tmp_path).model_copy(update=divided)
-    with pytest.raises(RunError, match=r"Ranks that divide a model.*the next attempt computes 20 at once"):
+    with refusal(RunError):
         run_trainer(config)
     assert json.loads((tmp_path / MICRO_BATCH_FILE).read_text())["tokens"] == LENGTH
     run_trainer(config)
     assert [(r["micro_batch_tokens"], r["oom_retries"]) for r in _records(tmp_path)] == [(LENGTH, 1)] * STEPS
 
 
+@pytest.mark.e2e
 def test_ranks_with_whole_models_try_again_together(tmp_path, tiny_model, batches):
     undisturbed = _train(tiny_model, tmp_path / "undisturbed", batches)
     run = tmp_path / "run"
     put(run, batches)
     (run / "config.json").write_text(_config(tiny_model, run).model_dump_json())
-    _launch(run / "config.json", tmp_path / "marks", failing_rank=1)
+    (tmp_path / "marks").mkdir()
+    failing = {faults.FAULTS: "trainer.oom=oom", faults.DONE: str(tmp_path / "marks")}
+    launch(2, str(SCRIPT), str(run / "config.json"), last_rank=failing)
     _assert_same_training(run, undisturbed)
     assert [(r["micro_batch_tokens"], r["oom_retries"]) for r in _records(run)] == [(LENGTH, 1)] * STEPS
 
@@ -176,21 +168,3 @@ def test_what_torch_says_when_main_memory_is_short():
     with pytest.raises(RuntimeError) as raised:
         torch.zeros(2) @ torch.zeros(3)
     assert not is_out_of_memory(raised.value)
-
-
-def _launch(config: Path, marks: Path, *, failing_rank: int) -> None:
-    """Two ranks, of which one runs out of memory in its first row."""
-    marks.mkdir()
-    common = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    common |= {"OMP_NUM_THREADS": "1", "BUCKEYE_THREADS": "1"}
-    processes = []
-    for rank in range(2):
-        failing = {faults.FAULTS: "trainer.oom=oom", faults.DONE: str(marks)} if rank == failing_rank else {}
-        env = {**common, **failing, "RANK": str(rank)}
-        processes.append(subprocess.Popen([sys.executable, str(SCRIPT), str(config)], env=env))
-    try:
-        assert [process.wait() for process in processes] == [0, 0]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()

@@ -1,7 +1,5 @@
 """Every sample in exactly one bin, no bin too full, shared prefixes counted once, ranks balanced."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """What is exported is compared with the checkpoint in the same precision."""
 
-from __future__ import annotations
-
 import shutil
 
 import pytest

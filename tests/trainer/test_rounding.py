@@ -13,11 +13,8 @@ from buckeye.config.trainer import TrainerConfig
 from buckeye.errors import RunError, UsageError
 from buckeye.trainer.learner import Learner
 from buckeye.trainer.output.served_weights import stochastic_bfloat16, stored_as
-from buckeye.trainer.rl import RLTrainer, run_trainer
+from buckeye.trainer.rl import RLTrainer
 from buckeye.transport.weights import read_weights_manifest
-
-from .rl_runs import put
-from .trainer_config import trainer_config
 
 
 def rounded(values, seed=0):
@@ -75,8 +72,8 @@ def test_a_small_change_is_in_the_stored_weights_and_to_nearest_it_is_not():
     assert moved == pytest.approx(0.1 * 2**-7, rel=0.1)
 
 
-def test_a_weight_that_float16_cannot_hold_is_no_infinity():
-    with pytest.raises(RunError, match=r"w has a weight of 7e\+04, and float16 ends at 65504"):
+def test_a_weight_that_float16_cannot_hold_is_no_infinity(refusal):
+    with refusal(RunError):
         stored_as({"w": torch.tensor([1.0, -7e4])}, torch.float16, stochastic=False, seed=0)
     kept = stored_as({"w": torch.tensor([1.0, math.inf])}, torch.float16, stochastic=False, seed=0)
     assert kept["w"].tolist() == [1.0, math.inf]
@@ -85,9 +82,9 @@ def test_a_weight_that_float16_cannot_hold_is_no_infinity():
 @pytest.mark.parametrize(
     ("weights", "lora", "named"),
     [
-        ({"rounding": "stochastic", "dtype": "float16"}, None, "is to bfloat16, and dtype is float16"),
-        ({"rounding": "stochastic"}, {}, "an adapter is published in float32"),
-        ({"dtype": "bfloat16"}, {}, "an adapter is published in float32"),
+        ({"rounding": "stochastic", "dtype": "float16"}, None, "float16"),
+        ({"rounding": "stochastic"}, {}, "adapter"),
+        ({"dtype": "bfloat16"}, {}, "adapter"),
     ],
 )
 def test_what_does_not_go_together_is_refused(weights, lora, named):
@@ -104,9 +101,8 @@ def test_what_does_not_go_together_is_refused(weights, lora, named):
         ({"rounding": "stochastic"}, torch.bfloat16),
     ],
 )
-def test_a_trainer_publishes_as_it_is_told(tmp_path, tiny_model, batches, weights, dtype):
-    put(tmp_path, batches[:1])
-    run_trainer(trainer_config(tiny_model, tmp_path, max_steps=1, weights=weights))
+def test_a_trainer_publishes_as_it_is_told(tmp_path, train, batches, weights, dtype):
+    train(tmp_path, batches[:1], weights=weights)
     directory = tmp_path / "weights" / "step_1"
     tensors = load_file(directory / "model.safetensors")
     assert {tensor.dtype for tensor in tensors.values()} == {dtype}
@@ -125,7 +121,7 @@ def test_a_trainer_publishes_as_it_is_told(tmp_path, tiny_model, batches, weight
     ],
 )
 def test_a_step_computes_with_the_weights_that_were_sampled_with(
-    tmp_path, tiny_model, batches, monkeypatch, compute, weights, same
+    tmp_path, train, batches, monkeypatch, compute, weights, same
 ):
     """And then moves those that are trained, which are exact."""
     equal, exact, backward = [], [], RLTrainer._backward
@@ -147,8 +143,7 @@ def test_a_step_computes_with_the_weights_that_were_sampled_with(
     update = Learner.update
     monkeypatch.setattr(RLTrainer, "_backward", compared)
     monkeypatch.setattr(Learner, "update", stepped)
-    put(tmp_path, batches[:3])
     model = {"compute_dtype": compute}
-    run_trainer(trainer_config(tiny_model, tmp_path, max_steps=3, weights=weights, model=model))
+    train(tmp_path, batches[:3], weights=weights, model=model)
     assert equal == [same] * 3
     assert exact == [True] * 3

@@ -1,7 +1,5 @@
 """Where tokens land, what is shared, and what attention may see."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,64 +1,38 @@
-"""Rank 0 writes; all ranks go on, or meet a full disk, together."""
+"""Rank 0 writes; all ranks continue, or meet a full disk, together."""
 
-from __future__ import annotations
-
-import threading
+import pytest
 
 from buckeye.errors import DiskFullError
 from buckeye.trainer.parallel.ranks import write_together
-from tests.waiting import HANG
 
 
-class Threads:
-    """Ranks as threads; `max` is a barrier, as a collective is."""
+class Rank:
+    """One of several ranks; `vote` is the largest value of the others."""
 
-    def __init__(self, count):
-        self.count = count
-        self.votes = [0] * count
-        self.barrier = threading.Barrier(count, timeout=HANG)
+    def __init__(self, *, first: bool, vote: int = 0) -> None:
+        self.first, self.vote, self.values = first, vote, []
 
-    def rank(self, number):
-        return _Rank(self, number)
-
-
-class _Rank:
-    def __init__(self, threads, number):
-        self.threads, self.number, self.first = threads, number, number == 0
-
-    def max(self, value):
-        self.threads.votes[self.number] = value
-        self.threads.barrier.wait()
-        largest = max(self.threads.votes)
-        self.threads.barrier.wait()
-        return largest
+    def max(self, value: int) -> int:
+        self.values.append(value)
+        return max(value, self.vote)
 
 
-def _on_all(ranks, write):
-    """What each of the ranks has raised."""
-    raised = [None] * ranks.count
-
-    def work(number):
-        try:
-            write_together(ranks.rank(number), lambda: write(number))
-        except DiskFullError as error:
-            raised[number] = str(error)
-
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(ranks.count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return raised
+def full() -> None:
+    raise DiskFullError("full")
 
 
 def test_only_rank_0_writes():
     written = []
-    assert _on_all(Threads(3), written.append) == [None] * 3
+    for rank in (Rank(first=True), Rank(first=False), Rank(first=False)):
+        write_together(rank, lambda: written.append(0))
+        assert rank.values == [0]
     assert written == [0]
 
 
-def test_all_ranks_raise_together():
-    def full(_):
-        raise DiskFullError("The disk is full: it")
-
-    assert _on_all(Threads(2), full) == ["The disk is full: it", "The disk of rank 0 is full; see its log."]
+def test_all_ranks_raise_together(refusal):
+    first = Rank(first=True)
+    with pytest.raises(DiskFullError, match="full"):
+        write_together(first, full)
+    (vote,) = first.values
+    with refusal(DiskFullError):
+        write_together(Rank(first=False, vote=vote), full)

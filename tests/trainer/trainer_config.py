@@ -1,7 +1,5 @@
 """Configurations for the tests; as a script (`torchrun trainer_config.py FILE`) one rank of a trainer."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any
