@@ -4,6 +4,7 @@ Each environment is a Python that has what Buckeye requires with some extras, li
 the code of Buckeye, and nothing else. (`test_installation.py` installs them.)
 """
 
+import csv
 import json
 import re
 import shlex
@@ -12,6 +13,7 @@ import socket
 import subprocess
 import sys
 from importlib import metadata
+from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
@@ -39,65 +41,8 @@ TASK = {
     "evaluate_tool": {"name": "evaluate", "arguments": {}},
 }
 GYM = "system_prompt: Play.\nparser: {use_thinking: false}\n"
-USES = {
-    "rl @ run.toml --model.name MODEL": "train",
-    "rl @ run.toml --model.name MODEL --dry-run": None,
-    "rl @ run.toml --gpus 1xA100 --provider ssh --host me@127.0.0.1:9 --dry-run": "remote",
-    "rl init --command false": "mcp",
-    "rl doctor @ run.toml --model.name MODEL": None,
-    "rl tune @ run.toml --model.name MODEL -o RUN": "train",
-    "rl schema": None,
-    "env trust run.toml": None,
-    "rl pods list --json": None,
-    "rl pods offers 1xA100": None,
-    "rl pods attach nothing": None,
-    "rl pods terminate nothing --yes": None,
-    "rl pods gc": None,
-    "rl list": None,
-    "rl rollouts RUN": None,
-    "rl compare RUN RUN": None,
-    "rl replay RUN --step 1 --json": "train",
-    "rl diagnose RUN": "train",
-    "rl report RUN --out reported.html": "train",
-    "rl rollouts RUN --export jsonl --out exported": None,
-    "rl rollouts RUN --export inspect --out logs": "inspect",
-    "rl status RUN": None,
-    "rl logs RUN": None,
-    "rl logs RUN --events": None,
-    "rl stop RUN": None,
-    "rl resume RUN --max-steps 9": "train",
-    "rl clean RUN --dry-run": None,
-    "rl fork RUN --step 5 --output forked": None,
-    "worker trainer --model.name MODEL": "train",
-    "worker orchestrator --model.name MODEL --env.0.id capitals.py": "train",
-    "serve --model.name MODEL": "train",
-    "sft --model.name MODEL --data.path chats.jsonl": "train",
-    "model tiny tiny --corpus capitals.py": "train",
-    "env check capitals.py": None,
-    "env new made": None,
-    "env new served --kind mcp": None,
-    "env list": None,
-    "env list nothing": None,
-    "env install ./nothing": None,
-    "env remove nothing": None,
-    "env build nothing": "mcp",
-    "env push nothing": None,
-    "ui RUN --port PORT": "mcp",
-    "auth status": None,
-    "auth set OPENAI_API_KEY": None,
-    "vllm install --path /dev/null/vllm": None,
-    "export RUN --step last": "train",
-    "env play capitals.py --policy random": None,
-    "env play g.yaml --policy random": "mcp",
-    "eval capitals.py --model MODEL": "train",
-    "eval capitals.py --model m --base-url SERVER --output-dir evaluated": None,
-    "eval buckeye-vf-gym --arg taskset=tasks.json --arg config_path=g.yaml --model m": "mcp",
-    "gateway --command cat --port PORT": "mcp",
-    "hf tasks.json --name tasks --no-push": "hub",
-    "hf tasks.json --name org/tasks --yes": "hub",
-    "chat MODEL hello": "train",
-    "demo": "train",
-}
+with (Path(__file__).parent / "uses.csv").open(encoding="utf-8", newline="") as table:
+    USES = {row["command"]: row["extra"] or None for row in csv.DictReader(table)}
 """Commands that do something, and the extra that each needs."""
 
 DRIVER = """
@@ -121,6 +66,9 @@ for words in json.load(sys.stdin):
         said.seek(0)
         print(json.dumps([words, code, said.read().decode()]), flush=True)
 """
+
+
+pytestmark = pytest.mark.e2e
 
 
 class Refusing(QuietHandler):
@@ -225,15 +173,6 @@ def test_a_command_works_or_names_the_extra_it_needs(tmp_path, finished, extra):
         assert need is None or (code == 2 and f"[{need}]'" in said), (command, said)
 
 
-def test_an_environment_of_an_extra_names_it(tmp_path, finished):
-    place = Place(tmp_path, [], finished)
-    args = "taskset='tasks.json', config_path='g.yaml'"
-    done = place.run(
-        "-c", f"from buckeye import load_environment\nload_environment('buckeye-vf-gym', {args})"
-    )
-    assert "needs mcp, of the extra `mcp`. Install it: " in done.stderr
-
-
 def test_the_extra_of_models_alone_trains_on_an_environment_of_a_python_file(tmp_path, finished):
     place = Place(tmp_path, ["model"], finished)
     words = ("rl", "@", "run.toml", "--model.name", str(finished.model), "--max-steps", "2")
@@ -241,16 +180,3 @@ def test_the_extra_of_models_alone_trains_on_an_environment_of_a_python_file(tmp
     done = place.run("-m", "buckeye", *words, *small, "--output-dir", "out")
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "out/weights/step_2/model.safetensors").is_file()
-
-
-def test_the_environment_of_the_demonstration_comes_with_buckeye(tmp_path, finished):
-    code = (
-        "from buckeye import load_environment\n"
-        "for _ in range(2):\n"
-        "    env = load_environment('harleycooper/dakota1890@0.1.20', families=['numerals'], num_train=9)\n"
-        "    print(env.tasks('train')[8].data['accept'])"
-    )
-    done = Place(tmp_path, (), finished).run("-c", code)
-    assert done.returncode == 0, done.stderr
-    first, second = done.stdout.splitlines()
-    assert first == second

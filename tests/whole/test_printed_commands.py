@@ -1,7 +1,7 @@
 """Every command that a text of the program names is one that the command line takes."""
 
 import pytest
-from tests.cli.printed_commands import VALUE, commands_in, problem, texts_of
+from tests.cli.printed_commands import commands_in, problem, texts_of
 from tests.places import ROOT
 
 from buckeye.cli.removed import REMOVED_COMMANDS
@@ -26,29 +26,12 @@ def test_every_command_in_a_text_is_one():
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        ("Stop it: `buckeye rl stop RUN --now`, or wait.", ["buckeye rl stop RUN --now"]),
-        (f"Stopped. Go on with:\n  buckeye rl resume {VALUE}", [f"buckeye rl resume {VALUE}"]),
-        ("the run waits: rl clean DIR --dry-run", ["rl clean DIR --dry-run"]),
-        ("model: m | talk to it: buckeye chat m | bye", ["buckeye chat m"]),
-        ("what buckeye is, and goes on", []),
-    ],
-)
-def test_what_is_found(text, found):
-    assert commands_in(text) == found
-
-
-@pytest.mark.parametrize(
     ("command", "what"),
     [
         ("buckeye exprot RUN", "no such command"),
-        ("buckeye export RUN --merge-lorra", "--merge-lorra"),
         ("buckeye export RUN ANOTHER", "too many arguments"),
-        ("rl stpo RUN", "no such command"),
         ("rl status RUN --jsno", "--jsno"),
         ("rl @ run.toml --max-stesp 3", "--max-stesp"),
-        ("sft @ sft.toml --data.pth x", "--data.pth"),
         ("buckeye rl doctor @ run.toml --smaple 2", "--smaple"),
     ],
 )

@@ -1,9 +1,11 @@
 """Right answers in any spelling are paid, everything else is not, and two graders always agree."""
 
+import json
 import random
 import unicodedata
 from collections import Counter
 from functools import cache
+from pathlib import Path
 
 import pytest
 from environments.dakota1890.tests.second_grader import audited_reward, edits_between
@@ -43,50 +45,9 @@ def graded(text, data=KASKA, *, shaping=True, truncated=False):
     return result
 
 
-RIGHT = {
-    "as printed": "wakaška",
-    "decomposed": unicodedata.normalize("NFD", "wakaška"),
-    "acute for caron": "wakaśka",
-    "dot for caron": "wakaṡka",
-    "stressed": "wakáška",
-    "capital and full stop": "Wakaška.",
-    "all capitals": "WAKAŠKA",
-    "zero width": "waka\u200bška",
-    "surrounding space": "\n  wakaška \n",
-    "syllable hyphens": "wa-kaška",
-    "quoted": "“wakaška”",
-}
-WRONG = {
-    "empty": tagged(""),
-    "white space": tagged(" \t\n "),
-    "only invisible": tagged("\u200b\u200d"),
-    "no tag": "wakaška",
-    "two tags": tagged("wakaška") + tagged("wakaška"),
-    "first wrong, then right": tagged("yakaška") + tagged("wakaška"),
-    "unclosed": "<answer>wakaška",
-    "only closed": "wakaška</answer>",
-    "closed before opened": "</answer>wakaška<answer>",
-    "nested": "<answer><answer>wakaška</answer></answer>",
-    "anagram": tagged("akšawak"),
-    "echo of the word": tagged("kaška"),
-    "echo of the prompt": tagged('Dakota verb "kaška" (to bind), class I'),
-    "several, comma": tagged("kaška, wakaška"),
-    "several, or": tagged("wakaška or yakaška"),
-    "several, slash": tagged("wakaška/yakaška"),
-    "several, lines": tagged("wakaška\nyakaška"),
-    "several, spaces": tagged("kaška yakaška wakaška"),
-    "paradigm": tagged("wakaška yakaška"),
-    "right in the reasoning, another in the tag": "It is wakaška. <answer>uŋkaškapi</answer>",
-    "Cyrillic homoglyph": tagged("wаkaška"),
-    "Greek homoglyph": tagged("wακaška"),
-    "trailing junk": tagged("wakaška zzz"),
-    "leading junk": tagged("is wakaška"),
-    "all affixes": tagged("wayauŋmanimi"),
-    "bag of letters": tagged("aeikaŋtonwy"),
-    "4,000 characters": tagged("wakaška" * 570),
-    "markup": tagged("<b>wakaška</b>"),
-    "digits": tagged("wakaška1"),
-}
+REPLIES = json.loads((Path(__file__).parent / "replies.json").read_text("utf-8"))
+RIGHT, WRONG = REPLIES["right"], REPLIES["wrong"]
+"""Name -> answers in any spelling of KASKA's, and replies that try to be paid for something else."""
 
 
 @pytest.mark.parametrize("answer", RIGHT.values(), ids=RIGHT)

@@ -15,9 +15,7 @@ from dakota1890.families.sentences.english import being, clause, sentence
 from dakota1890.families.sentences.frames import FEWEST_ORDERS
 from dakota1890.families.sentences.parts import DEMONSTRATIVES, noun_phrase
 from dakota1890.families.sentences.predicates import predicates
-from dakota1890.grading import grade
 from dakota1890.splits import HELD_OUT_CELLS, side_of
-from dakota1890.tasks import render
 
 
 @cache
@@ -208,14 +206,3 @@ def test_sides_are_all_there_and_few_draws_are_rejected():
     trained = {q.cells[-1] for q in drawn() if side_of(q) == "train"}
     assert {"plain|place", "question|object", "future|object"} & trained
     assert not HELD_OUT_CELLS & trained
-
-
-def test_prompts_are_short_and_the_answer_is_paid():
-    for question in drawn()[:500]:
-        assert len(question.ask.split()) <= 60
-        item = render(question, side_of(question), True)
-        assert all(
-            grade(f"<answer>{a}</answer>", item.data, shaping=False).reward == 1 for a in question.accept
-        )
-        for shown in question.prompt_forms:
-            assert grade(f"<answer>{shown}</answer>", item.data, shaping=True).reward == 0

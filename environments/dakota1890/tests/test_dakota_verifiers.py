@@ -51,13 +51,11 @@ def test_the_tasks_and_the_grading_need_neither_buckeye_nor_verifiers():
 @pytest.mark.parametrize(
     ("use", "api"), [(lambda: dakota1890.load_environment(), "v0"), (lambda: dakota1890.DakotaTaskset, "v1")]
 )
-def test_without_verifiers_the_message_says_what_to_install(use, api):
+def test_without_verifiers_the_message_says_what_to_install(use, api, wording):
     with pytest.raises(VerifiersError) as caught:
         use()
     message = str(caught.value)
-    assert f"needs the {api} API of `verifiers`, and verifiers is not installed" in message
-    assert "pip install 'verifiers>=0." in message
-    assert 'buckeye.load_environment("harleycooper/dakota1890")' in message
+    assert message == wording
 
 
 def test_an_error_inside_verifiers_is_not_taken_for_a_missing_one(tmp_path, monkeypatch):
@@ -86,15 +84,15 @@ def test_the_items_of_a_split_are_the_tasks_of_buckeyes_environment(split):
     assert [item.id for item in items] == [task.id for task in tasks]
 
 
-def test_an_unknown_split_is_answered_with_those_there_are():
-    with pytest.raises(ArgumentError, match=r"no split 'lema'; there are train, eval, random, lemma, "):
+def test_an_unknown_split_is_answered_with_those_there_are(refusal):
+    with refusal(ArgumentError):
         split_items(arguments(), "lema")
 
 
-def test_the_train_split_of_what_is_only_evaluated_is_refused():
+def test_the_train_split_of_what_is_only_evaluated_is_refused(refusal):
     chosen = arguments(families=["exceptions"])
     assert len(split_items(chosen, "eval")) > 20
-    with pytest.raises(ArgumentError, match=r"no train questions .* in exceptions\. .*exceptions: none\."):
+    with refusal(ArgumentError):
         split_items(chosen, "train")
 
 

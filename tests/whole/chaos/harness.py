@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
 import random
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -18,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+from tests.run.conftest import Runner
 
 from buckeye.base.storage import step_directories, write_file
 from buckeye.monitor.metrics import read_run
@@ -116,17 +115,13 @@ class ChaosRun:
         self, root: Path, model: Path, *, steps: int, level: int, faults: str = "", workers: int = 0
     ) -> None:
         root.mkdir(parents=True, exist_ok=True)
+        self._runner = Runner(root, model)
         (root / "chaos.py").write_text(ENVIRONMENT)
         (root / "runtime").mkdir(mode=0o700)
         (root / "faults").mkdir()
-        self.root, self.steps, self._model, self._level = root, steps, model, level
-        self._workers = workers
+        self.root, self.steps, self._level, self._workers = root, steps, level, workers
         self.output = root / "out"
-        self.env = {
-            **{k: v for k, v in os.environ.items() if not k.startswith(("PRIME_", "BUCKEYE_"))},
-            "HF_HUB_OFFLINE": "1",
-            "XDG_RUNTIME_DIR": str(root / "runtime"),
-        }
+        self.env = {**self._runner.env, "XDG_RUNTIME_DIR": str(root / "runtime")}
         if faults:
             self.env |= {"BUCKEYE_FAULTS": faults, "BUCKEYE_FAULTS_DONE": str(root / "faults")}
         self.struck: Counter[str] = Counter()
@@ -134,32 +129,24 @@ class ChaosRun:
         self._running: subprocess.Popen[bytes] | None = None
 
     def argv(self, *words: str) -> list[str]:
-        """The command that starts the run."""
+        """The command that starts the run; what comes later in it counts."""
         settings = {
-            "--model.name": self._model,
-            "--max-steps": self.steps,
-            "--max-async-level": self._level,
             "--orchestrator.env.0.id": "chaos.py",
             "--orchestrator.batch-size": GROUPS * GROUP_SIZE,
             "--orchestrator.rollouts-per-example": GROUP_SIZE,
-            "--orchestrator.seq-len": 64,
-            "--orchestrator.sampling.max-tokens": 6,
-            "--trainer.optim.lr": "1e-2",
             "--trainer.loss.kl-tau": "1e-30",  # so that samples without advantage are trained on, too
             "--trainer.ckpt.interval": 2,
             "--supervision.heartbeat-timeout": 5,
             "--supervision.start-timeout": 60,
             "--supervision.max-restarts": 1000,
-            "--inference": "{}",
-            "--output-dir": "out",
         }
         if self._workers:
             settings |= {
                 "--orchestrator.env.0.isolation": "process",
                 "--orchestrator.env.0.workers": self._workers,
             }
-        flat = [str(word) for pair in settings.items() for word in pair]
-        return [sys.executable, "-m", "buckeye", "rl", *flat, *words]
+        flat = [word for pair in settings.items() for word in pair]
+        return self._runner.rl("out", *map(str, flat), *words, steps=self.steps, level=self._level)
 
     # --- what happens to it ---
 
@@ -196,11 +183,9 @@ class ChaosRun:
         psutil.wait_procs(family[1:], timeout=30)
 
     def until_trained(self, step: int, *, limit: float) -> None:
-        """Wait for so many steps."""
         self._until(lambda: self.trained() >= step, f"step {step}", time.monotonic() + limit)
 
     def until_fault(self, *, limit: float) -> None:
-        """Wait until one of the faults has happened."""
         self._until(lambda: self.faults() > 0, "a fault", time.monotonic() + limit)
 
     def until_ended(self, *, limit: float) -> int:
@@ -276,29 +261,23 @@ class ChaosRun:
         return (self.root / "printed").read_text()[-6000:]
 
     def final_weights(self) -> bytes:
-        """The trained model."""
         return (self.output / "weights" / f"step_{self.steps}" / "model.safetensors").read_bytes()
 
     def events(self) -> Counter[str]:
-        """How often what happened to it, from its journal."""
         lines = (self.output / "events.jsonl").read_text().splitlines()
         return Counter(json.loads(line)["event"] for line in lines)
 
     def faults(self) -> int:
-        """How many of the faults have happened."""
         return len(list((self.root / "faults").iterdir()))
 
     def newest_checkpoint(self) -> int:
-        """The step of the one that a resume starts from."""
         return list_checkpoints(self.output / "checkpoints")[-1].step
 
     def resumed_steps(self) -> list[int]:
-        """The steps that the attempts after the first began with."""
         attempts = json.loads((self.output / "run.json").read_text())["attempts"]
         return [attempt["resumed_step"] for attempt in attempts[1:]]
 
     def rollouts(self, step: int) -> list[dict]:
-        """The records of a step's rollouts."""
         path = self.output / "rollouts" / f"step_{step}.jsonl"
         return [json.loads(line) for line in path.read_text().splitlines()]
 
@@ -312,7 +291,6 @@ class ChaosRun:
     # --- what must be true of it at the end ---
 
     def check(self) -> None:
-        """All of it."""
         self.check_training()
         self.check_files()
         self.check_nothing_is_left()
@@ -339,7 +317,6 @@ class ChaosRun:
         assert (state["step"], state["problems"]) == (self.steps, GROUPS * self.steps)
 
     def check_files(self) -> None:
-        """What is there is whole."""
         assert self.newest_checkpoint() == self.steps
         for info in list_checkpoints(self.output / "checkpoints"):
             verify_checkpoint(info)
@@ -349,8 +326,11 @@ class ChaosRun:
             verify_weights(directory)
         for path in self.output.rglob("*.json"):
             json.loads(path.read_text())
-        torn = [path for path in self.output.rglob("*.jsonl") for line in _lines(path) if not _is_json(line)]
-        assert {path.name for path in torn} <= {"metrics.jsonl", "events.jsonl"}  # a kill may tear a line
+        lines = (
+            (path, line) for path in self.output.rglob("*.jsonl") for line in path.read_text().splitlines()
+        )
+        torn = {path.name for path, line in lines if not _is_json(line)}
+        assert torn <= {"metrics.jsonl", "events.jsonl"}  # a kill may tear a line
 
     def check_nothing_is_left(self) -> None:
         """No process, port, temporary file, lock or batch."""
@@ -364,10 +344,6 @@ class ChaosRun:
         assert [p for p in self.output.rglob("*") if p.is_file() and _locked(p)] == []
         assert [p for p in (self.root / "runtime").rglob("*") if p.is_file() and _locked(p)] == []
         assert list((self.output / "batches").glob("step_*")) == []
-
-
-def _lines(path: Path) -> list[str]:
-    return path.read_text().splitlines()
 
 
 def _is_json(line: str) -> bool:

@@ -11,9 +11,9 @@ import re
 from dataclasses import dataclass
 
 import pytest
+from tests.evaluation.chat_server import chat_server
 from tests.run.fake_hub import FakeHub
 from tests.whole.docs.blocks import blocks
-from tests.whole.docs.recorder import Recorder
 from tests.whole.docs.tutorial_run import RECORD, TUTORIAL, Place, record_of, shown
 
 ENVIRONMENT = {
@@ -33,7 +33,7 @@ BEYOND = """\
 buckeye hf guess/tasks.json --name my-org/guess --yes
 buckeye auth status
 WITH="--arg taskset=guess-tasks --arg config_path=configs/guess.yaml"
-buckeye eval buckeye-vf-gym $WITH --model m --base-url {model}/v1 --output-dir evals/elsewhere
+buckeye eval buckeye-vf-gym $WITH --model m --base-url {model} --output-dir evals/elsewhere
 buckeye rl status outputs/guess
 buckeye rl list
 buckeye rl logs outputs/guess
@@ -47,20 +47,21 @@ class Done:
 
     place: Place
     hub: FakeHub
-    model: Recorder
+    model: list
 
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory):
-    with FakeHub() as hub, Recorder() as model:
+    reply = "<think>I guess.</think><tool>done()</tool>"
+    with FakeHub() as hub, chat_server(lambda body, number: reply) as (url, sent):
         place = Place(tmp_path_factory.mktemp("tutorial"), HF_ENDPOINT=hub.url, **ENVIRONMENT)
         for file, keys in dotenvs(place).items():
             file.parent.mkdir(exist_ok=True)
             file.write_text("".join(f"{name}={value}\n" for name, value in keys.items()))
             file.chmod(0o600)
         place.tutorial(before_its_configuration=lambda: plant_in_tasks(place.folder / "guess" / "tasks.json"))
-        place.run(BEYOND.format(model=model.url))
-    return Done(place, hub, model)
+        place.run(BEYOND.format(model=url))
+    return Done(place, hub, [str(request) for request in sent])
 
 
 def dotenvs(place):
@@ -99,12 +100,12 @@ def test_no_key_is_anywhere(done):
     assert done.hub.tokens == {f"Bearer {token}"}
     uploaded = [content for files in done.hub.files.values() for content in files.values()]
     assert uploaded
-    assert any(key in request for request in done.model.sent)
+    assert any(key in request for request in done.model)
     root = done.place.root
     places = {
         "printed": [done.place.said],
         "arguments": done.place.arguments,
-        "sent to the model": [request.replace(key, "") for request in done.model.sent],
+        "sent to the model": [request.replace(key, "") for request in done.model],
         "sent to the hub": [text_of("data.parquet", content) for content in uploaded],
         **{
             str(path): [text_of(path.name, path.read_bytes())]

@@ -3,6 +3,7 @@
 import runpy
 import sys
 
+import pytest
 from tests.places import ROOT
 
 from buckeye.trainer.model.tiny import TinySize, make_tiny_model
@@ -10,6 +11,7 @@ from buckeye.trainer.model.tiny import TinySize, make_tiny_model
 EXAMPLES = ROOT / "examples"
 
 
+@pytest.mark.e2e
 def test_rl_loop(tmp_path, monkeypatch, capsys):
     size = TinySize(vocab_size=320, layers=1, hidden=64, max_length=256)
     make_tiny_model(
