@@ -15,11 +15,6 @@ sys.path.insert(0, str(BENCHMARKS))
 
 import gpu  # noqa: E402
 import gpu_cases  # noqa: E402
-from gpu_model import SHAPES, make_tokenizer  # noqa: E402
-
-FAILS = "import sys; print('torch.OutOfMemoryError: CUDA out of memory.'); print('bye'); sys.exit(3)"
-HANGS = "import time; time.sleep(600)"
-WRITES = "import sys; open(sys.argv[3], 'w').write(open(sys.argv[2]).read())"
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +28,7 @@ def model(tmp_path_factory):
     return settings
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("name", ["trainer/64/full", "trainer/64/lora"])
 def test_the_trainer_takes_steps(model, tmp_path, monkeypatch, name):
     monkeypatch.setenv("BUCKEYE_THREADS", "1")
@@ -49,35 +45,12 @@ def test_the_trainer_takes_steps(model, tmp_path, monkeypatch, name):
     assert figures["mfu"] is None
 
 
+@pytest.mark.e2e
 def test_the_engine_decodes(model, monkeypatch):
     monkeypatch.setenv("BUCKEYE_THREADS", "1")
     figures = gpu_cases.decode({**model, "concurrency": 3, "new_tokens": 5})
     assert (figures["slots"], figures["dtype"], figures["peak_gib"]) == (3, "float32", None)
     assert figures["tokens_per_second"] * figures["step_ms"] == pytest.approx(3 * 1000)
-
-
-def test_every_id_of_the_tokenizer_has_text():
-    tokenizer = make_tokenizer(SHAPES["0.6B"]["vocab_size"])
-    assert len(tokenizer) == SHAPES["0.6B"]["vocab_size"]
-    assert len(tokenizer.decode([len(tokenizer) - 1])) == 4
-    assert tokenizer.decode(tokenizer("Write it: é")["input_ids"]) == "Write it: é"
-
-
-def test_names_choose_cases():
-    cases = gpu.all_cases(tiny=False, compiled=False, backend="torch")
-    names = [case.name for case in gpu.chosen(cases, ["trainer/16k", "engine/1", "rl"])]
-    assert names == ["trainer/16k/full", "trainer/16k/lora", "engine/1", "rl"]
-    assert set(gpu.PUBLISHED) < {case.name for case in cases}
-    with pytest.raises(ValueError, match="trainer/3k"):
-        gpu.chosen(cases, ["trainer/3k"])
-
-
-@pytest.mark.parametrize(("code", "error"), [(FAILS, "CUDA out of memory"), (HANGS, "0.3 s")])
-def test_a_failed_case_is_reported(tmp_path, code, error):
-    case = gpu.Case(name="engine/1", part="engine")
-    outcome = gpu.run_case(case, tmp_path, deadline=0.3 if code == HANGS else 60, command=_python(code))
-    assert (outcome.figures, error in outcome.error) == (None, True)
-    assert error in gpu.engine_row(outcome)
 
 
 @pytest.mark.slow
@@ -91,10 +64,6 @@ def test_the_small_form_runs_on_a_gpu(tmp_path):
     outcomes = _run(tmp_path, "--tiny")
     assert all(o["figures"]["peak_gib"] > 0 for o in outcomes[1:])
     assert outcomes[-1]["figures"]["mismatch_kl"] < 1e-2
-
-
-def _python(code: str) -> list[str]:
-    return [sys.executable, "-c", code]
 
 
 def _run(folder: Path, *arguments: str) -> list[dict]:

@@ -199,11 +199,11 @@ def test_one_call_at_a_time_where_a_client_wants_that():
 
 def test_thinking_is_told_in_every_dialect():
     chat, response, message = dialects(Saying(THOUGHT))
-    assert chat.choices[0].message.reasoning_content == "Two and two."
+    assert chat.choices[0].message.reasoning_content == THOUGHT["reasoning_content"]
     assert [item.type for item in response.output] == ["reasoning", "message"]
-    assert response.output[0].content[0].text == "Two and two."
+    assert response.output[0].content[0].text == THOUGHT["reasoning_content"]
     assert [block.type for block in message.content] == ["thinking", "text"]
-    assert message.content[0].thinking == "Two and two."
+    assert message.content[0].thinking == THOUGHT["reasoning_content"]
 
 
 def test_a_reply_that_was_cut_off_says_so_in_every_dialect():

@@ -5,15 +5,15 @@ import json
 import os
 import subprocess
 import sys
+import uuid
 from pathlib import Path
 
-import httpx
 import pytest
 from environments.dakota1890.tests.verifiers_python import verifiers_python
 from tests.evaluation.chat_server import chat_server
-from vf_gym_servers import mcp_server
+from tests.local_server import LocalServer, QuietHandler
+from tests.mcp.environment.scripted import Scripted
 
-from buckeye.envs.base import Reply
 from buckeye.workers.opening import load_environment
 
 HERE = Path(__file__).resolve().parent
@@ -27,6 +27,8 @@ system_prompt: "Call <tool>act(what)</tool>, and <tool>done()</tool> at the end.
 action_mappings: {act: {_tool: act, _parser: {positional: [what]}, text: {from_arg: what}}}
 """
 
+TOOLS = ("setup", "act", "evaluate")
+
 pytestmark = pytest.mark.slow
 
 
@@ -38,6 +40,51 @@ def reply(body, number):
     usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
     answer = {"id": "a", "object": "chat.completion", "created": 1, "model": "scripted"}
     return 200, json.dumps({**answer, "choices": [choice], "usage": usage})
+
+
+def mcp_server(key):
+    """An MCP server that refuses requests without the header `X-Key: key`. Acting pays 0.5."""
+    sessions = {}
+
+    class Handler(QuietHandler):
+        protocol_version = "HTTP/1.1"
+
+        def send(self, value, status=200, **headers):
+            body = b"" if value is None else json.dumps(value).encode()
+            self.answer(status, body, Content_Type="application/json", **headers)
+
+        def do_GET(self):
+            self.send(None, 405)
+
+        def do_DELETE(self):
+            self.send(None, 200)
+
+        def do_POST(self):
+            request = json.loads(self.body())
+            if self.headers["X-Key"] != key:
+                return self.send({"error": "no key"}, 401)
+            if "id" not in request:
+                return self.send(None, 202)
+            session = self.headers.get("Mcp-Session-Id") or uuid.uuid4().hex
+            result = self.result(request, sessions.setdefault(session, []))
+            answer = {"jsonrpc": "2.0", "id": request["id"], "result": result}
+            return self.send(answer, Mcp_Session_Id=session)
+
+        def result(self, request, acts):
+            if request["method"] == "initialize":
+                info = {"name": "test", "version": "1"}
+                capabilities = {"tools": {}}
+                return {"protocolVersion": "2025-06-18", "capabilities": capabilities, "serverInfo": info}
+            if request["method"] == "tools/list":
+                return {"tools": [{"name": name, "inputSchema": {"type": "object"}} for name in TOOLS]}
+            name, arguments = request["params"]["name"], request["params"].get("arguments")
+            if name == "act":
+                acts.append(arguments)
+            texts = {"setup": "The door is shut.", "act": f"You did {arguments}.", "evaluate": "graded"}
+            structured = {"reward": 0.5 * bool(acts)} if name == "evaluate" else {}
+            return {"content": [{"type": "text", "text": texts[name]}], "structuredContent": structured}
+
+    return LocalServer(Handler)
 
 
 @pytest.fixture
@@ -105,16 +152,8 @@ def test_rollouts(version, files, tmp_path):
 def test_buckeye_plays_the_same(files, monkeypatch):
     monkeypatch.setenv("GYM_KEY", KEY)
 
-    class Policy:
-        async def chat(self, messages, *, tools=()):
-            async with httpx.AsyncClient() as client:
-                answer = await client.post(f"{url}/chat/completions", json={"messages": list(messages)})
-            message = answer.json()["choices"][0]["message"]
-            return Reply(text=message["content"], finish_reason="stop", message=message)
-
     gym = load_environment("buckeye-vf-gym", **files)
     door, broken = gym.tasks("train")
-    with chat_server(reply) as (url, _):
-        outcome = asyncio.run(gym.rollout(door, Policy()))
+    outcome = asyncio.run(gym.rollout(door, Scripted(*REPLIES)))
     assert (outcome.error, outcome.reward) == (None, pytest.approx(0.6))
-    assert asyncio.run(gym.rollout(broken, Policy())).reward is None
+    assert asyncio.run(gym.rollout(broken, Scripted(*REPLIES))).reward is None

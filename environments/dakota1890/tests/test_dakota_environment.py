@@ -5,8 +5,9 @@ import json
 from pathlib import Path
 
 import pytest
+from tests.mcp.environment.scripted import Scripted
 
-from buckeye.envs.base import Environment, Reply
+from buckeye.envs.base import Environment
 from buckeye.errors import UsageError
 from buckeye.evaluation.check import CheckOptions, check_environment
 from dakota1890.__main__ import main
@@ -14,20 +15,8 @@ from dakota1890.environment import load_environment
 from dakota1890.grading import grade
 
 
-class Saying:
-    """A policy that always says the same."""
-
-    def __init__(self, text, finish_reason="stop"):
-        self._reply = Reply(
-            text=text, finish_reason=finish_reason, message={"role": "assistant", "content": text}
-        )
-
-    async def chat(self, messages, *, tools=()):
-        return self._reply
-
-
 def play(environment, task, text, finish_reason="stop"):
-    return asyncio.run(environment.rollout(task, Saying(text, finish_reason)))
+    return asyncio.run(environment.rollout(task, Scripted((finish_reason, text))))
 
 
 @pytest.fixture(scope="module")
@@ -132,15 +121,12 @@ def test_the_honesty_check_takes_what_is_only_evaluated(families):
     assert ("exception" in constant) == ("train" in report.sizes) == (len(families) > 1)
 
 
-def test_demonstrations_end_in_a_right_answer(environment):
+def test_demonstrations_end_in_a_right_answer_and_are_for_training_only(environment, refusal):
     chats = environment.demonstrations("train")
     assert len(chats) == 200
     for chat, task in zip(chats, environment.tasks("train"), strict=True):
         assert [message["role"] for message in chat] == ["user", "assistant"]
         assert grade(chat[-1]["content"], task.data, shaping=False).reward == 1.0
-
-
-def test_demonstrations_of_the_evaluation_are_refused(environment, refusal):
     with refusal(UsageError):
         environment.demonstrations("eval")
 

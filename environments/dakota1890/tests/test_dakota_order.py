@@ -11,7 +11,7 @@ from dakota1890.draws import Draws
 from dakota1890.families.order import ORDER
 from dakota1890.families.particles import PARTICLES
 from dakota1890.families.sentences.bank import ANIMATE
-from dakota1890.families.sentences.english import being, clause, sentence
+from dakota1890.families.sentences.english import clause
 from dakota1890.families.sentences.frames import FEWEST_ORDERS
 from dakota1890.families.sentences.parts import DEMONSTRATIVES, noun_phrase
 from dakota1890.families.sentences.predicates import predicates
@@ -56,13 +56,6 @@ def test_articles_adjectives_and_demonstratives_follow_as_in_the_record():
 def test_english_tells_the_persons_apart(said, expected):
     subject, person, mode, rest = said
     assert clause(subject, person, ("steal", "steals", "stealest"), mode, rest) == expected
-
-
-def test_english_of_what_is_said_of_a_noun():
-    assert being("those men", plural=True, quality="good", mode="question") == "are those men good"
-    assert being("that man", plural=False, quality="very good", mode="plain") == "that man is very good"
-    assert being("that man", plural=False, quality="good", mode="future") == "that man will be good"
-    assert sentence("is that man good", "question") == "Is that man good?"
 
 
 def words_of(lemma, **wanted):

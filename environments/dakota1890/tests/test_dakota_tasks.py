@@ -94,6 +94,7 @@ def test_train_items_depend_on_options_and_index_alone():
         once[1_000]
 
 
+@pytest.mark.e2e
 def test_the_draws_that_are_evaluated_are_those_that_were_found():
     folder = resources.files("dakota1890") / "data"
     assert json.loads((folder / "held_out_draws.json").read_text("utf-8")) == found_held_out_draws()

@@ -14,7 +14,6 @@ from dakota1890.environment import DakotaEnvironment
 from dakota1890.errors import ArgumentError
 from dakota1890.grading import grade
 from dakota1890.rows import VerifiersError, from_info, split_items, to_info
-from dakota1890.splits import AXES
 
 without_verifiers = pytest.mark.skipif(
     importlib.util.find_spec("verifiers") is not None, reason="verifiers is installed"
@@ -66,11 +65,6 @@ def test_an_error_inside_verifiers_is_not_taken_for_a_missing_one(tmp_path, monk
         dakota1890.load_environment()
 
 
-def test_other_names_are_not_there():
-    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        dakota1890.nothing  # noqa: B018
-
-
 def test_buckeye_gets_its_own_environment():
     assert isinstance(load_environment("harleycooper/dakota1890"), DakotaEnvironment)
 
@@ -103,16 +97,3 @@ def test_info_survives_json():
             assert (task_id, data) == (item.id, item.data)
             text = f"<answer>{item.data['accept'][0]}</answer>"
             assert grade(text, data, shaping=True).reward == 1.0
-
-
-def test_near_misses_are_paid_in_training_only():
-    paid = {}
-    for split in ("train", *AXES):
-        for item in split_items(arguments(families=["numerals"]), split):
-            text = f"<answer>{item.data['accept'][0]}a</answer>"
-            reward = grade(text, item.data, shaping=True).reward
-            paid[split] = max(paid.get(split, 0.0), reward)
-            assert grade(text, item.data, shaping=False).reward == 0.0
-    assert 0.0 < paid.pop("train") <= 0.2
-    assert paid
-    assert set(paid.values()) == {0.0}

@@ -148,8 +148,6 @@ class ChaosRun:
         flat = [word for pair in settings.items() for word in pair]
         return self._runner.rl("out", *map(str, flat), *words, steps=self.steps, level=self._level)
 
-    # --- what happens to it ---
-
     def start(self, *words: str) -> None:
         """Start it, or start it again."""
         with (self.root / "printed").open("ab") as out:
@@ -168,7 +166,7 @@ class ChaosRun:
         for strike in plan:
             write_file(allowed, str(strike.step + 1))
             self._until(lambda step=strike.step: self.trained() >= step, f"step {strike.step}", deadline)
-            self._until_time(time.monotonic() + strike.delay)
+            time.sleep(strike.delay)
             self._strike(strike, deadline)
         allowed.unlink(missing_ok=True)
         self._until(lambda: not self._alive(), "the end of the run", deadline)
@@ -220,10 +218,6 @@ class ChaosRun:
             if not self._alive() and self._process.returncode == 0:
                 assert condition(), f"the run ended before {what}"
 
-    def _until_time(self, moment: float) -> None:
-        while time.monotonic() < moment:
-            time.sleep(_POLL_SECONDS)
-
     def _go_on(self) -> None:
         """Start the run again if its supervisor was killed, by a strike or by a fault."""
         self._remember_servers()
@@ -232,8 +226,6 @@ class ChaosRun:
             self.start("--resume")
         else:
             assert code in (None, 0), self.printed()
-
-    # --- what can be seen of it ---
 
     @property
     def _process(self) -> subprocess.Popen[bytes]:
@@ -287,8 +279,6 @@ class ChaosRun:
         except FileNotFoundError:
             return
         self._urls.update(config["client"]["base_url"])
-
-    # --- what must be true of it at the end ---
 
     def check(self) -> None:
         self.check_training()

@@ -1,4 +1,5 @@
-"""Every page of docs/ can be found, and what it names exists: files, tests, settings, flags, commands."""
+"""Pages of docs/ can be found, and what they and texts of the program name exists: files, tests, settings,
+flags, commands."""
 
 import re
 from datetime import date
@@ -6,11 +7,12 @@ from functools import cache
 from typing import get_args
 
 import pytest
-from tests.cli.printed_commands import problem
+from tests.cli.printed_commands import commands_in, problem, texts_of
 from tests.places import ROOT
 from tests.whole.docs.blocks import blocks
 
 from buckeye.base.keys import KEYS
+from buckeye.cli.removed import REMOVED_COMMANDS
 from buckeye.cli.rl_page import FLAGS
 from buckeye.cli.schema import configurations
 from buckeye.cli.tree import COMMANDS
@@ -20,7 +22,6 @@ from buckeye.config.load import load_config
 from buckeye.envs.base import Boundary
 from buckeye.envs.settings import Isolation
 from buckeye.errors import UsageError
-from buckeye.launch.preflight.devices import parse_gpus
 from buckeye.mcp.actions.expressions import FUNCTIONS, METHODS
 from buckeye.mcp.client.errors import McpFault
 from buckeye.mcp.config import DefaultsConfig, GymConfig
@@ -72,11 +73,6 @@ def test_the_keys_of_a_gym_file_are_on_its_page():
     assert [
         name for name in (*GymConfig.model_fields, *DefaultsConfig.model_fields) if name not in page
     ] == []
-
-
-def test_the_gpus_of_a_page_are_understood():
-    for text in re.findall(r"--gpus (\S+?)[`\s]", TEXTS[ROOT / "docs" / "rl.md"]):
-        assert parse_gpus(text).count >= 1
 
 
 def test_every_variable_of_the_code_is_on_its_page_with_its_readers():
@@ -131,6 +127,33 @@ def test_every_command_that_a_page_shows_is_one(page):
                 command = re.split(r" +(?:#|[|>]|&&)", line)[0]
                 command = re.sub(r"--(?:trainer|orchestrator|inference)(?= @)", "", command)
                 assert problem(re.sub(r"(?<= )[\d.]+(?= |$)", "N", command)) is None, command
+
+
+def test_every_command_that_a_text_of_the_program_names_is_one():
+    found = [
+        (f"{path.relative_to(ROOT)}:{line}", command)
+        for path in sorted((ROOT / "src").rglob("*.py"))
+        if path != ROOT / "src/buckeye/remote/scripts.py"  # shell scripts, which other tests run
+        for line, text in texts_of(path)
+        for command in commands_in(text)
+        if command not in REMOVED_COMMANDS
+    ]
+    assert len(found) > 130
+    assert {(place, command): said for place, command in found if (said := problem(command))} == {}
+
+
+@pytest.mark.parametrize(
+    ("command", "what"),
+    [
+        ("buckeye exprot RUN", "no such command"),
+        ("buckeye export RUN ANOTHER", "too many arguments"),
+        ("rl status RUN --jsno", "--jsno"),
+        ("rl @ run.toml --max-stesp 3", "--max-stesp"),
+        ("buckeye rl doctor @ run.toml --smaple 2", "--smaple"),
+    ],
+)
+def test_what_is_wrong_with_a_command_is_found(command, what):
+    assert what in problem(command)
 
 
 def test_every_page_has_a_line_in_the_index():

@@ -8,7 +8,6 @@ the one whose key it is.
 import base64
 import json
 import re
-from dataclasses import dataclass
 
 import pytest
 from tests.evaluation.chat_server import chat_server
@@ -41,15 +40,6 @@ buckeye rl --debug --provider prime --gpus 8xH100 --yes || true
 """
 
 
-@dataclass
-class Done:
-    """The place after it all, and what the hub and the model were sent."""
-
-    place: Place
-    hub: FakeHub
-    model: list
-
-
 @pytest.fixture(scope="module")
 def done(tmp_path_factory):
     reply = "<think>I guess.</think><tool>done()</tool>"
@@ -61,7 +51,7 @@ def done(tmp_path_factory):
             file.chmod(0o600)
         place.tutorial(before_its_configuration=lambda: plant_in_tasks(place.folder / "guess" / "tasks.json"))
         place.run(BEYOND.format(model=url))
-    return Done(place, hub, [str(request) for request in sent])
+    return place, hub, [str(request) for request in sent]
 
 
 def dotenvs(place):
@@ -84,7 +74,7 @@ def test_the_figures_of_the_page_are_those_of_its_record():
 @pytest.mark.slow
 @pytest.mark.timeout(7_200)
 def test_the_model_gets_better(done):
-    folder = done.place.folder
+    folder = done[0].folder
     made = record_of(folder, day="")
     assert made.keys() == RECORDED.keys()
     assert abs(made["before"]["value"] - RECORDED["before"]["value"]) < 0.1
@@ -96,20 +86,20 @@ def test_the_model_gets_better(done):
 @pytest.mark.slow
 @pytest.mark.timeout(7_200)
 def test_no_key_is_anywhere(done):
+    place, hub, requests = done
     token, key = PLANTED["HF_TOKEN"], PLANTED["OPENAI_API_KEY"]
-    assert done.hub.tokens == {f"Bearer {token}"}
-    uploaded = [content for files in done.hub.files.values() for content in files.values()]
+    assert hub.tokens == {f"Bearer {token}"}
+    uploaded = [content for files in hub.files.values() for content in files.values()]
     assert uploaded
-    assert any(key in request for request in done.model)
-    root = done.place.root
+    assert any(key in request for request in requests)
     places = {
-        "printed": [done.place.said],
-        "arguments": done.place.arguments,
-        "sent to the model": [request.replace(key, "") for request in done.model],
+        "printed": [place.said],
+        "arguments": place.arguments,
+        "sent to the model": [request.replace(key, "") for request in requests],
         "sent to the hub": [text_of("data.parquet", content) for content in uploaded],
         **{
             str(path): [text_of(path.name, path.read_bytes())]
-            for path in files(root) - dotenvs(done.place).keys()
+            for path in files(place.root) - dotenvs(place).keys()
         },
     }
     assert found(places) == []

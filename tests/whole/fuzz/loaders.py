@@ -6,11 +6,9 @@ handles (`refusals`); any other exception is a defect. The good examples are in 
 
 import gzip
 import hashlib
-import io
 import json
 import os
 import shutil
-import tarfile
 import tempfile
 from collections.abc import Callable
 from contextlib import chdir
@@ -25,7 +23,7 @@ import numpy as np
 import torch
 from safetensors.torch import save
 from tests.command import run_here
-from tests.remote.landlord import FakeTime, usual_rows
+from tests.remote.landlord import FakeTime
 from tests.run.made_runs import made_run, write_metrics
 from tests.workers.proxy.test_wire_malformed import post
 
@@ -55,7 +53,7 @@ from buckeye.mcp.gateway import frames as gateway
 from buckeye.mcp.images.logins import find_login
 from buckeye.mcp.images.manifest import parse_manifest, parse_reference
 from buckeye.mcp.images.unpack import unpack_layers
-from buckeye.mcp.tasks.dataset import read_splits, write_dataset
+from buckeye.mcp.tasks.dataset import read_splits
 from buckeye.mcp.tasks.files import read_rows
 from buckeye.mcp.tasks.lock import parse_image, read_lock
 from buckeye.mcp.tasks.rows import as_row, read_with_lock, split_tasks
@@ -151,9 +149,6 @@ def _command(*words):
     return run
 
 
-# --- settings, tasks ---
-
-
 def _toml(kind, seed):
     return _file("c.toml", "toml", lambda path: load_config(kind, ["@", str(path)]), seed=seed)
 
@@ -170,13 +165,8 @@ def _tasks(path):
     return [as_row(task) for task in tasks], names_in_servers(tasks)
 
 
-def _dataset(folder):
-    if not (folder / "data").exists():
-        tasks = {"train": read_rows(_seed("tasks.json"), "here")}
-        write_dataset(folder / "made", "my/d", tasks, replace=False)
-        (folder / "data").mkdir()
-        shutil.move(next((folder / "made").rglob("*.parquet")), folder / "data" / "train.parquet")
-        shutil.rmtree(folder / "made")
+def _dataset(path):
+    return read_splits(path.parent)
 
 
 def _variables(path):
@@ -296,9 +286,6 @@ def _batch(folder):
     return batches.read_batch(root, 2, identity=RUN)
 
 
-# --- what a run leaves ---
-
-
 def _put_run(folder):
     if (folder / "run").exists():
         return
@@ -349,14 +336,9 @@ def _provider(path):
     return PrimeProvider(account, clock=FakeTime(), transport=transport)
 
 
-def _put_offers(folder):
-    answer = {"items": usual_rows(), "totalCount": 4}
-    (folder / "answer.json").write_text(json.dumps(answer, indent=1))
-
-
-def _offers(folder):
+def _offers(path):
     request = GpuRequest(count=2, type="A100_80GB")
-    return offer_table(_provider(folder / "answer.json").offers(request, disk_gb=100), width=80)
+    return offer_table(_provider(path).offers(request, disk_gb=100), width=80)
 
 
 def _hosts(path):
@@ -384,22 +366,8 @@ def _manifest(path):
     return parse_manifest(content, digest="sha256:" + "3" * 64, kind=kind, shown="my-env")
 
 
-def _put_layer(folder):
-    with tarfile.open(folder / "layer.tar", mode="w", format=tarfile.PAX_FORMAT) as tar:
-        for name, kind, link in (
-            ("etc", tarfile.DIRTYPE, ""),
-            ("etc/motd", tarfile.REGTYPE, ""),
-            ("etc/link", tarfile.SYMTYPE, "motd"),
-            ("etc/hard", tarfile.LNKTYPE, "etc/motd"),
-            ("etc/.wh.old", tarfile.REGTYPE, ""),
-        ):
-            info = tarfile.TarInfo(name)
-            info.type, info.linkname, info.size = kind, link, 5 if name == "etc/motd" else 0
-            tar.addfile(info, io.BytesIO(b"hello") if info.size else None)
-
-
-def _layers(folder):
-    content = (folder / "layer.tar").read_bytes()
+def _layers(path):
+    content = path.read_bytes()
     digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
     with tempfile.TemporaryDirectory() as scratch:
         layer, root = Path(scratch, "layer"), Path(scratch, "root")
@@ -441,9 +409,6 @@ def _gateway_message(path):
     gateway.read_line(path.read_bytes())
     gateway.read_frame(path.read_bytes())
     return gateway.one_line(path.read_bytes())
-
-
-# --- training data, losses, replies ---
 
 
 @cache
@@ -511,9 +476,7 @@ LOADERS: dict[str, Loader] = {
         lambda path: read_rows((row for row in _json(path) if isinstance(row, dict)), "the dataset"),
         *VALUES,
     ),
-    "dataset parquet": _part(
-        _dataset, lambda folder: read_splits(folder / "data"), "data/train.parquet", "binary"
-    ),
+    "dataset parquet": _file("data/train.parquet", "binary", _dataset, seed="train.parquet"),
     ".env": _file(".env", "text", read_dotenv, seed="dotenv"),
     "variables": _file("variables.json", "json", _variables, *VALUES),
     "config.json, engine": MODEL(_engine, "config.json"),
@@ -554,12 +517,12 @@ LOADERS: dict[str, Loader] = {
     "remote.json, rl status": _part(_put_remote_run, STATUS, "run/remote.json"),
     "eval rows": _file("rollouts.jsonl", "lines", _evaluated),
     "ledger": _file("p.json", "json", _ledger, seed="ledger.json"),
-    "offers": _part(_put_offers, _offers, "answer.json"),
+    "offers": _file("offers.json", "json", _offers),
     "pod status": _file("pods.json", "json", lambda path: _provider(path).status("p1")),
     "known_hosts": _file("known_hosts", "text", _hosts),
     "prime's file": _file(".prime/config.json", "json", _prime_file, seed="prime.json"),
     "image manifest": _file("manifest.json", "json", _manifest),
-    "image layer": _part(_put_layer, _layers, "layer.tar", "binary"),
+    "image layer": _file("layer.tar", "binary", _layers),
     "image name": _file("image_name.txt", "text", _image_name),
     "registry login": _file("config.json", "json", _login, seed="registry_login.json"),
     "chat request": _openai(openai_api.ChatRequest, "chat.json"),
