@@ -65,6 +65,7 @@ def test_missing_credentials_say_which_variable_and_how(project, words, code):
     assert "--variables JUDGE_API_KEY" in done.stderr
 
 
+@pytest.mark.e2e
 def test_a_check_gives_the_environment_the_key_that_is_named(project):
     words = ("env", "check", "./judged.py", "--budget", "5", "--json")
     without, named = judged(project, *words), judged(project, *words, "--variables", "JUDGE_API_KEY")

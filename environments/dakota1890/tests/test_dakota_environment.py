@@ -110,6 +110,7 @@ def test_families_that_are_only_evaluated_stand_beside_trained_ones():
     assert {task.data["family"] for task in environment.tasks("eval")} == {"exceptions", "conjugate"}
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize(
     "families", [["exceptions"], ["exceptions", "conjugate"]], ids=["nothing trained", "one family trained"]
 )

@@ -224,10 +224,10 @@ def mean_by_family(tasks, answer, *, shaping):
     return {family: sum(rewards) / len(rewards) for family, rewards in totals.items()}
 
 
-SPLITS = ("train", "random", "lemma", "cell", "rule", "range", "exception")
+SPLITS = ("random", "lemma", "cell", "rule", "range", "exception")
 
 
-@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("split", [pytest.param("train", marks=pytest.mark.e2e), *SPLITS])
 def test_policies_without_content_earn_next_to_nothing(split):
     """Per family and split; a policy that answers at random is judged over all tasks of the split."""
     rng = random.Random(0)
@@ -255,7 +255,13 @@ def test_policies_without_content_earn_next_to_nothing(split):
         assert max(means.values()) <= 0.03, (name, means)
 
 
-@pytest.mark.parametrize("family", sorted(set(FAMILIES)))
+@pytest.mark.parametrize(
+    "family",
+    [
+        pytest.param(name, marks=pytest.mark.e2e) if name in ("numerals", "order") else name
+        for name in sorted(FAMILIES)
+    ],
+)
 def test_the_best_constant_answer_earns_next_to_nothing(family):
     """Judged where it was not chosen: the answers most often right in training, on everything held out."""
     held_out = [task for task in environment().tasks("eval") if task.data["family"] == family]

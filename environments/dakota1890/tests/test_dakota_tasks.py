@@ -112,6 +112,7 @@ def found_held_out_draws():
     return found
 
 
+@pytest.mark.e2e
 def test_tasks_are_the_same_in_every_process():
     code = (
         "from dakota1890.tasks import *; from dakota1890.families import FAMILIES;"

@@ -7,7 +7,8 @@ from functools import cache
 from typing import get_args
 
 import pytest
-from tests.cli.printed_commands import commands_in, problem, texts_of
+from tests.cli import printed_commands
+from tests.cli.printed_commands import commands_in, texts_of
 from tests.places import ROOT
 from tests.whole.docs.blocks import blocks
 
@@ -31,6 +32,7 @@ from buckeye.mcp.tasks.lock import Lock
 from buckeye.setup.recipe.flags import TrainFlags, written
 from buckeye.workers.worker_side.adapters import agent, reasoning_gym, textarena, verifiers_v1
 
+problem = cache(printed_commands.problem)
 INDEX = ROOT / "docs" / "README.md"
 PAGES = [ROOT / "README.md", ROOT / "benchmarks" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 TEXTS = {page: page.read_text(encoding="utf-8") for page in PAGES}
