@@ -202,8 +202,7 @@ def test_nothing_is_touched(call, words, rest):
     for said in spellings(words, rest) if rest == CASES[words][0] else [(*words, *rest, "--dry-run")]:
         done = call(said)
         assert done.returncode in (0, 2), done.stderr
-        assert (done.touched, done.events) == ([], []), said
-        assert set(done.asked) <= {"GET"}, said
+        assert (done.touched, done.events, set(done.asked) - {"GET"}) == ([], [], set()), said
         assert "--debug" not in done.stderr, done.stderr
         if said[-1:] == ("--dry-run",) and "--build" not in rest:
             assert done.returncode == 0, (said, done.stderr)

@@ -112,11 +112,11 @@ class Place:
         )
 
 
-def linked(folder, extras):
+def linked(folder, wanted_extras):
     """A Python with what `requirements` lead to, and the source of Buckeye."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     site = next(folder.glob("lib/*/site-packages"))
-    queue, seen = [Requirement(line) for line in requirements(extras)], set()
+    queue, seen = [Requirement(line) for line in requirements(wanted_extras)], set()
     while queue:
         wanted = queue.pop()
         key = (canonicalize_name(wanted.name), frozenset(wanted.extras))
@@ -130,17 +130,15 @@ def linked(folder, extras):
         for top in {path.parts[0] for path in there.files or ()} - {"..", "__pycache__"}:
             if not (site / top).exists():
                 (site / top).symlink_to(there.locate_file(top))
-        queue += [one for one in map(Requirement, there.requires or ()) if applies(one, wanted.extras)]
+        extras = [{"extra": extra} for extra in ("", *wanted.extras)]
+        for needed in map(Requirement, there.requires or ()):
+            if needed.marker is None or any(map(needed.marker.evaluate, extras)):
+                queue.append(needed)
     known = f"{DISTRIBUTION.replace('-', '_')}-*.dist-info"
     for path in metadata.distribution(DISTRIBUTION).locate_file("").glob(known):
         (site / path.name).symlink_to(path)
     (site / "buckeye.pth").write_text(f"{ROOT / 'src'}\n")
     return folder / "bin" / "python"
-
-
-def applies(requirement, extras):
-    marker = requirement.marker
-    return marker is None or any(marker.evaluate({"extra": extra}) for extra in ("", *extras))
 
 
 def test_every_command_is_used():

@@ -25,7 +25,6 @@ from buckeye.transport.weights import verify_weights
 
 TASKS, GROUPS, GROUP_SIZE = 12, 3, 2
 EPOCH = TASKS // GROUPS
-"""Steps in which every task is trained on once."""
 
 ENVIRONMENT = f'''
 """A reward that hardly two replies share. Nobody plays when the weights are newer than the file `limit`
@@ -64,7 +63,6 @@ def load_environment():
 '''
 
 ROLES = {"trainer": "trainer", "orchestrator": "orchestrator", "inference": "serve"}
-"""Role -> the word that its command has."""
 WORKER = "environment worker"
 _POLL_SECONDS = 0.1
 _KILLED = -signal.SIGKILL
@@ -149,7 +147,6 @@ class ChaosRun:
         return self._runner.rl("out", *map(str, flat), *words, steps=self.steps, level=self._level)
 
     def start(self, *words: str) -> None:
-        """Start it, or start it again."""
         with (self.root / "printed").open("ab") as out:
             self._running = subprocess.Popen(
                 self.argv(*words), cwd=self.root, env=self.env, stdout=out, stderr=subprocess.STDOUT
@@ -187,7 +184,6 @@ class ChaosRun:
         self._until(lambda: self.faults() > 0, "a fault", time.monotonic() + limit)
 
     def until_ended(self, *, limit: float) -> int:
-        """Wait for the end of the supervisor; its exit code."""
         return self._process.wait(limit)
 
     def _strike(self, strike: Strike, deadline: float) -> None:
@@ -236,20 +232,16 @@ class ChaosRun:
         return self._process.poll() is None
 
     def children(self) -> list[psutil.Process]:
-        """The processes of its roles, whoever started them."""
         configs = str(self.output / "configs")
         return [p for p in psutil.process_iter() if any(configs in word for word in _words(p))]
 
     def environment_workers(self) -> list[psutil.Process]:
-        """The processes in which its environment plays."""
         return [p for p in psutil.process_iter() if _is_worker(p, self.root)]
 
     def trained(self) -> int:
-        """How many steps are trained, as far as they count."""
         return max(read_run(self.output / "metrics.jsonl").of("trainer"), default=-1) + 1
 
     def printed(self) -> str:
-        """The last of what the supervisors have printed."""
         return (self.root / "printed").read_text()[-6000:]
 
     def final_weights(self) -> bytes:

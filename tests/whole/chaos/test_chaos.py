@@ -31,7 +31,6 @@ FAULTS = ",".join(
 
 
 GUIDE = ("--trainer.ckpt.resume-step", "-1", "--orchestrator.ckpt.resume-step", "-1")
-"""What the guide adds to the command."""
 
 
 @pytest.mark.parametrize("where", ["in a checkpoint", "anywhere"])
