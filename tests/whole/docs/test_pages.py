@@ -131,6 +131,7 @@ def test_every_command_that_a_page_shows_is_one(page):
                 assert problem(re.sub(r"(?<= )[\d.]+(?= |$)", "N", command)) is None, command
 
 
+@pytest.mark.e2e
 def test_every_command_that_a_text_of_the_program_names_is_one():
     found = [
         (f"{path.relative_to(ROOT)}:{line}", command)
