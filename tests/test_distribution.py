@@ -3,7 +3,6 @@
 import json
 import re
 import sys
-import tomllib
 from importlib import metadata
 from pathlib import Path
 
@@ -12,24 +11,6 @@ import pytest
 from buckeye.base.distribution import DISTRIBUTION, install_command
 
 ROOT = Path(__file__).resolve().parents[1]
-
-
-def test_the_name_is_that_of_the_project_and_all_that_depends_on_it():
-    files = [
-        path
-        for folder in ("", "environments/*/", "environments/template/*/")
-        for path in ROOT.glob(f"{folder}pyproject.toml")
-    ]
-    projects = [tomllib.loads(path.read_text())["project"] for path in files]
-    assert tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["name"] == DISTRIBUTION
-    lines = [
-        line
-        for project in projects
-        for group in (project["dependencies"], *project.get("optional-dependencies", {}).values())
-        for line in group
-    ]
-    ours = {line.partition("[")[0] for line in lines if line.startswith("buckeye")}
-    assert ours == {DISTRIBUTION}
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import subprocess
 import sys
 from pathlib import Path
@@ -16,19 +15,6 @@ sys.path.insert(0, str(BENCHMARKS))
 
 import gpu  # noqa: E402
 import gpu_cases  # noqa: E402
-from gpu_model import SHAPES, make_tokenizer  # noqa: E402
-
-FAILS = "import sys; print('torch.OutOfMemoryError: CUDA out of memory.'); print('bye'); sys.exit(3)"
-HANGS = "import time; time.sleep(600)"
-WRITES = "import sys; open(sys.argv[3], 'w').write(open(sys.argv[2]).read())"
-
-
-@pytest.fixture
-def _logging():
-    logger = logging.getLogger("buckeye")
-    before = logger.propagate, logger.level, list(logger.handlers)
-    yield
-    logger.propagate, logger.level, logger.handlers = before
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +28,7 @@ def model(tmp_path_factory):
     return settings
 
 
-@pytest.mark.usefixtures("_logging")
+@pytest.mark.e2e
 @pytest.mark.parametrize("name", ["trainer/64/full", "trainer/64/lora"])
 def test_the_trainer_takes_steps(model, tmp_path, monkeypatch, name):
     monkeypatch.setenv("BUCKEYE_THREADS", "1")
@@ -59,58 +45,12 @@ def test_the_trainer_takes_steps(model, tmp_path, monkeypatch, name):
     assert figures["mfu"] is None
 
 
+@pytest.mark.e2e
 def test_the_engine_decodes(model, monkeypatch):
     monkeypatch.setenv("BUCKEYE_THREADS", "1")
     figures = gpu_cases.decode({**model, "concurrency": 3, "new_tokens": 5})
     assert (figures["slots"], figures["dtype"], figures["peak_gib"]) == (3, "float32", None)
     assert figures["tokens_per_second"] * figures["step_ms"] == pytest.approx(3 * 1000)
-
-
-def test_every_id_of_the_tokenizer_has_text():
-    tokenizer = make_tokenizer(SHAPES["0.6B"]["vocab_size"])
-    assert len(tokenizer) == SHAPES["0.6B"]["vocab_size"]
-    assert tokenizer.decode([3 + 256, len(tokenizer) - 1]).startswith("aaa")
-    assert len(tokenizer.decode([len(tokenizer) - 1])) == 4
-    assert tokenizer.decode(tokenizer("Write it: é")["input_ids"]) == "Write it: é"
-
-
-def test_names_choose_cases():
-    cases = gpu.all_cases(tiny=False, compiled=False, backend="torch")
-    names = [case.name for case in gpu.chosen(cases, ["trainer/16k", "engine/1", "rl"])]
-    assert names == ["trainer/16k/full", "trainer/16k/lora", "engine/1", "rl"]
-    assert set(gpu.PUBLISHED) < {case.name for case in cases}
-    with pytest.raises(ValueError, match="trainer/3k"):
-        gpu.chosen(cases, ["trainer/3k"])
-
-
-@pytest.mark.parametrize(
-    ("code", "error"),
-    [(FAILS, "exit code 3: torch.OutOfMemoryError: CUDA out of memory."), (HANGS, "not done within 0.3 s")],
-)
-def test_a_failed_case_is_reported(tmp_path, code, error):
-    case = gpu.Case(name="engine/1", part="engine")
-    outcome = gpu.run_case(case, tmp_path, deadline=0.3 if code == HANGS else 60, command=_python(code))
-    assert (outcome.figures, outcome.error) == (None, error)
-    assert error in gpu.engine_row(outcome)
-
-
-def test_a_case_gets_its_settings_and_a_folder(tmp_path):
-    case = gpu.Case(name="a/b", part="engine", settings={"x": 1})
-    outcome = gpu.run_case(case, tmp_path, deadline=60, command=_python(WRITES))
-    assert outcome.figures == {"x": 1, "folder": str(tmp_path / "a_b")}
-
-
-def test_published_figures_stand_beside_the_same_case_only():
-    figures = {"tokens_per_second": 20000.4, "gflops_per_second": 123456.0, "mfu": 0.125, "peak_gib": 11.04}
-    figures["flash"] = True
-    outcome = gpu.Outcome(name="trainer/16k/lora", part="trainer", seconds=1.0, figures=figures)
-    row = gpu.trainer_row(outcome, published=True)
-    assert row == "| 16k | LoRA, rank 16 | 20,000 | 12.5% | 123.5 | 11.0 | 13,300 / 5.1 |"
-    figures["flash"] = False
-    assert gpu.trainer_row(outcome, published=False).startswith(
-        "| 16k | LoRA, rank 16, no flash attention | 20,"
-    )
-    assert gpu.trainer_row(outcome, published=False).endswith("| - |")
 
 
 @pytest.mark.slow
@@ -124,10 +64,6 @@ def test_the_small_form_runs_on_a_gpu(tmp_path):
     outcomes = _run(tmp_path, "--tiny")
     assert all(o["figures"]["peak_gib"] > 0 for o in outcomes[1:])
     assert outcomes[-1]["figures"]["mismatch_kl"] < 1e-2
-
-
-def _python(code: str) -> list[str]:
-    return [sys.executable, "-c", code]
 
 
 def _run(folder: Path, *arguments: str) -> list[dict]:

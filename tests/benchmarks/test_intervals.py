@@ -13,6 +13,7 @@ import intervals
 
 from buckeye.monitor.intervals import mean_over_tasks
 
+pytestmark = pytest.mark.e2e
 REPEATS = 250
 HARDEST = ("exponential", "lognormal, sigma 1")
 

@@ -79,30 +79,31 @@ def test_libraries_are_compared_with_what_the_distribution_asks_for(monkeypatch)
 
     assert check_libraries(["train"], version_of=version_of).state == "ok"
     missing = check_libraries(["train", "wandb"], version_of=version_of)
-    assert (missing.state, missing.seen) == ("failed", "wandb is not installed")
+    assert missing.state == "failed"
     assert missing.do == install_command("train", "wandb")
     versions["torch"] = "2.9.1"
     known_bad = check_libraries(["train"], version_of=version_of)
-    assert known_bad.seen == "torch 2.9.1 is not !=2.9.1,>=2.8"
+    assert known_bad.state == "failed"
+    assert "torch 2.9.1" in known_bad.seen
 
 
-def test_a_torch_for_cpus_beside_gpus():
-    assert check_torch_build(2, version_of=lambda _: "2.9.0+cpu").state == "failed"
-    assert check_torch_build(2, version_of=lambda _: "2.9.0+cu130").state == "ok"
-    assert check_torch_build(0, version_of=lambda _: "2.9.0+cpu").state == "ok"
+@pytest.mark.parametrize(
+    ("gpus", "version", "state"),
+    [(2, "2.9.0+cpu", "failed"), (2, "2.9.0+cu130", "ok"), (0, "2.9.0+cpu", "ok"), (0, None, "skipped")],
+)
+def test_the_build_of_torch(gpus, version, state):
+    def version_of(name):
+        if version is None:
+            raise PackageNotFoundError(name)
+        return version
+
+    assert check_torch_build(gpus, version_of=version_of).state == state
 
 
 def test_without_a_gpu_the_smaller_torch_is_told():
-    def absent(name):
-        raise PackageNotFoundError(name)
-
     cuda = {"requirements_of": lambda _: ["filelock", "nvidia-cudnn-cu13==9.2; platform_system == 'Linux'"]}
-    seen = check_torch_build(0, version_of=lambda _: "2.13.0", **cuda)
-    assert (seen.state, "whl/cpu" in seen.seen) == ("ok", True)
-    assert "whl/cpu" not in check_torch_build(1, version_of=lambda _: "2.13.0", **cuda).seen
-    missing = check_torch_build(0, version_of=absent)
-    assert (missing.state, "whl/cpu" in missing.do) == ("skipped", True)
-    assert check_torch_build(1, version_of=absent).do == ""
+    seen = [check_torch_build(gpus, version_of=lambda _: "2.13.0", **cuda).seen for gpus in (0, 1)]
+    assert ["whl/cpu" in text for text in seen] == [True, False]
 
 
 def test_a_directory(tmp_path):
@@ -121,7 +122,7 @@ def test_ports():
         words = ["--trainer", "--orchestrator", "--inference"]
         chosen = load_config(RLConfig, [*words, "--inference.server.port", str(port)])
         check = check_ports(chosen)
-        assert (check.state, check.seen) == ("failed", f"in use by another process: {port}")
+        assert (check.state, str(port) in check.seen) == ("failed", True)
     assert check_ports(chosen).state == "ok"
     assert check_ports(load_config(RLConfig, words)).state == "ok"
 
@@ -142,7 +143,7 @@ def test_shared_memory(tmp_path):
     assert check_shared_memory(needed=False, path=tmp_path).state == "ok"
 
 
-def test_files_of_a_model(tmp_path):
+def test_files_and_chat_template_of_a_model(tmp_path):
     assert missing_files(tmp_path) == ["model.safetensors"]
     index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
@@ -150,14 +151,10 @@ def test_files_of_a_model(tmp_path):
     assert missing_files(tmp_path) == ["model-2.safetensors"]
     (tmp_path / "model.safetensors.index.json").write_text("[]")
     assert missing_files(tmp_path) == ["a readable model.safetensors.index.json"]
-
-
-def test_a_chat_template(tmp_path):
-    assert not has_template(tmp_path)
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "x"}))
-    assert not has_template(tmp_path)
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages }}"}))
-    assert has_template(tmp_path)
+    for config, found in ((None, False), ({"eos_token": "x"}, False), ({"chat_template": "{{ a }}"}, True)):
+        if config:
+            (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+        assert has_template(tmp_path) is found
 
 
 def _rollout(reward, *, truncated):
@@ -183,25 +180,21 @@ def test_groups_are_counted_by_whether_their_rewards_differ():
     assert spread.truncated == pytest.approx(1 / 9)
 
 
-def test_what_a_sample_says():
-    good = spread_check(_played([[0.0, 1.0], [1.0, 0.0], [0.5, 0.5]]))
-    assert good.state == "ok"
-    assert good.seen == "1 of 3 groups of 2 have no spread (33%), mean reward 0.500, 0% truncated"
-    hard = spread_check(_played([[0.0, 0.0]] * 4))
-    assert (hard.state, hard.name) == ("warning", "group spread in toy")
-    assert "take easier tasks" in hard.do
-    easy = spread_check(_played([[1.0, 1.0]] * 4))
-    assert "take harder tasks" in easy.do
-    cut = spread_check(_played([[0.0, 1.0]] * 4, truncated=True))
-    assert "raise orchestrator.sampling.max_tokens" in cut.do
-    constant = spread_check(_played([[0.5, 0.5]] * 4, truncated=True))
-    assert constant.do == (
-        "every reply earns the same reward, 0.5000, whatever it says: look how the environment scores"
-    )
-    cut = spread_check(_played([[0.0, 0.0]] * 4, truncated=True))
-    assert "raise orchestrator.sampling.max_tokens" in cut.do
-    lost = spread_check(_played([[0.0, 1.0], *[[None, None]] * 9]))
-    assert (lost.state, lost.do) == ("failed", "see why: buckeye env check toy")
-    assert lost.seen.endswith("18 rollouts errored")
-    errored = spread_check(_played([[None, None]]))
-    assert (errored.state, errored.seen) == ("failed", "no group has two scored rollouts; 2 errored: lost")
+@pytest.mark.parametrize(
+    ("groups", "truncated", "state"),
+    [
+        ([[0.0, 1.0], [1.0, 0.0], [0.5, 0.5]], False, "ok"),
+        ([[0.0, 0.0]] * 4, False, "warning"),
+        ([[1.0, 1.0]] * 4, False, "warning"),
+        ([[0.0, 1.0]] * 4, True, "warning"),
+        ([[0.5, 0.5]] * 4, True, "warning"),
+        ([[0.0, 0.0]] * 4, True, "warning"),
+        ([[0.0, 1.0], *[[None, None]] * 9], False, "failed"),
+        ([[None, None]], False, "failed"),
+    ],
+    ids=["good", "hard", "easy", "cut", "constant", "cut and hard", "mostly errors", "errors"],
+)
+def test_what_a_sample_says(groups, truncated, state, wording):
+    check = spread_check(_played(groups, truncated=truncated))
+    assert check.state == state
+    assert f"{check.name}: {check.seen} -> {check.do}" == wording

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 
 import pytest
@@ -61,41 +60,26 @@ def test_what_is_broken_is_found_and_a_run_is_refused(runner, broken_model):
     words += ["--orchestrator.env.1.id", "raises.py"]
     done = doctor(runner, *words)
     assert done.returncode == 1
-    text = " ".join(done.stdout.split())
-    assert f"failed model {broken_model} lacks model.safetensors" in text
-    assert "has no chat template" in text
-    assert "failed tasks of nowhere" in text
-    assert "environment nowhere" not in text
-    found = re.search(r"failed environment raises.py (\S+) of (\S+) rollouts errored", text)
-    assert found, text
-    assert found[1] == found[2]
-    assert " 4 failed, " in text
+    failed = {name for name, state in states(doctor(runner, "--json", *words)).items() if state == "failed"}
+    assert failed == {"model", "tokenizer", "tasks of nowhere", "environment raises.py"}
     refused = runner.here(runner.rl("out", "--model.name", broken_model))
     assert refused.returncode == 2
-    assert refused.stderr.startswith(f"error: model: {broken_model} lacks model.safetensors -> ")
+    assert "model.safetensors" in refused.stderr
     assert not (runner.root / "out").exists()
 
 
-def test_prompts_that_leave_no_room_are_told(runner):
-    examined = doctor(runner, "--orchestrator.seq-len", "8", "--trainer.seq-len", "64")
-    assert examined.returncode == 1
-    assert "32 of 32 prompts leave no room for a reply" in " ".join(examined.stdout.split())
+def test_prompts_that_leave_no_room_are_found(runner):
+    done = doctor(runner, "--orchestrator.seq-len", "8", "--trainer.seq-len", "64", "--json")
+    assert done.returncode == 1
+    assert states(done)["tasks of letters"] == "failed"
 
 
-def test_usage(runner):
-    shown = runner.here(runner.argv("rl", "doctor", "--help"))
-    assert (shown.returncode, shown.stdout.splitlines()[0]) == (
-        0,
-        "usage: rl doctor [CONFIG ...] [--sample N] [--json]",
-    )
-    for words, message in (
-        (["--sample", "few"], "'few' is not a number of groups"),
-        (["--sample", "4"], "plays with the model of a configuration"),
-        (["--trainer.optim.lrr", "1"], "lrr"),
-    ):
-        wrong = runner.here(runner.argv("rl", "doctor", *words))
-        assert wrong.returncode == 2
-        assert message in wrong.stderr
+@pytest.mark.parametrize(
+    "words", [("--sample", "few"), ("--sample", "4"), ("--trainer.optim.lrr", "1")], ids=" ".join
+)
+def test_usage(runner, words, wording):
+    wrong = runner.here(runner.argv("rl", "doctor", *words))
+    assert (wrong.returncode, wrong.stderr) == (2, wording)
 
 
 @pytest.mark.slow

@@ -67,10 +67,10 @@ def takes_it(words):
 
 
 def spellings(words, rest):
-    """The same command with --dry-run, in all ways to say it: words, and variables of the environment."""
+    """The same command with --dry-run, in all ways to write it."""
     for flag in (("--dry-run",), ("--dry_run",), ("--dry-run=true",), ("--dry-run", "true")):
-        yield (*words, *rest, *flag), {}
-    yield (*words, "--dry-run", *rest), {}
+        yield (*words, *rest, *flag)
+    yield (*words, "--dry-run", *rest)
 
 
 class Recorder:
@@ -172,14 +172,14 @@ def call(place, recorder, landlord, monkeypatch):
     """Run a command beside the recorder. What replaces this process is run in it, too."""
     project, home, environment = place
 
-    def run(words, more=None):
-        env, replaced = environment | (more or {}), []
+    def run(words):
+        replaced = []
         landlord.requests.clear()
         monkeypatch.setattr(os, "execv", lambda _, argv: replaced.append(argv[3:]) or sys.exit(0))
         with recorder.watching(project, home):
-            done = run_here(*words, cwd=project, env=env)
+            done = run_here(*words, cwd=project, env=environment)
             if replaced:
-                done = run_here(*replaced[0], cwd=project, env=env)
+                done = run_here(*replaced[0], cwd=project, env=environment)
         done.asked = [method for method, _, _ in landlord.requests]
         port = int(landlord.url.rpartition(":")[2])
         done.events = [
@@ -201,11 +201,10 @@ def test_every_command_that_takes_it_has_a_case_here():
     ids=lambda one: " ".join(one) or "-",
 )
 def test_nothing_is_touched(call, words, rest):
-    for said, variables in spellings(words, rest):
-        done = call(said, variables)
+    for said in spellings(words, rest) if rest == CASES[words][0] else [(*words, *rest, "--dry-run")]:
+        done = call(said)
         assert done.returncode in (0, 2), done.stderr
-        assert (done.touched, done.events) == ([], []), said
-        assert set(done.asked) <= {"GET"}, said
+        assert (done.touched, done.events, set(done.asked) - {"GET"}) == ([], [], set()), said
         assert "--debug" not in done.stderr, done.stderr
         if said[-1:] == ("--dry-run",):
             assert done.returncode == 0, (said, done.stderr)
@@ -232,14 +231,8 @@ def test_without_it_the_record_is_not_empty(call):
     assert (done.returncode, done.touched != []) == (0, True)
 
 
-def test_a_dry_run_elsewhere_says_what_is_ordered_and_sent(call, landlord):
+def test_a_dry_run_elsewhere_says_what_is_ordered_and_sent(call):
     done = call(("rl", "@", "run.toml", *PRIME, "--dry-run"))
-    assert "would be ordered now: 2xA100_80GB from datacrunch with " in done.stdout
-    assert "$2.58 an hour, for at most 2 hours" in done.stdout
-    assert "would be sent: " in done.stdout
-    assert "letters.py" in done.stdout
-    assert "Nothing was written or started." in done.stderr
-    assert (
-        "would be used: me@127.0.0.1:1; nothing is rented"
-        in call(("rl", "@", "run.toml", *SSH, "--dry-run")).stdout
-    )
+    for part in ("2xA100_80GB", "datacrunch", "$2.58", "letters.py"):
+        assert part in done.stdout
+    assert "me@127.0.0.1:1" in call(("rl", "@", "run.toml", *SSH, "--dry-run")).stdout

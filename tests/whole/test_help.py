@@ -19,11 +19,6 @@ from buckeye.version import __version__
 BUCKEYE = [sys.executable, "-m", "buckeye"]
 
 
-def run(*words, **variables):
-    env = {"PATH": os.environ["PATH"], "HOME": os.environ["HOME"], **variables}
-    return subprocess.run([*BUCKEYE, *words], capture_output=True, text=True, check=False, env=env)
-
-
 def on_a_terminal(*words, columns, **variables):
     """What a command writes to a terminal of this width."""
     master, slave = pty.openpty()
@@ -44,13 +39,9 @@ def on_a_terminal(*words, columns, **variables):
     return written.decode().replace("\r\n", "\n")
 
 
-def plain(text):
-    return re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", text)
-
-
 @pytest.mark.parametrize("words", [("--help",), ("env", "--help")])
-def test_help_fits_a_screen(words):
-    lines = run(*words, COLUMNS="80").stdout.splitlines()
+def test_help_fits_a_screen(words, tmp_path):
+    lines = run_here(*words, cwd=tmp_path, env=os.environ | {"COLUMNS": "80"}).stdout.splitlines()
     assert len(lines) <= 24
     assert max(map(len, lines)) <= 80
     assert "..." not in "\n".join(lines[3:]).replace("stop, ...", "")  # nothing is cut off
@@ -116,45 +107,39 @@ def test_every_group_has_a_page(tmp_path):
 
 @pytest.mark.parametrize("columns", [40, 80, 200])
 def test_no_line_is_wider_than_the_terminal(columns):
-    shown = plain(on_a_terminal("--help", columns=columns))
+    written = on_a_terminal("--help", columns=columns)
+    shown = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", written)
     assert max(map(len, shown.splitlines())) <= columns
     assert "gateway" in shown
+    assert "\x1b[" in written
 
 
 def test_no_color():
-    assert "\x1b[" in on_a_terminal("--help", columns=80)
     assert not re.search(r"\x1b\[3\d", on_a_terminal("--help", columns=80, NO_COLOR="1"))
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    "words",
     [
-        (("xyzzy",), "error: xyzzy: no such command. Commands: rl, "),
-        (("env", "nope"), "error: env nope: no such command. Commands: new, "),
-        (("env", "pusch"), "error: env pusch: no such command. Did you mean `buckeye env push`?\n"),
-        (("rl", "stauts"), "error: rl stauts: no such command. Did you mean `buckeye rl status`?\n"),
-        (
-            ("rl", "x.toml"),
-            "error: rl x.toml: no such command. Files have a flag. Did you mean\n  buckeye rl @ x",
-        ),
-        (("rl", "init", "--nope"), "error: No such option: --nope"),
-        (("env", "push", "/nowhere"), "error: there is no /nowhere/buckeye.lock.yaml"),
+        ("xyzzy",),
+        ("env", "nope"),
+        ("env", "pusch"),
+        ("rl", "stauts"),
+        ("rl", "x.toml"),
+        ("rl", "init", "--nope"),
+        ("env", "push", "/nowhere"),
     ],
+    ids=" ".join,
 )
-def test_errors_look_the_same_and_say_what_to_type(words, says):
-    done = run(*words)
+def test_errors_look_the_same_and_say_what_to_type(words, tmp_path, wording):
+    done = run_here(*words, cwd=tmp_path)
     assert done.returncode == 2
-    assert done.stderr.startswith(says)
+    assert done.stderr == wording
 
 
-def test_columns_are_folded_in_a_terminal_only(monkeypatch):
+def test_columns_are_folded_in_a_terminal_only(monkeypatch, wording):
     rows = [("name", "what"), ("a", "one two three four five"), ("bb", "short")]
-    assert aligned(rows).splitlines() == ["name  what", "a     one two three four five", "bb    short"]
+    assert aligned(rows) == wording
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "20")
-    assert aligned(rows).splitlines() == [
-        "name  what",
-        "a     one two three",
-        "      four five",
-        "bb    short",
-    ]
+    assert aligned(rows) == wording

@@ -67,8 +67,8 @@ def test_a_section_has_its_settings_and_no_others(shown):
     assert all("--orchestrator.eval." in line for line in inner if line.startswith("  --"))
 
 
-def test_a_section_that_is_not_there():
-    with pytest.raises(UsageError, match=r"--help trainr: there is no such section\. Did you mean trainer"):
+def test_a_section_that_is_not_there(refusal):
+    with refusal(UsageError):
         show_help(RLConfig, "rl", ["--help", "trainr"])
 
 
@@ -87,14 +87,7 @@ def test_the_page_of_another_command_has_its_sections(shown):
     assert len([line for line in lines if line.startswith("  optim ")]) == 1  # of all its kinds
 
 
-def test_a_name_that_is_too_long_has_its_meaning_below(shown):
+def test_a_name_that_is_too_long_has_its_meaning_below(shown, wording):
     rows = [("--a", "One."), ("--a-name-of-its-own-line", "two three four five")]
     lines = shown(40, show_page, "usage: x", "", {"Part": rows, "Empty": []})
-    assert lines == [
-        "usage: x",
-        "",
-        "Part",
-        "  --a  One.",
-        "  --a-name-of-its-own-line",
-        "       two three four five",
-    ]
+    assert "\n".join(lines) == wording

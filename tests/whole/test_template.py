@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from tests.command import run_here
 from tests.mcp.environment.scripted import Scripted
 
 from buckeye.mcp.environment import load_environment
@@ -81,17 +82,10 @@ def test_an_mcp_environment(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (["My_Game"], "small letters, digits and hyphens"),
-        (["class"], "not the name of a project"),
-        (["game", "--kind", "rust"], "choose mcp or python"),
-        (["there"], "exists already"),
-    ],
+    "words", [("My_Game",), ("class",), ("game", "--kind", "rust"), ("there",)], ids=" ".join
 )
-def test_wrong_usage(tmp_path, words, says):
+def test_wrong_usage(tmp_path, words, wording):
     (tmp_path / "there").mkdir()
-    done = run("-m", "buckeye", "env", "new", *words, cwd=tmp_path)
-    assert done.returncode == 2
-    assert says in done.stderr
+    done = run_here("env", "new", *words, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (2, wording)
     assert [path.name for path in tmp_path.iterdir()] == ["there"]

@@ -1,9 +1,11 @@
 """Right answers in any spelling are paid, everything else is not, and two graders always agree."""
 
+import json
 import random
 import unicodedata
 from collections import Counter
 from functools import cache
+from pathlib import Path
 
 import pytest
 from environments.dakota1890.tests.second_grader import audited_reward, edits_between
@@ -43,50 +45,9 @@ def graded(text, data=KASKA, *, shaping=True, truncated=False):
     return result
 
 
-RIGHT = {
-    "as printed": "wakaška",
-    "decomposed": unicodedata.normalize("NFD", "wakaška"),
-    "acute for caron": "wakaśka",
-    "dot for caron": "wakaṡka",
-    "stressed": "wakáška",
-    "capital and full stop": "Wakaška.",
-    "all capitals": "WAKAŠKA",
-    "zero width": "waka\u200bška",
-    "surrounding space": "\n  wakaška \n",
-    "syllable hyphens": "wa-kaška",
-    "quoted": "“wakaška”",
-}
-WRONG = {
-    "empty": tagged(""),
-    "white space": tagged(" \t\n "),
-    "only invisible": tagged("\u200b\u200d"),
-    "no tag": "wakaška",
-    "two tags": tagged("wakaška") + tagged("wakaška"),
-    "first wrong, then right": tagged("yakaška") + tagged("wakaška"),
-    "unclosed": "<answer>wakaška",
-    "only closed": "wakaška</answer>",
-    "closed before opened": "</answer>wakaška<answer>",
-    "nested": "<answer><answer>wakaška</answer></answer>",
-    "anagram": tagged("akšawak"),
-    "echo of the word": tagged("kaška"),
-    "echo of the prompt": tagged('Dakota verb "kaška" (to bind), class I'),
-    "several, comma": tagged("kaška, wakaška"),
-    "several, or": tagged("wakaška or yakaška"),
-    "several, slash": tagged("wakaška/yakaška"),
-    "several, lines": tagged("wakaška\nyakaška"),
-    "several, spaces": tagged("kaška yakaška wakaška"),
-    "paradigm": tagged("wakaška yakaška"),
-    "right in the reasoning, another in the tag": "It is wakaška. <answer>uŋkaškapi</answer>",
-    "Cyrillic homoglyph": tagged("wаkaška"),
-    "Greek homoglyph": tagged("wακaška"),
-    "trailing junk": tagged("wakaška zzz"),
-    "leading junk": tagged("is wakaška"),
-    "all affixes": tagged("wayauŋmanimi"),
-    "bag of letters": tagged("aeikaŋtonwy"),
-    "4,000 characters": tagged("wakaška" * 570),
-    "markup": tagged("<b>wakaška</b>"),
-    "digits": tagged("wakaška1"),
-}
+REPLIES = json.loads((Path(__file__).parent / "replies.json").read_text("utf-8"))
+RIGHT, WRONG = REPLIES["right"], REPLIES["wrong"]
+"""Name -> answers in any spelling of KASKA's, and replies that try to be paid for something else."""
 
 
 @pytest.mark.parametrize("answer", RIGHT.values(), ids=RIGHT)
@@ -250,6 +211,11 @@ def test_both_graders_read_numbers_alike(answer):
     assert graded(tagged(answer), READ).reward in (0.0, 1.0)
 
 
+@cache
+def train_tasks():
+    return environment().tasks("train")[:6_000]
+
+
 def mean_by_family(tasks, answer, *, shaping):
     totals = {}
     for task in tasks:
@@ -258,16 +224,16 @@ def mean_by_family(tasks, answer, *, shaping):
     return {family: sum(rewards) / len(rewards) for family, rewards in totals.items()}
 
 
-SPLITS = ("train", "random", "lemma", "cell", "rule", "range", "exception")
+SPLITS = ("random", "lemma", "cell", "rule", "range", "exception")
 
 
-@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("split", [pytest.param("train", marks=pytest.mark.e2e), *SPLITS])
 def test_policies_without_content_earn_next_to_nothing(split):
     """Per family and split; a policy that answers at random is judged over all tasks of the split."""
     rng = random.Random(0)
-    tasks = environment().tasks(split)[:3_000]
+    tasks = train_tasks()[:2_000] if split == "train" else environment().tasks(split)
     answers = {}
-    for task in environment().tasks("train")[:3_000]:
+    for task in train_tasks()[:3_000]:
         answers.setdefault(task.data["family"], []).append(task.data["accept"][0])
     words = sorted(load_corpus().words)
     policies = {
@@ -275,7 +241,9 @@ def test_policies_without_content_earn_next_to_nothing(split):
         "echo of a word": lambda task: (task.data["prompt_forms"] or ("",))[0],
         "echo of all words": lambda task: " ".join(task.data["prompt_forms"]),
         "words in reverse": lambda task: " ".join(task.data["prompt_forms"][::-1]),
-        "words in any order": lambda task: " ".join(shuffled(task.data["prompt_forms"], rng)),
+        "words in any order": lambda task: " ".join(
+            rng.sample(forms := task.data["prompt_forms"], len(forms))
+        ),
         "echo of the prompt": lambda task: task.messages[0]["content"],
         "affix dump": lambda task: "wayauŋmanimipikta",
         "random lexicon word": lambda task: rng.choice(words),
@@ -287,15 +255,17 @@ def test_policies_without_content_earn_next_to_nothing(split):
         assert max(means.values()) <= 0.03, (name, means)
 
 
-def shuffled(words, rng):
-    return rng.sample(words, len(words))
-
-
-@pytest.mark.parametrize("family", sorted(set(FAMILIES)))
+@pytest.mark.parametrize(
+    "family",
+    [
+        pytest.param(name, marks=pytest.mark.e2e) if name in ("numerals", "order") else name
+        for name in sorted(FAMILIES)
+    ],
+)
 def test_the_best_constant_answer_earns_next_to_nothing(family):
     """Judged where it was not chosen: the answers most often right in training, on everything held out."""
     held_out = [task for task in environment().tasks("eval") if task.data["family"] == family]
-    train = [task for task in environment().tasks("train")[:6_000] if task.data["family"] == family]
+    train = [task for task in train_tasks() if task.data["family"] == family]
     common = Counter(form for task in train for form in task.data["accept"])
     constants = [form for form, _ in common.most_common(20)] or [held_out[0].data["accept"][0]]
     for tasks, shaping in ((held_out, False), (train, True)):

@@ -11,13 +11,11 @@ from dakota1890.draws import Draws
 from dakota1890.families.order import ORDER
 from dakota1890.families.particles import PARTICLES
 from dakota1890.families.sentences.bank import ANIMATE
-from dakota1890.families.sentences.english import being, clause, sentence
+from dakota1890.families.sentences.english import clause
 from dakota1890.families.sentences.frames import FEWEST_ORDERS
 from dakota1890.families.sentences.parts import DEMONSTRATIVES, noun_phrase
 from dakota1890.families.sentences.predicates import predicates
-from dakota1890.grading import grade
 from dakota1890.splits import HELD_OUT_CELLS, side_of
-from dakota1890.tasks import render
 
 
 @cache
@@ -58,13 +56,6 @@ def test_articles_adjectives_and_demonstratives_follow_as_in_the_record():
 def test_english_tells_the_persons_apart(said, expected):
     subject, person, mode, rest = said
     assert clause(subject, person, ("steal", "steals", "stealest"), mode, rest) == expected
-
-
-def test_english_of_what_is_said_of_a_noun():
-    assert being("those men", plural=True, quality="good", mode="question") == "are those men good"
-    assert being("that man", plural=False, quality="very good", mode="plain") == "that man is very good"
-    assert being("that man", plural=False, quality="good", mode="future") == "that man will be good"
-    assert sentence("is that man good", "question") == "Is that man good?"
 
 
 def words_of(lemma, **wanted):
@@ -208,14 +199,3 @@ def test_sides_are_all_there_and_few_draws_are_rejected():
     trained = {q.cells[-1] for q in drawn() if side_of(q) == "train"}
     assert {"plain|place", "question|object", "future|object"} & trained
     assert not HELD_OUT_CELLS & trained
-
-
-def test_prompts_are_short_and_the_answer_is_paid():
-    for question in drawn()[:500]:
-        assert len(question.ask.split()) <= 60
-        item = render(question, side_of(question), True)
-        assert all(
-            grade(f"<answer>{a}</answer>", item.data, shaping=False).reward == 1 for a in question.accept
-        )
-        for shown in question.prompt_forms:
-            assert grade(f"<answer>{shown}</answer>", item.data, shaping=True).reward == 0

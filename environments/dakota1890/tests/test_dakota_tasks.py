@@ -19,7 +19,6 @@ from dakota1890.draws import Draws
 from dakota1890.errors import ArgumentError
 from dakota1890.families import FAMILIES
 from dakota1890.grading import grade
-from dakota1890.morphology.numerals import numeral
 from dakota1890.orthography import bare, canonical
 from dakota1890.questions import FORM, WORD, WORDS
 from dakota1890.splits import (
@@ -94,6 +93,7 @@ def test_train_items_depend_on_options_and_index_alone():
         once[1_000]
 
 
+@pytest.mark.e2e
 def test_the_draws_that_are_evaluated_are_those_that_were_found():
     folder = resources.files("dakota1890") / "data"
     assert json.loads((folder / "held_out_draws.json").read_text("utf-8")) == found_held_out_draws()
@@ -111,6 +111,7 @@ def found_held_out_draws():
     return found
 
 
+@pytest.mark.e2e
 def test_tasks_are_the_same_in_every_process():
     code = (
         "from dakota1890.tasks import *; from dakota1890.families import FAMILIES;"
@@ -170,11 +171,8 @@ def test_no_held_out_form_is_shown_in_training(train_questions):
 
 
 def test_relatives_stay_on_one_side():
-    for group in (
-        "kaksa baksa wabaksa baksaksa naksa yaksa",
-        "yazaŋ wayazaŋ wayazaŋka wowayazaŋ",
-        "yawa wayawa",
-    ):
+    yaza = "yazaŋ wayazaŋ wayazaŋka wowayazaŋ"
+    for group in ("kaksa baksa wabaksa baksaksa naksa yaksa", yaza, "yawa wayawa"):
         assert len({held_out_lemma(lemma) for lemma in group.split()}) == 1, group
 
 
@@ -227,42 +225,26 @@ def test_no_prompt_holds_its_answer(hint):
         assert not set(task.data["accept"]) & set(task.data["prompt_forms"]), task
 
 
-def test_prompts_are_short_and_ask_for_the_tag():
-    for task in (*in_training(), *held_out()):
-        assert task.prompt.endswith("in <answer></answer>.")
-        assert len(task.prompt.split()) <= 120, task.prompt
-
-
 def test_hints_can_be_left_out():
     plain = TrainTasks(TaskOptions(hint=False), 300)
     assert not any("Rule:" in task.prompt for task in plain)
     assert sum("Rule:" in task.prompt for task in TrainTasks(TaskOptions(), 300)) > 150
 
 
-def test_task_data_is_complete_and_its_rules_exist():
-    rules = load_corpus().rules
+def test_every_task_is_short_complete_and_paid_and_one_prompt_has_one_set_of_answers():
+    rules, seen = load_corpus().rules, {}
     for task in (*in_training(), *held_out()):
         data = task.data
+        assert task.prompt.endswith("in <answer></answer>.")
+        assert len(task.prompt.split()) <= 120, task.prompt
         assert json.loads(json.dumps(data)) is not None
         assert set(data["rule_ids"]) <= set(rules), task
-        assert data["rule_ids"], task
-        assert data["accept"]
-        assert data["lemma_ids"]
+        assert all(data[name] for name in ("rule_ids", "accept", "lemma_ids")), task
         assert data["depth"] in DEPTHS
         assert all(canonical(form) == form for form in data["accept"]), task
-
-
-def test_one_prompt_has_one_set_of_answers():
-    seen = {}
-    for task in (*in_training(), *held_out()):
-        assert seen.setdefault(task.prompt, set(task.data["accept"])) == set(task.data["accept"]), task
-
-
-def test_every_accepted_answer_is_paid():
-    for task in (*in_training()[:2_000], *held_out()):
-        for form in task.data["accept"]:
-            reply = f"<answer>{form}</answer>"
-            assert grade(reply, task.data, shaping=False).reward == 1.0, task
+        assert seen.setdefault(task.prompt, set(data["accept"])) == set(data["accept"]), task
+        for form in data["accept"]:
+            assert grade(f"<answer>{form}</answer>", data, shaping=False).reward == 1.0, task
 
 
 def test_train_families_are_drawn_evenly_and_have_their_depths():
@@ -281,7 +263,7 @@ def test_depths_can_be_chosen():
     tasks = TrainTasks(TaskOptions(depths=(2,)), 300)[:]
     assert {task.data["depth"] for task in tasks} == {2}
     assert {task.data["depth"] for task in eval_tasks(NAMES, (2, 3), True)} == {2, 3}
-    with pytest.raises(ArgumentError, match=r"no train questions of depth 4 in conjugate\. .*conjugate: 1\."):
+    with pytest.raises(ArgumentError, match="conjugate: 1"):
         TrainTasks(TaskOptions(families=("conjugate",), depths=(4,)), 10)
 
 
@@ -324,13 +306,6 @@ def test_any_seed_and_index_make_a_task(seed, index):
     assert task.data["split"] == "train"
     reply = f"<answer>{task.data['accept'][0]}</answer>"
     assert grade(reply, task.data, shaping=True).reward == 1.0
-
-
-def test_numbers_are_written_by_the_grammar():
-    tasks = TrainTasks(TaskOptions(families=("numerals",)), 300)
-    plain = [t for t in tasks if t.prompt.startswith("Write the number")]
-    assert plain
-    assert all(t.data["accept"] == numeral(int(t.data["lemma_ids"][0])) for t in plain)
 
 
 def test_the_readme_tells_the_families_and_their_depths():

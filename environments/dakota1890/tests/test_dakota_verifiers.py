@@ -14,7 +14,6 @@ from dakota1890.environment import DakotaEnvironment
 from dakota1890.errors import ArgumentError
 from dakota1890.grading import grade
 from dakota1890.rows import VerifiersError, from_info, split_items, to_info
-from dakota1890.splits import AXES
 
 without_verifiers = pytest.mark.skipif(
     importlib.util.find_spec("verifiers") is not None, reason="verifiers is installed"
@@ -51,13 +50,11 @@ def test_the_tasks_and_the_grading_need_neither_buckeye_nor_verifiers():
 @pytest.mark.parametrize(
     ("use", "api"), [(lambda: dakota1890.load_environment(), "v0"), (lambda: dakota1890.DakotaTaskset, "v1")]
 )
-def test_without_verifiers_the_message_says_what_to_install(use, api):
+def test_without_verifiers_the_message_says_what_to_install(use, api, wording):
     with pytest.raises(VerifiersError) as caught:
         use()
     message = str(caught.value)
-    assert f"needs the {api} API of `verifiers`, and verifiers is not installed" in message
-    assert "pip install 'verifiers>=0." in message
-    assert 'buckeye.load_environment("harleycooper/dakota1890")' in message
+    assert message == wording
 
 
 def test_an_error_inside_verifiers_is_not_taken_for_a_missing_one(tmp_path, monkeypatch):
@@ -66,11 +63,6 @@ def test_an_error_inside_verifiers_is_not_taken_for_a_missing_one(tmp_path, monk
     monkeypatch.delitem(sys.modules, "verifiers", raising=False)
     with pytest.raises(ModuleNotFoundError, match="a_dependency_that_is_not_there"):
         dakota1890.load_environment()
-
-
-def test_other_names_are_not_there():
-    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        dakota1890.nothing  # noqa: B018
 
 
 def test_buckeye_gets_its_own_environment():
@@ -86,15 +78,15 @@ def test_the_items_of_a_split_are_the_tasks_of_buckeyes_environment(split):
     assert [item.id for item in items] == [task.id for task in tasks]
 
 
-def test_an_unknown_split_is_answered_with_those_there_are():
-    with pytest.raises(ArgumentError, match=r"no split 'lema'; there are train, eval, random, lemma, "):
+def test_an_unknown_split_is_answered_with_those_there_are(refusal):
+    with refusal(ArgumentError):
         split_items(arguments(), "lema")
 
 
-def test_the_train_split_of_what_is_only_evaluated_is_refused():
+def test_the_train_split_of_what_is_only_evaluated_is_refused(refusal):
     chosen = arguments(families=["exceptions"])
     assert len(split_items(chosen, "eval")) > 20
-    with pytest.raises(ArgumentError, match=r"no train questions .* in exceptions\. .*exceptions: none\."):
+    with refusal(ArgumentError):
         split_items(chosen, "train")
 
 
@@ -105,16 +97,3 @@ def test_info_survives_json():
             assert (task_id, data) == (item.id, item.data)
             text = f"<answer>{item.data['accept'][0]}</answer>"
             assert grade(text, data, shaping=True).reward == 1.0
-
-
-def test_near_misses_are_paid_in_training_only():
-    paid = {}
-    for split in ("train", *AXES):
-        for item in split_items(arguments(families=["numerals"]), split):
-            text = f"<answer>{item.data['accept'][0]}a</answer>"
-            reward = grade(text, item.data, shaping=True).reward
-            paid[split] = max(paid.get(split, 0.0), reward)
-            assert grade(text, item.data, shaping=False).reward == 0.0
-    assert 0.0 < paid.pop("train") <= 0.2
-    assert paid
-    assert set(paid.values()) == {0.0}

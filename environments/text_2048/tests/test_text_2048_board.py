@@ -70,7 +70,7 @@ def test_the_board_as_text():
     assert str(board((16, 0), (2, 4))) == "16  .\n 2  4"
 
 
-def test_grades_by_hand():
+def test_grades_by_hand(refusal):
     game = board((64, 2), (0, 0))
     game.moves, game.score = 20, 100
     assert grade(game, "max_number", target=256) == pytest.approx(4 / 6)  # 4 -> 64 of 4 -> 256
@@ -78,7 +78,7 @@ def test_grades_by_hand():
     assert grade(game, "target", target=64) == 1.0
     assert grade(game, "target", target=128) == 0.0
     assert grade(game, "efficiency", min_ratio=10.0) == pytest.approx(0.5)
-    with pytest.raises(ValueError, match="max_number, efficiency, target"):
+    with refusal(ValueError):
         grade(game, "best")
 
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
 import random
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -18,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+from tests.run.conftest import Runner
 
 from buckeye.base.storage import step_directories, write_file
 from buckeye.monitor.metrics import read_run
@@ -26,7 +25,6 @@ from buckeye.transport.weights import verify_weights
 
 TASKS, GROUPS, GROUP_SIZE = 12, 3, 2
 EPOCH = TASKS // GROUPS
-"""Steps in which every task is trained on once."""
 
 ENVIRONMENT = f'''
 """A reward that hardly two replies share. Nobody plays when the weights are newer than the file `limit`
@@ -65,7 +63,6 @@ def load_environment():
 '''
 
 ROLES = {"trainer": "trainer", "orchestrator": "orchestrator", "inference": "serve"}
-"""Role -> the word that its command has."""
 WORKER = "environment worker"
 _POLL_SECONDS = 0.1
 _KILLED = -signal.SIGKILL
@@ -116,17 +113,13 @@ class ChaosRun:
         self, root: Path, model: Path, *, steps: int, level: int, faults: str = "", workers: int = 0
     ) -> None:
         root.mkdir(parents=True, exist_ok=True)
+        self._runner = Runner(root, model)
         (root / "chaos.py").write_text(ENVIRONMENT)
         (root / "runtime").mkdir(mode=0o700)
         (root / "faults").mkdir()
-        self.root, self.steps, self._model, self._level = root, steps, model, level
-        self._workers = workers
+        self.root, self.steps, self._level, self._workers = root, steps, level, workers
         self.output = root / "out"
-        self.env = {
-            **{k: v for k, v in os.environ.items() if not k.startswith(("PRIME_", "BUCKEYE_"))},
-            "HF_HUB_OFFLINE": "1",
-            "XDG_RUNTIME_DIR": str(root / "runtime"),
-        }
+        self.env = {**self._runner.env, "XDG_RUNTIME_DIR": str(root / "runtime")}
         if faults:
             self.env |= {"BUCKEYE_FAULTS": faults, "BUCKEYE_FAULTS_DONE": str(root / "faults")}
         self.struck: Counter[str] = Counter()
@@ -134,37 +127,26 @@ class ChaosRun:
         self._running: subprocess.Popen[bytes] | None = None
 
     def argv(self, *words: str) -> list[str]:
-        """The command that starts the run."""
+        """The command that starts the run; what comes later in it counts."""
         settings = {
-            "--model.name": self._model,
-            "--max-steps": self.steps,
-            "--max-async-level": self._level,
             "--orchestrator.env.0.id": "chaos.py",
             "--orchestrator.batch-size": GROUPS * GROUP_SIZE,
             "--orchestrator.rollouts-per-example": GROUP_SIZE,
-            "--orchestrator.seq-len": 64,
-            "--orchestrator.sampling.max-tokens": 6,
-            "--trainer.optim.lr": "1e-2",
             "--trainer.loss.kl-tau": "1e-30",  # so that samples without advantage are trained on, too
             "--trainer.ckpt.interval": 2,
             "--supervision.heartbeat-timeout": 5,
             "--supervision.start-timeout": 60,
             "--supervision.max-restarts": 1000,
-            "--inference": "{}",
-            "--output-dir": "out",
         }
         if self._workers:
             settings |= {
                 "--orchestrator.env.0.isolation": "process",
                 "--orchestrator.env.0.workers": self._workers,
             }
-        flat = [str(word) for pair in settings.items() for word in pair]
-        return [sys.executable, "-m", "buckeye", "rl", *flat, *words]
-
-    # --- what happens to it ---
+        flat = [word for pair in settings.items() for word in pair]
+        return self._runner.rl("out", *map(str, flat), *words, steps=self.steps, level=self._level)
 
     def start(self, *words: str) -> None:
-        """Start it, or start it again."""
         with (self.root / "printed").open("ab") as out:
             self._running = subprocess.Popen(
                 self.argv(*words), cwd=self.root, env=self.env, stdout=out, stderr=subprocess.STDOUT
@@ -181,7 +163,7 @@ class ChaosRun:
         for strike in plan:
             write_file(allowed, str(strike.step + 1))
             self._until(lambda step=strike.step: self.trained() >= step, f"step {strike.step}", deadline)
-            self._until_time(time.monotonic() + strike.delay)
+            time.sleep(strike.delay)
             self._strike(strike, deadline)
         allowed.unlink(missing_ok=True)
         self._until(lambda: not self._alive(), "the end of the run", deadline)
@@ -196,15 +178,12 @@ class ChaosRun:
         psutil.wait_procs(family[1:], timeout=30)
 
     def until_trained(self, step: int, *, limit: float) -> None:
-        """Wait for so many steps."""
         self._until(lambda: self.trained() >= step, f"step {step}", time.monotonic() + limit)
 
     def until_fault(self, *, limit: float) -> None:
-        """Wait until one of the faults has happened."""
         self._until(lambda: self.faults() > 0, "a fault", time.monotonic() + limit)
 
     def until_ended(self, *, limit: float) -> int:
-        """Wait for the end of the supervisor; its exit code."""
         return self._process.wait(limit)
 
     def _strike(self, strike: Strike, deadline: float) -> None:
@@ -235,10 +214,6 @@ class ChaosRun:
             if not self._alive() and self._process.returncode == 0:
                 assert condition(), f"the run ended before {what}"
 
-    def _until_time(self, moment: float) -> None:
-        while time.monotonic() < moment:
-            time.sleep(_POLL_SECONDS)
-
     def _go_on(self) -> None:
         """Start the run again if its supervisor was killed, by a strike or by a fault."""
         self._remember_servers()
@@ -247,8 +222,6 @@ class ChaosRun:
             self.start("--resume")
         else:
             assert code in (None, 0), self.printed()
-
-    # --- what can be seen of it ---
 
     @property
     def _process(self) -> subprocess.Popen[bytes]:
@@ -259,46 +232,36 @@ class ChaosRun:
         return self._process.poll() is None
 
     def children(self) -> list[psutil.Process]:
-        """The processes of its roles, whoever started them."""
         configs = str(self.output / "configs")
         return [p for p in psutil.process_iter() if any(configs in word for word in _words(p))]
 
     def environment_workers(self) -> list[psutil.Process]:
-        """The processes in which its environment plays."""
         return [p for p in psutil.process_iter() if _is_worker(p, self.root)]
 
     def trained(self) -> int:
-        """How many steps are trained, as far as they count."""
         return max(read_run(self.output / "metrics.jsonl").of("trainer"), default=-1) + 1
 
     def printed(self) -> str:
-        """The last of what the supervisors have printed."""
         return (self.root / "printed").read_text()[-6000:]
 
     def final_weights(self) -> bytes:
-        """The trained model."""
         return (self.output / "weights" / f"step_{self.steps}" / "model.safetensors").read_bytes()
 
     def events(self) -> Counter[str]:
-        """How often what happened to it, from its journal."""
         lines = (self.output / "events.jsonl").read_text().splitlines()
         return Counter(json.loads(line)["event"] for line in lines)
 
     def faults(self) -> int:
-        """How many of the faults have happened."""
         return len(list((self.root / "faults").iterdir()))
 
     def newest_checkpoint(self) -> int:
-        """The step of the one that a resume starts from."""
         return list_checkpoints(self.output / "checkpoints")[-1].step
 
     def resumed_steps(self) -> list[int]:
-        """The steps that the attempts after the first began with."""
         attempts = json.loads((self.output / "run.json").read_text())["attempts"]
         return [attempt["resumed_step"] for attempt in attempts[1:]]
 
     def rollouts(self, step: int) -> list[dict]:
-        """The records of a step's rollouts."""
         path = self.output / "rollouts" / f"step_{step}.jsonl"
         return [json.loads(line) for line in path.read_text().splitlines()]
 
@@ -309,10 +272,7 @@ class ChaosRun:
             return
         self._urls.update(config["client"]["base_url"])
 
-    # --- what must be true of it at the end ---
-
     def check(self) -> None:
-        """All of it."""
         self.check_training()
         self.check_files()
         self.check_nothing_is_left()
@@ -339,7 +299,6 @@ class ChaosRun:
         assert (state["step"], state["problems"]) == (self.steps, GROUPS * self.steps)
 
     def check_files(self) -> None:
-        """What is there is whole."""
         assert self.newest_checkpoint() == self.steps
         for info in list_checkpoints(self.output / "checkpoints"):
             verify_checkpoint(info)
@@ -349,8 +308,11 @@ class ChaosRun:
             verify_weights(directory)
         for path in self.output.rglob("*.json"):
             json.loads(path.read_text())
-        torn = [path for path in self.output.rglob("*.jsonl") for line in _lines(path) if not _is_json(line)]
-        assert {path.name for path in torn} <= {"metrics.jsonl", "events.jsonl"}  # a kill may tear a line
+        lines = (
+            (path, line) for path in self.output.rglob("*.jsonl") for line in path.read_text().splitlines()
+        )
+        torn = {path.name for path, line in lines if not _is_json(line)}
+        assert torn <= {"metrics.jsonl", "events.jsonl"}  # a kill may tear a line
 
     def check_nothing_is_left(self) -> None:
         """No process, port, temporary file, lock or batch."""
@@ -364,10 +326,6 @@ class ChaosRun:
         assert [p for p in self.output.rglob("*") if p.is_file() and _locked(p)] == []
         assert [p for p in (self.root / "runtime").rglob("*") if p.is_file() and _locked(p)] == []
         assert list((self.output / "batches").glob("step_*")) == []
-
-
-def _lines(path: Path) -> list[str]:
-    return path.read_text().splitlines()
 
 
 def _is_json(line: str) -> bool:

@@ -1,18 +1,166 @@
-"""Every page of docs/ can be found, and what a page points to is there."""
+"""Pages of docs/ can be found, and what they and texts of the program name exists: files, tests, settings,
+flags, commands."""
 
 import re
 from datetime import date
+from functools import cache
+from typing import get_args
 
 import pytest
-from tests.cli.printed_commands import problem
+from tests.cli import printed_commands
+from tests.cli.printed_commands import commands_in, texts_of
 from tests.places import ROOT
+from tests.whole.docs.blocks import blocks
 
+from buckeye.base.keys import KEYS
+from buckeye.cli.removed import REMOVED_COMMANDS
+from buckeye.cli.rl_page import FLAGS
+from buckeye.cli.schema import configurations
+from buckeye.cli.tree import COMMANDS
+from buckeye.cli.typed import typer_command
+from buckeye.config.help import flag_names
+from buckeye.config.load import load_config
+from buckeye.envs.base import Boundary
+from buckeye.envs.settings import Isolation
+from buckeye.errors import UsageError
+from buckeye.mcp.actions.expressions import FUNCTIONS, METHODS
+from buckeye.mcp.client.errors import McpFault
+from buckeye.mcp.config import DefaultsConfig, GymConfig
+from buckeye.mcp.environment import load_environment
+from buckeye.mcp.rollout import StopReason
+from buckeye.mcp.tasks.lock import Lock
+from buckeye.setup.recipe.flags import TrainFlags, written
+from buckeye.workers.worker_side.adapters import agent, reasoning_gym, textarena, verifiers_v1
+
+problem = cache(printed_commands.problem)
 INDEX = ROOT / "docs" / "README.md"
 PAGES = [ROOT / "README.md", ROOT / "benchmarks" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+TEXTS = {page: page.read_text(encoding="utf-8") for page in PAGES}
+every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+
+FLAGS_OF_OTHERS = {"--gpu-bind", "--rm", "--memory-path", "--compute-dtype"}
+"""Of srun, docker, a published MCP server, and a benchmark."""
+
+ENDPOINT = {"base_url": "http://h/v1", "root_url": "http://h", "api_key": "k", "model": "m"}
+NAMES = {
+    "environments-of-others": [
+        *agent.ARGUMENTS,
+        *agent.addresses(ENDPOINT),
+        *verifiers_v1.OWN_ARGUMENTS,
+        *reasoning_gym.OWN_ARGUMENTS,
+        *textarena.OWN_ARGUMENTS,
+    ],
+    "hf": Lock.model_fields,
+    "mcp": [*FUNCTIONS, *(name for methods in METHODS.values() for name in methods)],
+    "mcp-rollouts": [
+        *get_args(StopReason),
+        *(fault.stop_reason for fault in McpFault.__subclasses__()),
+        *(load_environment.__annotations__.keys() - {"return"}),
+    ],
+    "rl": [*KEYS, *(name.split()[0] for rows in FLAGS.values() for name, _ in rows)],
+    "workers": [*get_args(Boundary), *get_args(Isolation)],
+}
+"""Page -> all that it must explain."""
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_page_explains_all_there_is(name):
+    page = TEXTS[ROOT / "docs" / f"{name}.md"]
+    quoted = "\n".join([*re.findall(r"`([^`\n]+)`", page), *(block.text for block in blocks(page))])
+    assert [one for one in NAMES[name] if not re.search(rf"(?<![\w-]){one}(?![\w-])", quoted)] == []
+
+
+def test_the_keys_of_a_gym_file_are_on_its_page():
+    page = TEXTS[ROOT / "docs" / "mcp.md"]
+    assert [
+        name for name in (*GymConfig.model_fields, *DefaultsConfig.model_fields) if name not in page
+    ] == []
+
+
+def test_every_variable_of_the_code_is_on_its_page_with_its_readers():
+    page = TEXTS[ROOT / "docs" / "variables.md"]
+    source = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "src/buckeye").rglob("*.py"))
+    named = set(re.findall(r"`(BUCKEYE_[A-Z_]+)`", page)) - {"BUCKEYE_TORCH"}
+    assert set(re.findall(r"\bBUCKEYE_[A-Z_]+\b", source)) == named
+    for readers in re.findall(r"^\| `BUCKEYE_.+? \| (`.+?) \|", page, re.M):
+        for module in re.findall(r"`(.+?)`", readers):
+            assert (ROOT / "src/buckeye" / module).exists(), module
+
+
+@every_page
+def test_every_table_of_settings_is_a_configuration(page, tmp_path):
+    for block in blocks(TEXTS[page]):
+        if block.language != "toml" or page.name == "tutorial.md" or "placement = [0, 1]" in block.text:
+            continue  # parts, which stand below other settings or beside flags
+        (tmp_path / "c.toml").write_text(block.text)
+        assert any(_loads(kind, tmp_path / "c.toml") for kind in configurations().values()), block.text
+
+
+def _loads(kind, path):
+    try:
+        load_config(kind, ["@", str(path)])
+    except UsageError:
+        return False
+    return True
+
+
+@every_page
+def test_every_flag_that_a_page_names_exists(page):
+    text = re.sub(r"^ *```.*?^ *```", "", TEXTS[page], flags=re.S | re.M)
+    known = "\n".join([*_flags(), *FLAGS_OF_OTHERS])
+    for flag in set(re.findall(r"`(--[a-z][\w.-]*)", text)) - {"--"}:
+        assert re.search(rf"(?m)^{re.escape(flag.rstrip('.'))}(\.|$)", known), flag
+
+
+@cache
+def _flags():
+    typed = [typer_command(command.words) for command in COMMANDS if not command.takes_settings]
+    options = {name for one in typed for param in one.params for name in (*param.opts, *param.secondary_opts)}
+    settings = {name for kind in configurations().values() for name in flag_names(kind)}
+    ours = {f"--{written(field)}" for field in TrainFlags.model_fields}
+    return options | settings | ours | {"--help", "--help-all", "--version", "--debug"}
+
+
+@every_page
+def test_every_command_that_a_page_shows_is_one(page):
+    for block in blocks(TEXTS[page]):
+        for line in block.text.replace("\\\n", " ").splitlines() if block.language == "bash" else ():
+            if re.match(r"(buckeye|rl) ", line) and "--dry-run --json" not in line:
+                command = re.split(r" +(?:#|[|>]|&&)", line)[0]
+                command = re.sub(r"--(?:trainer|orchestrator|inference)(?= @)", "", command)
+                assert problem(re.sub(r"(?<= )[\d.]+(?= |$)", "N", command)) is None, command
+
+
+@pytest.mark.e2e
+def test_every_command_that_a_text_of_the_program_names_is_one():
+    found = [
+        (f"{path.relative_to(ROOT)}:{line}", command)
+        for path in sorted((ROOT / "src").rglob("*.py"))
+        if path != ROOT / "src/buckeye/remote/scripts.py"  # shell scripts, which other tests run
+        for line, text in texts_of(path)
+        for command in commands_in(text)
+        if command not in REMOVED_COMMANDS
+    ]
+    assert len(found) > 130
+    assert {(place, command): said for place, command in found if (said := problem(command))} == {}
+
+
+@pytest.mark.parametrize(
+    ("command", "what"),
+    [
+        ("buckeye exprot RUN", "no such command"),
+        ("buckeye export RUN ANOTHER", "too many arguments"),
+        ("rl status RUN --jsno", "--jsno"),
+        ("rl @ run.toml --max-stesp 3", "--max-stesp"),
+        ("buckeye rl doctor @ run.toml --smaple 2", "--smaple"),
+    ],
+)
+def test_what_is_wrong_with_a_command_is_found(command, what):
+    assert what in problem(command)
 
 
 def test_every_page_has_a_line_in_the_index():
-    lines = re.findall(r"^- \[(.+?)\]\((.+?)\): \S.*", INDEX.read_text(encoding="utf-8"), re.M)
+    lines = re.findall(r"^- \[(.+?)\]\((.+?)\): \S.*", TEXTS[INDEX], re.M)
     listed = [target for _, target in lines if "/" not in target]
     assert sorted(listed) == sorted(
         page.name for page in PAGES if page.parent == INDEX.parent and page != INDEX
@@ -20,9 +168,9 @@ def test_every_page_has_a_line_in_the_index():
     assert [title for title, target in lines if target == title] == listed
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@every_page
 def test_what_a_page_points_to_is_there(page):
-    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.S | re.M)
+    text = re.sub(r"^```.*?^```", "", TEXTS[page], flags=re.S | re.M)
     for target, _, heading in (link.partition("#") for link in re.findall(r"\]\(([^)\s]+)\)", text)):
         if "://" in target:
             continue
@@ -32,42 +180,30 @@ def test_what_a_page_points_to_is_there(page):
             assert heading in _headings(there), f"{target}#{heading}"
 
 
+def _headings(page):
+    """As GitHub calls the headings of a page in addresses."""
+    titles = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.M)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
+
+
 def test_measured_figures_say_when_on_what_and_by_which_command():
-    """On the pages that have any; `python` commands are programs that are there, others are Buckeye's."""
-    found = {page: _measured(page) for page in PAGES if "Measured" in page.read_text(encoding="utf-8")}
-    names = {page.name for page in found if page.parent == INDEX.parent}
-    assert names >= {"algorithms.md", "dakota1890.md", "gateway.md", "workers.md", "tutorial.md"}
-    for page, lines in found.items():
-        for line in lines:
-            when, what, command = re.match(r"(\d{4}-\d\d-\d\d), (.+), by `(.+?)`", line).groups()
-            assert date.fromisoformat(when)
-            assert re.search(r"\bcores\b", what), (page.name, line)
-            _check(command)
-
-
-def test_every_benchmark_on_its_page_says_it():
-    _, *sections = (ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8").split("\n## ")
+    measured = [
+        " ".join(found.split())
+        for text in TEXTS.values()
+        for found in re.findall(r"Measured: (.+?)(?:\n\n|$)", text, re.S)
+    ]
+    assert len(measured) > 20
+    for line in measured:
+        when, what, command = re.match(r"(\d{4}-\d\d-\d\d), (.+), by `(.+?)`", line).groups()
+        assert date.fromisoformat(when)
+        assert re.search(r"\bcores\b", what), line
+        _check(command)
+    _, *sections = TEXTS[ROOT / "benchmarks" / "README.md"].split("\n## ")
     assert [section.splitlines()[0] for section in sections if "\nMeasured: " not in section] == []
 
 
-def test_the_tests_that_pages_name_are_there():
-    """Of a formula, a page says which test computes it."""
-    named = [
-        (page.name, path, test)
-        for page in PAGES
-        for path, test in re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", page.read_text(encoding="utf-8"))
-    ]
-    assert len(named) >= 10
-    for page, path, test in named:
-        assert f"def {test}(" in (ROOT / path).read_text(encoding="utf-8"), (page, path, test)
-
-
-def _measured(page):
-    text = page.read_text(encoding="utf-8")
-    return [" ".join(found.split()) for found in re.findall(r"Measured: (.+?)(?:\n\n|$)", text, re.S)]
-
-
 def _check(command):
+    """`python` commands are programs that are there, others are Buckeye's."""
     program, *words = command.split()
     if program != "python":
         assert problem(command) is None, command
@@ -77,7 +213,20 @@ def _check(command):
     assert all(word in source for word in words if word.startswith("--")), command
 
 
-def _headings(page):
-    """As GitHub calls the headings of a page in addresses."""
-    titles = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.M)
-    return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
+def test_the_tests_that_pages_name_are_there():
+    """Of a formula, a page says which test computes it; of a promise about security, which file tests it."""
+    named = [found for text in TEXTS.values() for found in re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", text)]
+    assert len(named) >= 10
+    for path, test in named:
+        assert f"def {test}(" in (ROOT / path).read_text(encoding="utf-8"), (path, test)
+    rows = re.findall(
+        r"(?m)^\| \*\*.*\|([^|]+)\|$", TEXTS[ROOT / "docs" / "security.md"].partition("## Keys")[0]
+    )
+    assert len(rows) >= 11
+    for row in rows:
+        files = re.findall(r"`([\w/.]+)`", row)
+        assert files
+        for name in files:
+            assert (ROOT / (name if name.endswith(".py") else f"tests/whole/security/{name}.py")).is_file(), (
+                name
+            )

@@ -8,12 +8,11 @@ the one whose key it is.
 import base64
 import json
 import re
-from dataclasses import dataclass
 
 import pytest
+from tests.evaluation.chat_server import chat_server
 from tests.run.fake_hub import FakeHub
 from tests.whole.docs.blocks import blocks
-from tests.whole.docs.recorder import Recorder
 from tests.whole.docs.tutorial_run import RECORD, TUTORIAL, Place, record_of, shown
 
 ENVIRONMENT = {
@@ -33,7 +32,7 @@ BEYOND = """\
 buckeye hf guess/tasks.json --name my-org/guess --yes
 buckeye auth status
 WITH="--arg taskset=guess-tasks --arg config_path=configs/guess.yaml"
-buckeye eval buckeye-vf-gym $WITH --model m --base-url {model}/v1 --output-dir evals/elsewhere
+buckeye eval buckeye-vf-gym $WITH --model m --base-url {model} --output-dir evals/elsewhere
 buckeye rl status outputs/guess
 buckeye rl list
 buckeye rl logs outputs/guess
@@ -41,26 +40,18 @@ buckeye rl --debug --provider prime --gpus 8xH100 --yes || true
 """
 
 
-@dataclass
-class Done:
-    """The place after it all, and what the hub and the model were sent."""
-
-    place: Place
-    hub: FakeHub
-    model: Recorder
-
-
 @pytest.fixture(scope="module")
 def done(tmp_path_factory):
-    with FakeHub() as hub, Recorder() as model:
+    reply = "<think>I guess.</think><tool>done()</tool>"
+    with FakeHub() as hub, chat_server(lambda body, number: reply) as (url, sent):
         place = Place(tmp_path_factory.mktemp("tutorial"), HF_ENDPOINT=hub.url, **ENVIRONMENT)
         for file, keys in dotenvs(place).items():
             file.parent.mkdir(exist_ok=True)
             file.write_text("".join(f"{name}={value}\n" for name, value in keys.items()))
             file.chmod(0o600)
         place.tutorial(before_its_configuration=lambda: plant_in_tasks(place.folder / "guess" / "tasks.json"))
-        place.run(BEYOND.format(model=model.url))
-    return Done(place, hub, model)
+        place.run(BEYOND.format(model=url))
+    return place, hub, [str(request) for request in sent]
 
 
 def dotenvs(place):
@@ -83,7 +74,7 @@ def test_the_figures_of_the_page_are_those_of_its_record():
 @pytest.mark.slow
 @pytest.mark.timeout(7_200)
 def test_the_model_gets_better(done):
-    folder = done.place.folder
+    folder = done[0].folder
     made = record_of(folder, day="")
     assert made.keys() == RECORDED.keys()
     assert abs(made["before"]["value"] - RECORDED["before"]["value"]) < 0.1
@@ -95,20 +86,20 @@ def test_the_model_gets_better(done):
 @pytest.mark.slow
 @pytest.mark.timeout(7_200)
 def test_no_key_is_anywhere(done):
+    place, hub, requests = done
     token, key = PLANTED["HF_TOKEN"], PLANTED["OPENAI_API_KEY"]
-    assert done.hub.tokens == {f"Bearer {token}"}
-    uploaded = [content for files in done.hub.files.values() for content in files.values()]
+    assert hub.tokens == {f"Bearer {token}"}
+    uploaded = [content for files in hub.files.values() for content in files.values()]
     assert uploaded
-    assert any(key in request for request in done.model.sent)
-    root = done.place.root
+    assert any(key in request for request in requests)
     places = {
-        "printed": [done.place.said],
-        "arguments": done.place.arguments,
-        "sent to the model": [request.replace(key, "") for request in done.model.sent],
+        "printed": [place.said],
+        "arguments": place.arguments,
+        "sent to the model": [request.replace(key, "") for request in requests],
         "sent to the hub": [text_of("data.parquet", content) for content in uploaded],
         **{
             str(path): [text_of(path.name, path.read_bytes())]
-            for path in files(root) - dotenvs(done.place).keys()
+            for path in files(place.root) - dotenvs(place).keys()
         },
     }
     assert found(places) == []

@@ -1,9 +1,7 @@
 """Spoilt input of every kind is accepted or refused with a message: never an "unexpected" error, a file
 written, or no end."""
 
-import json
 import os
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -13,22 +11,12 @@ from buckeye.errors import BuckeyeError
 
 from .loaders import LOADERS
 from .mutations import spoilt
-from .watchdog import ends
 
+pytestmark = pytest.mark.timeout(300)
 FEW = 4
 MANY = int(os.environ.get("BUCKEYE_FUZZ_CASES", "20000"))
 FOUND = Path(__file__).parent / "found"
 """`<loader>/<name>`: files that were once not refused as they should be."""
-COUNTS = "BUCKEYE_FUZZ_COUNTS"
-"""Names a file that the counts of a campaign are written to, as JSON."""
-
-
-@pytest.fixture(scope="module")
-def counts():
-    found = {}
-    yield found
-    if COUNTS in os.environ:
-        Path(os.environ[COUNTS]).write_text(json.dumps(found, indent=1))
 
 
 def attempt(loader, folder, content):
@@ -38,8 +26,7 @@ def attempt(loader, folder, content):
     file.write_bytes(content)
     before = contents(folder)
     try:
-        with ends():
-            loader.load(folder)
+        loader.load(folder)
         outcome = "accepted"
     except (BuckeyeError, *loader.refusals) as error:
         outcome = "refused" if str(error).strip() else f"{type(error).__name__} without a word"
@@ -54,20 +41,16 @@ def contents(folder):
 
 def begin(loader, folder):
     loader.prepare(folder)
-    for name, content in loader.files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(content)
     return (folder / loader.spoilt).read_bytes()
 
 
-def try_many(name, folder, count, counts, *, fixed):
+def try_many(name, folder, count, *, fixed):
     loader = LOADERS[name]
     seed = begin(loader, folder)
-    known = counts.setdefault(name, Counter())
 
     @settings(
         max_examples=count,
-        deadline=None,
+        deadline=120_000,
         derandomize=fixed,
         database=None,
         phases=[Phase.generate, Phase.shrink],
@@ -75,12 +58,7 @@ def try_many(name, folder, count, counts, *, fixed):
     )
     @given(spoilt(seed, loader.kind))
     def check(content):
-        known["cases"] += 1
-        try:
-            known[attempt(loader, folder, content)] += 1
-        except BaseException:
-            known["unexpected"] += 1
-            raise
+        attempt(loader, folder, content)
 
     check()
 
@@ -94,15 +72,15 @@ def test_what_is_read_is_accepted_as_it_should_be(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", LOADERS)
-def test_spoilt_input_is_refused_in_words(name, tmp_path, counts):
-    try_many(name, tmp_path, FEW, counts, fixed=True)
+def test_spoilt_input_is_refused_in_words(name, tmp_path):
+    try_many(name, tmp_path, FEW, fixed=True)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", LOADERS)
-def test_much_spoilt_input_is_refused_in_words(name, tmp_path, counts):
-    try_many(name, tmp_path, -(-MANY // len(LOADERS)), counts, fixed=False)
+def test_much_spoilt_input_is_refused_in_words(name, tmp_path):
+    try_many(name, tmp_path, -(-MANY // len(LOADERS)), fixed=False)
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,12 @@ from buckeye.trainer.model.tiny import TinySize, make_tiny_model
 
 from .blocks import Workspace, blocks
 
+pytestmark = pytest.mark.e2e
+
 BASH = blocks("bash")
 TOML = blocks("toml")
+NAMES = ("train", "orch", "infer")
+CONFIGS = "configs/dakota_grammar_gym/rl"
 RUN = "outputs/dakota-v12-1000steps"
 
 
@@ -34,21 +38,22 @@ RESUME_STEP = next(b for b in LAUNCHES if "resume-step 500" in b)
 def model(tmp_path_factory):
     path = tmp_path_factory.mktemp("model") / "tiny"
     texts = ['Dakota verb "kaška" (bind). Put only the form in <answer></answer>.'] * 20
-    make_tiny_model(
-        path, texts=texts, size=TinySize(vocab_size=320, layers=1, hidden=64, max_length=512), seed=0
-    )
+    size = TinySize(vocab_size=320, layers=1, hidden=64, max_length=512)
+    make_tiny_model(path, texts=texts, size=size, seed=0)
     generation = json.loads((path / "generation_config.json").read_text())
-    ends = [
-        generation["eos_token_id"],
-        *range(100, 200),
-    ]  # so that its answers, of random tokens, come to an end
+    ends = [generation["eos_token_id"], *range(100, 200)]  # so that answers of random tokens come to an end
     (path / "generation_config.json").write_text(json.dumps({**generation, "eos_token_id": ends}))
     return path
 
 
 @pytest.fixture(scope="module")
 def ws(tmp_path_factory, model):
-    return Workspace(tmp_path_factory.mktemp("guide"), model)
+    """A workspace with the guide's configuration files."""
+    workspace = Workspace(tmp_path_factory.mktemp("guide"), model)
+    workspace.run(block("mkdir -p configs"))
+    for name, text in zip(NAMES, TOML, strict=False):
+        (workspace.root / CONFIGS / f"{name}.toml").write_text(workspace.text(text))
+    return workspace
 
 
 def steps_trained(ws):
@@ -84,21 +89,13 @@ def test_setting_up(ws):
     assert "prime env install harleycooper/dakota1890" in ws.calls()
 
 
-def test_writing_the_configuration(ws):
-    ws.run(block("mkdir -p configs"))
-    directory = ws.root / "configs" / "dakota_grammar_gym" / "rl"
-    for name, text in zip(("train", "orch", "infer"), TOML, strict=False):
-        (directory / f"{name}.toml").write_text(ws.text(text))
-
-
 @pytest.mark.slow
 def test_the_configuration_also_as_printed(ws):
     """Unchanged, with the published model's name: accepted, resolved, and nothing is written."""
     directory = ws.root / "as-printed"
-    for name, text in zip(("train", "orch", "infer"), TOML, strict=False):
-        path = directory / "configs" / "dakota_grammar_gym" / "rl" / f"{name}.toml"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+    (directory / CONFIGS).mkdir(parents=True)
+    for name, text in zip(NAMES, TOML, strict=False):
+        (directory / CONFIGS / f"{name}.toml").write_text(text)
     for launch in LAUNCHES:
         command = launch[launch.index("uv run rl") :] + " --dry-run"
         done = subprocess.run(
@@ -136,6 +133,7 @@ def check_orchestrator(ws):
         assert re.search(line, orchestrator), line
 
 
+@pytest.mark.smoke
 def test_launch_with_2_devices_and_watching_it(ws):
     put_away(ws)
     printed = ws.run(LAUNCH_2)
@@ -167,7 +165,7 @@ def test_checkpointing(ws):
 
 def test_checkpointing_from_the_files(ws):
     for name in ("train", "orch"):
-        path = ws.root / "configs" / "dakota_grammar_gym" / "rl" / f"{name}.toml"
+        path = ws.root / CONFIGS / f"{name}.toml"
         path.with_name(f"{name}-ckpt.toml").write_text(path.read_text() + "\n" + ws.text(TOML[3]))
     launch = LAUNCH_8.replace("train.toml", "train-ckpt.toml").replace("orch.toml", "orch-ckpt.toml")
     printed = ws.run(launch.replace("--output-dir outputs/dakota-v12-1000steps", "--dry-run"))

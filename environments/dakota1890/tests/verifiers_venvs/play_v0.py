@@ -9,30 +9,30 @@ import verifiers as vf
 
 def main(job_path, out_path):
     job = json.loads(Path(job_path).read_text())
-    env = vf.load_environment("harleycooper/dakota1890", **job["args"])
-    sampling = {"max_tokens": job["max_tokens"], "temperature": job["temperature"]}
+    env = vf.load_environment(job["env"], **job["args"])
     client = vf.ClientConfig(
         client_type="openai_chat_completions", api_base_url=job["base_url"], api_key_var="ENGINE_KEY"
     )
 
-    def play(dataset):
-        outputs = env.generate_sync(
-            dataset.select(range(job["tasks"])).to_list() * job["rollouts"],
-            client=client,
-            model=job["model"],
-            sampling_args=sampling,
-        )["outputs"]
-        return [record(output) for output in outputs]
+    def play(split):
+        tasks = (env.get_dataset() if split == "train" else env.get_eval_dataset()).to_list()
+        rows = tasks[: job["tasks"]] * job["rollouts"]
+        generated = env.generate_sync(rows, client=client, model=job["model"], sampling_args=job["sampling"])
+        outputs = json.dumps(generated["outputs"], default=lambda message: message.model_dump())
+        return [record(output) for output in json.loads(outputs)]
 
-    played = {"train": play(env.get_dataset()), "eval": play(env.get_eval_dataset())}
-    Path(out_path).write_text(json.dumps(played))
+    Path(out_path).write_text(json.dumps({split: play(split) for split in job["splits"]}))
 
 
 def record(output):
+    said = [message for message in output["completion"] or () if message["role"] == "assistant"]
+    read = [message["content"] for message in output["completion"] or () if message["role"] != "assistant"]
     return {
         "task_id": output["info"]["task_id"],
-        "answer": output["answer"],
-        "reply": output["completion"][-1]["content"],
+        "answer": output.get("answer"),
+        "reply": said[-1]["content"] if said else None,
+        "replies": len(said),
+        "read": read,
         "truncated": output["is_truncated"],
         "reward": output["reward"],
         "metrics": output["metrics"],

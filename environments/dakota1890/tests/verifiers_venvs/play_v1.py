@@ -8,20 +8,20 @@ from pathlib import Path
 import verifiers.v1 as vf
 
 
-async def play(job, split, client):
-    config = vf.resolve_env_config(
-        {
-            "taskset": {"id": "harleycooper/dakota1890", "split": split, **job["args"]},
-            "agent": {"harness": {"id": "one_turn_harness"}, "runtime": {"type": "subprocess"}},
-        }
+async def play(job, split):
+    agent = {"harness": {"id": job["harness"]}, "runtime": {"type": "subprocess"}, "max_turns": 8}
+    taskset = {"id": job["env"], **job["args"], **({"split": split} if len(job["splits"]) > 1 else {})}
+    env = vf.load_environment(vf.resolve_env_config({"taskset": taskset, "agent": agent}))
+    endpoint = {"base_url": job["base_url"], "api_key_var": "ENGINE_KEY"}
+    renders = split == "train" and "renderer" in job
+    client = (
+        vf.TrainClientConfig(**endpoint, renderer_model_name=job["renderer"])
+        if renders
+        else vf.EvalClientConfig(**endpoint)
     )
-    env = vf.load_environment(config)
-    context = vf.ModelContext(
-        model=job["model"],
-        client=client,
-        sampling=vf.SamplingConfig(temperature=job["temperature"], max_tokens=job["max_tokens"]),
-    )
-    tasks = list(env.taskset.take(job["tasks"]))
+    sampling = vf.SamplingConfig(**job["sampling"])
+    context = vf.ModelContext(model=job["model"], client=client, sampling=sampling)
+    tasks = list(env.taskset)[: job["tasks"]]
     slots = [slot for task in tasks for slot in env.slots(task, job["rollouts"])]
     async with env.serving():
         episodes = await asyncio.gather(*(env.run_slot(slot, context) for slot in slots))
@@ -32,10 +32,12 @@ def record(trace):
     branch = trace.branches[-1] if trace.branches else None
     return {
         "task_id": trace.task.data.id,
-        "answer": trace.task.data.answer,
+        "answer": getattr(trace.task.data, "answer", None),
         "reply": trace.last_reply,
+        "read": [message.content for message in branch.messages if message.role == "user"] if branch else [],
+        "replies": sum(node.sampled for node in trace.nodes),
         "truncated": trace.is_truncated,
-        "reward": trace.reward,
+        "reward": trace.reward if trace.ok else None,
         "metrics": dict(trace.metrics),
         "error": None if trace.ok else repr(trace.errors),
         "token_ids": list(branch.token_ids) if branch else [],
@@ -46,13 +48,7 @@ def record(trace):
 
 async def main(job_path, out_path):
     job = json.loads(Path(job_path).read_text())
-    endpoint = {"base_url": job["base_url"], "api_key_var": "ENGINE_KEY"}
-    train = vf.TrainClientConfig(**endpoint, renderer_model_name=job["model"])
-    played = {
-        "train": await play(job, "train", train),
-        "eval": await play(job, "eval", vf.EvalClientConfig(**endpoint)),
-    }
-    Path(out_path).write_text(json.dumps(played))
+    Path(out_path).write_text(json.dumps({split: await play(job, split) for split in job["splits"]}))
 
 
 asyncio.run(main(*sys.argv[1:]))
