@@ -16,7 +16,7 @@ from .played import group, rollout
 
 
 def played(reward, seconds, tokens=3):
-    return replace(rollout(reward, turns=(tokens,)), seconds=seconds, sampling_seconds=seconds)
+    return rollout(reward, turns=(tokens,), seconds=seconds, sampling_seconds=seconds)
 
 
 def collected(*groups):
