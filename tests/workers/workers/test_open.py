@@ -112,13 +112,13 @@ def test_a_library_that_is_missing_is_named_with_the_command_that_installs_it(
 
 
 @pytest.mark.parametrize("isolation", ["auto", "none", "process"])
-def test_what_is_nowhere_is_not_found_however_it_shall_be_played(isolation, refusal):
-    with refusal(EnvironmentNotFoundError):
+def test_what_is_nowhere_is_not_found_however_it_shall_be_played(isolation):
+    with pytest.raises(EnvironmentNotFoundError, match="no-such-env"):
         open_environment("no-such-env", {}, WorkerSettings(isolation=isolation))
 
 
-def test_a_wrong_argument_is_an_error_at_once_also_in_a_worker(echo, refusal):
-    with refusal(UsageError):
+def test_a_wrong_argument_is_an_error_at_once_also_in_a_worker(echo):
+    with pytest.raises(UsageError, match="'times'"):
         open_environment(echo, {"time": 3}, WorkerSettings(isolation="process"))
 
 
