@@ -94,31 +94,31 @@ def test_an_asynchronous_run_with_kills_is_repeated_to_the_last_bit(runner, seed
     assert (len(weights), weights[-1]) == (14, manifest["checksum"])
 
 
-def test_all_steps_of_a_run(finished, tmp_path, wording):
+def test_all_steps_of_a_run(finished, tmp_path):
     run = shutil.copytree(finished.root / "out", tmp_path / "run", symlinks=True)
     done = run_here("rl", "replay", "run", "--all", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == wording
+    assert done.stdout == f"5 steps (0 to 4) from {finished.model}: the same to the last bit.\n"
     shutil.rmtree(run / "trained/step_3")
     done = run_here("rl", "replay", "run", "--all", cwd=tmp_path)
     assert done.returncode == 1
-    assert done.stdout == wording
+    assert "Batch 3" in done.stdout
     record = run / "trained/step_1/record.json"
     record.write_text(record.read_text().replace('"weights": "', '"weights": "0'))
     done = run_here("rl", "replay", "run", "--all", cwd=tmp_path)
     assert done.returncode == 1
-    assert done.stdout == wording
+    assert "in step 1: weights" in done.stdout
     for step in (0, 1, 2):
         shutil.rmtree(run / f"trained/step_{step}")
     done = run_here("rl", "replay", "run", "--all", cwd=tmp_path)
     assert done.returncode == 2
-    assert done.stderr == wording
+    assert "Step 4" in done.stderr
     done = run_here("rl", "replay", "run", "--all", "--step", 1, cwd=tmp_path)
     assert (done.returncode, "leave --step and --until out" in done.stderr) == (2, True)
 
 
-def test_all_batches_are_no_number_of_them(finished, tmp_path, wording):
+def test_all_batches_are_no_number_of_them(finished, tmp_path):
     words = finished.rl("x", "--trainer.trained.record-order", "true", "--trainer.trained.keep", 3)
     done = run_here(*words[3:], "--dry-run", cwd=tmp_path, env=finished.env)
     assert done.returncode == 2
-    assert done.stderr == wording
+    assert "record_order" in done.stderr

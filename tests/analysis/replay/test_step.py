@@ -142,11 +142,11 @@ def test_old_steps_are_let_go(tmp_path, tiny_model, batches):
     assert steps("none", keep=0) == []
 
 
-def test_a_place_that_cannot_be_written_is_no_reason_to_end(tmp_path, tiny_model, batches, capsys, wording):
+def test_a_place_that_cannot_be_written_is_no_reason_to_end(tmp_path, tiny_model, batches, capsys):
     tmp_path.joinpath("trained").write_text("not a folder")
     trained(tmp_path, tiny_model, batches[:2])
     assert len(records(tmp_path)) == 2
-    assert capsys.readouterr().out == wording
+    assert "Batch 0" in capsys.readouterr().out
 
 
 def test_steps_that_come_again_are_forgotten_first(tmp_path, tiny_model, batches, monkeypatch):
@@ -157,14 +157,14 @@ def test_steps_that_come_again_are_forgotten_first(tmp_path, tiny_model, batches
     assert sorted(path.name for path in (tmp_path / "trained").iterdir()) == ["step_0", "step_1"]
 
 
-def test_what_is_not_there_is_said(tmp_path, tiny_model, batches, refusal):
+def test_what_is_not_there_is_said(tmp_path, tiny_model, batches):
     config = trained(tmp_path, tiny_model, batches[:2], trained={"keep": 1})
-    with refusal(UsageError):
+    with pytest.raises(UsageError, match="batch 7"):
         again(tmp_path, config, 7, tmp_path / "seven")
     for checkpoint in (tmp_path / "checkpoints").iterdir():
         checkpoint.rename(tmp_path / checkpoint.name)
-    with refusal(UsageError):
+    with pytest.raises(UsageError, match="Step 1"):
         again(tmp_path, config, 1, tmp_path / "one")
     (tmp_path / "trained/step_1/trained.safetensors").write_bytes(b"no tensors")
-    with refusal(TransportError):
+    with pytest.raises(TransportError, match="step_1"):
         read_trained(tmp_path / "trained", 1)

@@ -111,14 +111,14 @@ def test_a_version_that_is_asked_for_is_not_bounded_by_us(index, tmp_path, extra
     assert "renderers<0.1.11" in row["constraints"]
 
 
-def test_another_python_that_is_needed_is_named_with_the_command(tmp_path, wording):
+def test_another_python_that_is_needed_is_named_with_the_command(tmp_path):
     made = wheel(tmp_path, "future", "1.0", files={"future.py": LOADER}, entry_points=FUTURE, python=">=3.14")
     done = Person(tmp_path).env("install", made, "--no-smoke")
     assert done.returncode == 1
-    assert done.stderr == wording
+    assert f"buckeye env install {made} --python 3.14\n" in done.stderr
 
 
-def test_a_second_install_and_an_unknown_name_are_refused(installed, wording):
+def test_a_second_install_and_an_unknown_name_are_refused(installed):
     person, _ = installed
     misspelt = person.env("check", "sumz")
     assert (misspelt.returncode, "Did you mean maker/sums?" in misspelt.stderr) == (2, True)
@@ -126,7 +126,7 @@ def test_a_second_install_and_an_unknown_name_are_refused(installed, wording):
     assert (again.returncode, "--force" in again.stderr) == (2, True)
     unknown = person.env("list", "other/sums")
     assert unknown.returncode == 2
-    assert unknown.stderr == wording
+    assert "buckeye env install other/sums" in unknown.stderr
     assert person.env("remove", "sums").returncode == 2  # nobody to ask
     assert person.environments == ["sums"]
 

@@ -91,7 +91,7 @@ def opened(tmp_path):
         asyncio.run(environment.close())
 
 
-def test_a_worker_elsewhere_plays_prints_and_ends_as_one_here(host, opened, tmp_path, refusal):
+def test_a_worker_elsewhere_plays_prints_and_ends_as_one_here(host, opened, tmp_path):
     there = host()
     environment = opened(there)
     policy = Says("7")
@@ -104,7 +104,7 @@ def test_a_worker_elsewhere_plays_prints_and_ends_as_one_here(host, opened, tmp_
     assert (raised.boundary, raised.reward) == ("step", None)
     log = tmp_path / "logs" / "environment.stdout"
     wait_for(lambda: log.exists() and "Traceback" in log.read_text(), "what it prints comes here")
-    with refusal(UsageError):
+    with pytest.raises(UsageError, match="I was going to load"):
         opened(there, args={"load": "raises"})
     worker.kill()
     wait_for(lambda: environment.ended_workers() == {"died": 1}, "its end is noticed")
@@ -175,7 +175,7 @@ def site(number):
     )
 
 
-def test_environments_have_hosts_of_workers_on_their_nodes(monkeypatch, refusal):
+def test_environments_have_hosts_of_workers_on_their_nodes(monkeypatch):
     one = TrainEnvConfig(id="letters.py", placement=[0, 2])
     two = TrainEnvConfig(id="numbers.py", placement=[2], name="two")
     hosts = worker_hosts([one, two], sites={1: site(1), 2: site(2)}, address="10.0.0.9")
@@ -187,5 +187,5 @@ def test_environments_have_hosts_of_workers_on_their_nodes(monkeypatch, refusal)
     assert placed("letters") == {"nodes": [None, ["10.0.0.2", 30002]], "address": "10.0.0.9"}
     assert placed("two")["nodes"] == [["10.0.0.2", 30002]]
     assert placed("other") == {}
-    with refusal(UsageError):
+    with pytest.raises(UsageError, match="leave"):
         worker_hosts([one.model_copy(update={"isolation": "none"})], sites={2: site(2)}, address="10.0.0.9")
