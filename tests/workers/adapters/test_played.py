@@ -1,5 +1,5 @@
 """Environments of others, each in an interpreter of its own, played over the wire by a policy that says what
-it is told to. Their rewards are those that they give themselves to the same transcripts."""
+it is told to."""
 
 import asyncio
 import json
