@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 from tests.places import ROOT
@@ -87,6 +87,14 @@ DEFECTS = [
 ]
 
 
+ALONE = {"shown", "overlap", "wrong probe", "swallows", "echo", "uneven choice"}
+WITH_OTHERS = {
+    "number shown": {"no answer in the prompt", "content-free policies"},  # it is the last number
+    "too much": {"rewards from 0 to 1", "probes"},
+    "another each time": {"same tasks when made again", SUBPROCESS},
+}
+
+
 @pytest.mark.parametrize(
     ("variant", "degree", "name", "why"), DEFECTS, ids=[variant for variant, *_ in DEFECTS]
 )
@@ -95,41 +103,21 @@ def test_a_defect_is_found_by_name_and_has_its_degree(variant, degree, name, why
     names = found(report, degree)
     assert why in names.get(name, f"not found; found are {names}")
     assert degree == WARNING or not report.passed
-
-
-@pytest.mark.parametrize(
-    ("variant", "others"),
-    [
-        ("shown", set()),
-        ("number shown", {"no answer in the prompt", "content-free policies"}),  # it is the last number
-        ("overlap", set()),
-        ("too much", {"rewards from 0 to 1", "probes"}),
-        ("wrong probe", set()),
-        ("swallows", set()),
-        ("echo", set()),
-        ("uneven choice", set()),
-        ("another each time", {"same tasks when made again", SUBPROCESS}),
-    ],
-)
-def test_a_defect_is_found_by_no_other_check(variant, others):
-    expected = others or {name for v, _, name, _ in DEFECTS if v == variant}
-    assert set(found(check(variant))) == expected
+    if variant in ALONE or variant in WITH_OTHERS:
+        assert set(found(report)) == WITH_OTHERS.get(variant, {name})
 
 
 def test_tasks_that_depend_on_the_hash_seed_are_an_error(real_process):
-    names = found(check("hash seed"))
-    assert set(names) == {SUBPROCESS}
-    assert "in the other" in names[SUBPROCESS]
+    assert set(found(check("hash seed"))) == {SUBPROCESS}
 
 
-def test_a_choice_is_judged_against_chance():
+def test_a_choice_is_judged_against_chance(wording):
     """Three answers, each right in a third of the tasks: no defect, and worth a note."""
     report = check("choice")
     assert found(report) == {}
     content_free = row(report, "content-free policies")
     assert content_free.status == "note"
-    assert "where chance is 0.333" in content_free.detail
-    assert "more tasks would tell" in content_free.detail  # the best of many policies, on 60 tasks
+    assert content_free.detail == wording
     assert row(report, "no answer in the prompt").status == "pass"
 
 
@@ -142,16 +130,6 @@ def test_a_reward_that_rounding_takes_above_1_is_1():
     assert found(check("rounded", sample=5)) == {}
 
 
-@pytest.mark.parametrize("variant", ["honest", "lucky", "choice", "echo"])
-def test_what_a_line_says_is_what_the_table_shows(variant):
-    report = check(variant, sample=5)
-    said = row(report, "content-free policies").detail
-    shown = [f"{score.mean:.3f}" for score in report.best_scores().values()]
-    assert any(number in said for number in shown)
-    if "at most" in said:
-        assert max(shown) in said
-
-
 def content_free(size):
     """Of the toy whose prompts are worth 1 in one of six tasks when said again."""
     options = CheckOptions(limit=0.03)
@@ -159,11 +137,11 @@ def content_free(size):
     return row(asyncio.run(check_environment(TOY, arguments, options)), "content-free policies")
 
 
-def test_few_tasks_cannot_tell_a_defect_from_luck():
+def test_few_tasks_cannot_tell_a_defect_from_luck(wording):
     """One lucky answer of ten is far above 0.03, and no defect. Of many tasks as large a share is one."""
     small = content_free(10)
     assert small.status == "note"
-    assert "it may be luck" in small.detail
+    assert small.detail == wording
     assert row(check("honest", sample=2), "content-free policies").status == "not run"
     assert content_free(120).status == "warning"
 
@@ -201,19 +179,6 @@ def test_a_held_out_family_that_is_not_trained_is_played_with_the_constants_of_t
     assert ("one string always", "new") in {(score.policy, score.family) for score in report.scores}
 
 
-def test_the_best_constant_is_climbed_to():
-    """The toy pays 0.2 for the share of b's, and no word of its prompts is all b's."""
-    report = check("letters")
-    best = max(report.scores, key=lambda score: score.mean)
-    assert best.policy == "one string always"
-    assert best.mean > 0.1
-
-
-def test_the_limit_is_a_choice():
-    assert found(check("echo", limit=0.15)) == {}
-    assert set(found(check("echo", limit=0.05))) == {"content-free policies"}
-
-
 def test_without_answers_in_the_data_what_needs_them_is_not_run():
     report = check("no answers")
     assert report.passed
@@ -221,43 +186,6 @@ def test_without_answers_in_the_data_what_needs_them_is_not_run():
         "no answer in the prompt",
         "accepted answers are paid",
     }
-
-
-@pytest.mark.parametrize(
-    ("data", "status", "detail"),
-    [
-        ("{'answer': np.int64(i)}", "pass", "20 answers earn at least 0.5"),
-        ("{'accept': np.array([i])}", "pass", "20 answers earn at least 0.5"),
-        ("{'answer': i} if i == 39 else {}", "pass", "1 answers earn at least 0.5"),
-        ("{'answer': {'n': i}}", "not run", "`answer` is no text, number or list of them, but dict, as in "),
-        ("{'answer': None}", "not run", "no task has `accept` or `answer` in its data"),
-    ],
-)
-def test_answers_are_found_where_they_are(tmp_path, data, status, detail):
-    path = tmp_path / "numbers.py"
-    path.write_text(
-        f"""
-import numpy as np
-from buckeye.envs.base import Outcome, Task
-
-class Numbers:
-    name = "numbers"
-
-    def tasks(self, split):
-        asked = [({{"role": "user", "content": f"Say {{'x' * i}}."}},) for i in range(40)]
-        return {{"train": [Task(id=str(i), messages=m, data={data}) for i, m in enumerate(asked)]}}[split]
-
-    async def rollout(self, task, policy):
-        return Outcome(reward=float((await policy.chat(task.messages)).text == task.id))
-
-def load_environment():
-    return Numbers()
-"""
-    )
-    report = asyncio.run(check_environment(str(path), {}, CheckOptions(limit=0.03)))
-    found = row(report, "accepted answers are paid")
-    assert found.status == status
-    assert found.detail.startswith(detail)
 
 
 def test_without_a_held_out_split_there_is_nothing_to_keep_apart():
@@ -286,14 +214,14 @@ def test_the_same_seed_gives_the_same_report():
     assert {**first, "seconds": 0} == {**second, "seconds": 0}
 
 
-def test_an_environment_that_cannot_give_its_tasks_is_a_usage_error(tmp_path):
+def test_an_environment_that_cannot_give_its_tasks_is_a_usage_error(tmp_path, refusal):
     path = tmp_path / "hollow.py"
     path.write_text(
         "class Hollow:\n    name = 'hollow'\n    splits = ('train',)\n"
         "    def tasks(self, split): return []\n    async def rollout(self, task, policy): ...\n"
         "def load_environment(): return Hollow()\n"
     )
-    with pytest.raises(UsageError, match="hollow has no tasks in its split 'train'"):
+    with refusal(UsageError):
         asyncio.run(check_environment(str(path), {}, CheckOptions(sample=5, limit=0.03)))
 
 
@@ -341,16 +269,10 @@ def test_a_game_of_many_slow_turns_whose_tasks_differ_in_their_start(tmp_path, h
     ],
 )
 def test_an_environment_may_compare_rollouts_alone_and_side_by_side(shared, allowed, problem, status):
-    @dataclass
-    class Found:
-        shared: tuple
-        allowed: bool
-        problem: str
-
     class Environment:
         async def isolation(self, seconds):
             assert seconds == 5.0
-            return Found(shared, allowed, problem)
+            return SimpleNamespace(shared=shared, allowed=allowed, problem=problem)
 
     (line,) = asyncio.run(check_isolated(Environment(), 5.0))
     assert (line.name, line.status) == ("rollouts do not see each other", status)

@@ -2,8 +2,6 @@
 
 import contextlib
 import json
-import subprocess
-import sys
 
 import pytest
 from hypothesis import given
@@ -22,32 +20,28 @@ def check(*words):
 
 
 def test_an_honest_environment_ends_with_0_and_plain_text():
-    argv = [sys.executable, "-m", "buckeye", "env", "check", TOY]
-    done = subprocess.run(argv, capture_output=True, text=True, encoding="utf-8", check=False)
+    done = check(TOY)
     assert done.returncode == 0, done.stdout + done.stderr
     lines = done.stdout.splitlines()
     assert lines[0].split() == ["check", "result"]
     assert any(line.startswith("probes ") and " pass " in line for line in lines)
-    assert lines[-1].startswith("toy: 0 errors, 0 warnings, 0 notes, 12 passed, 0 not run, in ")
+    assert lines[-1].startswith("toy: 0 errors, 0 warnings, 0 notes, 12 passed,")
     assert "\x1b" not in done.stdout
 
 
-LIBRARIES = ("nemo-gym", "openenv", "skyrl-gym", "inspect-ai", "inspect_ai", "gymnasium")
-
-
-@pytest.mark.parametrize("command", ["check", "install"])
-@pytest.mark.parametrize("name", LIBRARIES)
-def test_a_library_that_has_no_adapter_is_answered_with_what_can_be_done(name, command):
+@pytest.mark.parametrize(
+    ("name", "command"),
+    [
+        ("nemo-gym", "check"),
+        ("nemo-gym", "install"),
+        ("inspect_ai", "install"),
+        ("gymnasium/CartPole-v1", "check"),
+    ],
+)
+def test_a_library_that_has_no_adapter_is_answered_with_what_can_be_done(name, command, wording):
     done = run_here("env", command, name, cwd=".")
     assert done.returncode == 2
-    assert "cannot load by their names" in done.stderr
-    assert 'id = "agent"' in done.stderr
-    assert "buckeye env install" not in done.stderr  # which would lead here again
-
-
-def test_a_task_of_such_a_library_is_answered_so_too():
-    done = check("gymnasium/CartPole-v1")
-    assert (done.returncode, "gymnasium is a library" in done.stderr) == (2, True)
+    assert done.stderr == wording
 
 
 def test_a_failing_check_ends_with_1_and_says_why():
@@ -80,27 +74,26 @@ def test_the_limit_and_the_sample_are_options():
 def test_what_the_budget_is_too_short_for_is_said():
     done = check(TOY, "--arg", "variant=slow", "--budget", "1")
     assert done.returncode == 0
-    assert "No time within 1 s (--budget) for: " in done.stdout
-    assert "policies without content (" in done.stdout
+    assert "(--budget)" in done.stdout
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    "words",
     [
-        (["dakota1980"], "Did you mean dakota1890?"),
-        (["nowhere/toy.py"], "the path does not exist"),
-        ([TOY, "--arg", "varient=echo"], "takes no argument 'varient'. Did you mean 'variant'?"),
-        ([TOY, "--arg", "variant"], "write NAME=VALUE"),
-        ([TOY, "--args", "[1]"], "--args is a JSON object"),
-        ([TOY, "--args", "{"], "--args is not JSON"),
+        ["dakota1980"],
+        ["nowhere/toy.py"],
+        [TOY, "--arg", "varient=echo"],
+        [TOY, "--arg", "variant"],
+        [TOY, "--args", "[1]"],
+        [TOY, "--args", "{"],
     ],
+    ids=["environment", "path", "argument", "form", "array", "json"],
 )
-def test_wrong_usage_ends_with_2(words, message, monkeypatch):
+def test_wrong_usage_ends_with_2(words, monkeypatch, wording):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     done = check(*words)
-    assert done.returncode == 2, done.stderr
-    assert message in done.stderr
-    assert done.stdout == ""
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == wording
 
 
 @pytest.mark.parametrize(

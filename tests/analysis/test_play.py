@@ -92,16 +92,11 @@ def play(cwd, *words, code=0):
     return done
 
 
-def test_a_person_is_shown_the_prompt_the_results_and_the_reward(greetings, typed):
+def test_a_person_is_shown_the_prompt_the_results_and_the_reward(greetings, typed, wording):
     typed("", "?", "greet(who=nobody)", "greet('ann', loud=true)", "I have \\", "greeted.")
     out = play(greetings, "greetings.py").stdout
-    assert "greetings, task 1 of 3: t0\n[user]\nGreet ann.\n" in out
-    assert "  greet(who, loud): Greets.\n" in out
-    assert "nobody is no value (texts are written in quotes). Write it as greet(argument=value)" in out
-    assert '[assistant]\ngreet({"who": "ann", "loud": true})\n[tool]\nHello, ' in out
+    assert out == wording
     assert "\x1b" not in out  # what others write does not steer the terminal
-    assert "[assistant]\nI have \ngreeted.\n\nreward 1.0000, ended by answered after 2 turns\n" in out
-    assert "  tool_calls   1\n" in out
 
 
 def test_the_end_of_the_input_is_130_and_keeps_what_was_played_before(greetings, typed):
@@ -113,6 +108,7 @@ def test_the_end_of_the_input_is_130_and_keeps_what_was_played_before(greetings,
     assert chat["tools"][0]["function"]["name"] == "greet"
 
 
+@pytest.mark.e2e
 def test_ctrl_c_while_a_person_thinks_is_130_and_leaves_nothing(greetings):
     argv = [sys.executable, "-m", "buckeye", "env", "play", "greetings.py"]
     with subprocess.Popen(
@@ -148,7 +144,7 @@ def test_what_is_played_can_be_learnt_by_sft(greetings):
     assert len(ChatFile(greetings / "chats.jsonl", chat, seed=0, seq_len=4096)) == 2
 
 
-def test_a_model_behind_an_address(greetings):
+def test_a_model_behind_an_address(greetings, wording):
     call = {"id": "c1", "type": "function", "function": {"name": "greet", "arguments": '{"who": "bob"}'}}
 
     def answer(body, _):
@@ -158,30 +154,25 @@ def test_a_model_behind_an_address(greetings):
 
     with chat_server(answer) as (url, _):
         done = play(greetings, "greetings.py", "--task", "2", "--policy", "m", "--base-url", url)
-    assert "reward 1.0000, ended by answered after 2 turns" in done.stdout
+    assert done.stdout == wording
 
 
-def test_an_environment_that_fails_is_one_message(greetings, typed):
+def test_an_environment_that_fails_is_one_message(greetings, typed, wording):
     typed("greet('ann')")
     done = play(greetings, "greetings.py", "--task", "3", code=1)
-    assert "no reward: OSError: the hall is closed" in done.stdout
-    assert done.stderr.startswith("error: no rollout got a reward: OSError: the hall is closed")
+    assert done.stdout == wording
+    assert done.stderr == wording
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("--task", "4"), "--task 4: there is no such id; numbers go from 1 to 3"),
-        (("--split", "eval"), "has no split 'eval'"),
-        (("--base-url", "http://127.0.0.1:1/v1"), "name it with --policy"),
-        (("--min-reward", "1"), "name a file with --save"),
-    ],
+    "words",
+    [("--task", "4"), ("--split", "eval"), ("--base-url", "http://127.0.0.1:1/v1"), ("--min-reward", "1")],
 )
-def test_wrong_words_are_told(greetings, words, said):
-    assert said in play(greetings, "greetings.py", *words, code=2).stderr
+def test_wrong_words_are_told(greetings, words, wording):
+    assert play(greetings, "greetings.py", *words, code=2).stderr == wording
 
 
-def test_a_configuration_is_played_with_calls_in_its_form(tmp_path, typed):
+def test_a_configuration_is_played_with_calls_in_its_form(tmp_path, typed, wording):
     task = {
         "id": "one",
         "prompt": "Say win.",
@@ -194,7 +185,7 @@ def test_a_configuration_is_played_with_calls_in_its_form(tmp_path, typed):
     typed('act("win")', "done()")
     out = play(tmp_path, "gym.yaml").stdout
     assert '[assistant]\n<think>I try this.</think><tool>act("win")</tool>\n' in out
-    assert "reward 1.0000, ended by done after 2 turns" in out
+    assert out == wording
     said = play(tmp_path, "gym.yaml", "--policy", "random", "--seed", "3", "--json").stdout
     (record,) = [json.loads(line) for line in said.splitlines()]
     calls = [m["content"] for m in record["messages"] if m["role"] == "assistant"]
@@ -259,6 +250,6 @@ def test_words_are_those_that_were_asked_and_answered():
 
 
 @pytest.mark.parametrize("text", ["1, 2, 3", "who=", "who=open('x')", ")("])
-def test_a_call_that_cannot_be_read_is_a_value_error(text):
-    with pytest.raises(ValueError, match=r"cannot be read|is no value|has 1 arguments"):
+def test_a_call_that_cannot_be_read_is_a_value_error(text, refusal):
+    with refusal(ValueError):
         read_arguments(text, {"name": "f", "parameters": {"properties": {"who": {}}}})

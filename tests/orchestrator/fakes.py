@@ -3,9 +3,19 @@
 import asyncio
 import random
 
+from buckeye.config.environments import EnvPauseConfig
+from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.envs.base import Outcome, Task
-from buckeye.inference.client import Generation
+from buckeye.inference.client import Generation, SamplingParams
 from buckeye.inference.render import Conversation
+from buckeye.orchestrator.collector import CollectorSettings, GroupCollector
+from buckeye.orchestrator.environments import NamedEnvironment, PlaySettings
+from buckeye.orchestrator.filters import group_filter
+from buckeye.orchestrator.pauses import EnvironmentPauses
+from buckeye.orchestrator.player import RolloutPlayer
+from buckeye.orchestrator.policy import RecordingPolicy
+from buckeye.orchestrator.task_sampler import TaskSampler
+from tests.waiting import HANG
 
 
 class LetterRenderer:
@@ -51,6 +61,54 @@ class LetterRenderer:
 def _conversation(text, messages, tools):
     ids = [ord(c) for c in text]
     return Conversation(ids=ids, text=text, messages=tuple(messages), tools=tuple(tools))
+
+
+def make_policy(engine=None, renderer=None, *, seq_len=2000, seed=3, **params):
+    """A policy that answers with letters, one token a character."""
+    return RecordingPolicy(
+        sampler=engine or FakeEngine(),
+        renderer=renderer or LetterRenderer(),
+        params=SamplingParams(**({"max_tokens": 8} | params)),
+        seq_len=seq_len,
+        seed=seed,
+    )
+
+
+def make_player(engine, **changes):
+    """A player of rollouts on a fake engine."""
+    options = {"renderer": LetterRenderer(), "params": SamplingParams(max_tokens=8), "seq_len": 64}
+    options |= {"seed": 0, "timeout": HANG, "retries": 0}
+    return RolloutPlayer(sampler=engine, **(options | changes))
+
+
+def make_collector(
+    engine, environments, sizes, *, level=1, deterministic=None, retries=0, state=None, pauses=None, **changes
+):
+    """A collector of groups of these sizes."""
+    options = {
+        "batch_size": sum(sizes),
+        "group_size": sizes[0],
+        "min_group_size": None,
+        "run_ahead": level,
+        "deterministic": deterministic is not None,
+        "most_token_age": 8 if level else 0,
+        "oversampling_factor": 1.0,
+        "max_empty_batches": 50,
+        "max_steps": None,
+        "weights_timeout": HANG,
+        "filter_group": group_filter(OrchestratorConfig()),
+    }
+    named = [
+        NamedEnvironment(name=env.name, environment=env, play=PlaySettings(group_size=size))
+        for env, size in zip(environments, sizes, strict=True)
+    ]
+    return GroupCollector(
+        TaskSampler(named, seed=1),
+        make_player(deterministic or engine, seed=7, retries=retries),
+        CollectorSettings(**(options | changes)),
+        pauses or EnvironmentPauses([env.name for env in environments], EnvPauseConfig()),
+        state=dict(state or {}),
+    )
 
 
 class FakeEngine:

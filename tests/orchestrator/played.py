@@ -6,8 +6,9 @@ from buckeye.orchestrator.rollout import Group, Rollout
 from buckeye.orchestrator.training_samples import Segment
 
 
-def rollout(reward, *, turns=(3,), truncated=False, stop_reason="answered", turn_rewards=None, shaping=None):
+def rollout(reward, *, turns=(3,), env_name="letters", task_id="t", shaping=None, boundary=None, **more):
     """One segment: a prompt token before each turn, then as many sampled tokens as `turns` says."""
+    of_outcome = {k: more.pop(k) for k in ("stop_reason", "turn_rewards", "components") if k in more}
     segment = Segment()
     for turn, tokens in enumerate(turns):
         segment.add_context([7])
@@ -18,19 +19,18 @@ def rollout(reward, *, turns=(3,), truncated=False, stop_reason="answered", turn
             turn,
         )
     return Rollout(
-        env_name="letters",
-        task=Task(id="t", messages=()),
+        env_name=env_name,
+        task=Task(id=task_id, messages=()),
         outcome=Outcome(
             reward=reward,
-            stop_reason=stop_reason,
-            turn_rewards=turn_rewards,
             error="it broke" if reward is None else None,
+            boundary=boundary if reward is None else None,
+            **({"stop_reason": "answered"} | of_outcome),
         ),
         segments=(segment,),
-        truncated=truncated,
         turns=len(turns),
-        seconds=0.0,
         shaping=shaping or {},
+        **({"truncated": False, "seconds": 0.0} | more),
     )
 
 

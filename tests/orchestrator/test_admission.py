@@ -5,13 +5,14 @@ import contextlib
 
 import pytest
 
-from buckeye.inference.client import InferenceClient, SamplingParams
+from buckeye.inference.client import InferenceClient
 from buckeye.orchestrator.deterministic_sampling import DeterministicSampling
 from buckeye.orchestrator.environments import NamedEnvironment, PlaySettings
-from buckeye.orchestrator.player import RolloutPlayer
 from buckeye.orchestrator.rate_limits import Admission
 
-from .fakes import FakeEngine, LetterEnvironment, LetterRenderer
+from .fakes import FakeEngine, LetterEnvironment, make_player
+
+pytestmark = pytest.mark.anyio
 
 
 class Busy(LetterEnvironment):
@@ -28,28 +29,19 @@ class Busy(LetterEnvironment):
             self.now -= 1
 
 
-def player(sampler, **changes):
-    options = {"params": SamplingParams(max_tokens=8), "seq_len": 64, "seed": 7, "timeout": 5.0, "retries": 0}
-    return RolloutPlayer(sampler=sampler, renderer=LetterRenderer(), **(options | changes))
-
-
 async def play(player, env, count):
     task = env.environment.tasks("train")[0]
     return await asyncio.gather(*(player.start(env, task, i) for i in range(count)))
 
 
-def test_each_environment_has_its_own_most_at_a_time():
+async def test_each_environment_has_its_own_most_at_a_time():
     engine, slow, fast = FakeEngine(delay=0.001), Busy("slow"), Busy("fast")
     envs = [
         NamedEnvironment(name="slow", environment=slow, admission=Admission(max_concurrent=2)),
         NamedEnvironment(name="fast", environment=fast),
     ]
-
-    async def both():
-        shared = player(engine, max_concurrent=5)
-        await asyncio.gather(*(play(shared, env, 12) for env in envs))
-
-    asyncio.run(both())
+    shared = make_player(engine, max_concurrent=5)
+    await asyncio.gather(*(play(shared, env, 12) for env in envs))
     assert slow.most == 2
     assert 3 <= fast.most <= 5  # who waits for the slow one holds none of the five
 
@@ -70,7 +62,7 @@ class OneByOne(InferenceClient):
 
 def test_waiting_for_a_place_is_no_playing_time():
     env = NamedEnvironment(name="busy", environment=Busy("busy"))
-    rollouts = asyncio.run(play(player(OneByOne(), timeout=0.5), env, 12))
+    rollouts = asyncio.run(play(make_player(OneByOne(), timeout=0.5), env, 12))
     assert [rollout.outcome.error for rollout in rollouts] == [None] * 12
 
 
@@ -94,22 +86,18 @@ def test_starts_are_spread_evenly():
 
 
 @pytest.mark.parametrize("wave", [False, True])
-def test_temperature_reply_length_and_time_are_the_environments_own(wave):
+async def test_temperature_reply_length_and_time_are_the_environments_own(wave):
     engine = FakeEngine(delay=0.0)
     own = PlaySettings(temperature=0.5, max_tokens=3, timeout=0.01)
     environment = LetterEnvironment(sleep=0.5)
-
-    async def run():
-        deterministic = DeterministicSampling(engine) if wave else None
-        if deterministic is not None:
-            deterministic.begin(0)
-        return await play(
-            player(deterministic or engine),
-            NamedEnvironment(name="own", environment=environment, play=own),
-            1,
-        )
-
-    (rollout,) = asyncio.run(run())
+    deterministic = DeterministicSampling(engine) if wave else None
+    if deterministic is not None:
+        deterministic.begin(0)
+    (rollout,) = await play(
+        make_player(deterministic or engine),
+        NamedEnvironment(name="own", environment=environment, play=own),
+        1,
+    )
     (_, params), *_ = engine.waves if wave else engine.calls
     assert (params.temperature, params.max_tokens) == (0.5, 3)
     assert rollout.temperature == 0.5

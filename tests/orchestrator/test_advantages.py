@@ -18,7 +18,6 @@ from buckeye.orchestrator.advantages import (
     check_advantage,
     group_advantages,
     group_has_spread,
-    has_spread,
     max_rl_advantages,
     turn_advantages,
     turn_returns,
@@ -51,11 +50,6 @@ def turns(*rewards, lengths=None, replies=()):
 def test_group_advantages(settings, expected):
     got = group_advantages(REWARDS, LENGTHS, GroupAdvantageConfig(**settings))
     assert got == pytest.approx(expected, abs=1e-6)
-
-
-def test_length_weighted_baseline_differs_from_the_mean():
-    got = group_advantages([1.0, 0.0], [30, 10], GroupAdvantageConfig(length_weighted_mean=True))
-    assert got == pytest.approx([0.25, -0.75])
 
 
 @pytest.mark.parametrize(
@@ -119,11 +113,11 @@ def test_max_rl_is_zero_where_nothing_is_solved():
 
 
 @pytest.mark.parametrize("rewards", [[-1.0, 1.0], [-1.0, 0.5], [1.0, -0.99]])
-def test_max_rl_refuses_rewards_below_zero(rewards):
+def test_max_rl_refuses_rewards_below_zero(rewards, refusal):
     """The last would have advantages of 199 and -199."""
     with pytest.raises(RunError, match=r"a rollout got -.*advantage\.type"):
         batch_advantages([[turns(r) for r in rewards]], MaxRLAdvantageConfig())
-    with pytest.raises(RunError, match="rewards of 0 or more"):
+    with refusal(RunError):
         group_has_spread([turns(r) for r in rewards], MaxRLAdvantageConfig())
 
 
@@ -171,11 +165,6 @@ def test_turns_divide_by_the_deviation_of_the_batch_s_rewards():
     groups = [[turns(0.0, 1.0), turns(0.0, 0.0)], [turns(1.0), turns(0.0)]]
     got = batch_advantages(groups, TurnAdvantageConfig(std_norm="global"))  # rewards 1, 0, 1, 0
     assert got[0] == [pytest.approx([1.0, 1.0], abs=1e-6), pytest.approx([-1.0, -1.0], abs=1e-6)]
-
-
-def test_spread():
-    assert has_spread([0.0, 0.2])
-    assert not has_spread([0.3, 0.3, 0.3])
 
 
 def test_raw_rewards_teach_unless_they_are_zero():
@@ -231,8 +220,8 @@ def test_an_advantage_of_ones_own_sees_what_was_said_and_decides_by_turn(own):
 
 
 @pytest.mark.parametrize("name", ["too_few", "infinite", "raises", "polite"])
-def test_an_advantage_of_ones_own_that_fails_is_said_with_the_task(own, name):
-    with pytest.raises(UsageError, match=rf"own_advantages.py:{name}' failed with a group of task 't'"):
+def test_an_advantage_of_ones_own_that_fails_is_said_with_the_task(own, name, refusal):
+    with refusal(UsageError):
         batch_advantages([[turns(1.0), turns(0.0)]], own(name))
 
 

@@ -33,8 +33,7 @@ def ages(result):
 
 
 @pytest.mark.parametrize("law", LAWS)
-@pytest.mark.parametrize("level", [0, 1, 2, 4])
-@pytest.mark.parametrize("scarce", [False, True], ids=["plenty", "scarce"])
+@pytest.mark.parametrize(("level", "scarce"), [(0, False), (1, True), (2, False), (4, True)])
 def test_without_oversampling_nothing_is_lost_and_long_rollouts_are_trained_as_often(law, level, scarce):
     result = checked(simulate("buckeye", law, level=level, scarce=scarce, batches=20))
     bias, noise = result.bias
@@ -52,17 +51,8 @@ def test_the_first_to_finish_are_shorter_and_the_measure_says_so(law):
     assert bias < -noise
 
 
-def test_no_slower_than_a_rule_that_never_waits_and_faster_than_one_that_drops():
-    seconds = {
-        rule: simulate(rule, "log-normal", level=1, batches=30).seconds
-        for rule in ("buckeye", "areal", "overtake", "prime-rl")
-    }
-    assert seconds["buckeye"] <= 1.05 * min(seconds["areal"], seconds["prime-rl"])
-    assert seconds["overtake"] > 1.15 * seconds["buckeye"]
-
-
 @pytest.mark.parametrize("law", LAWS)
-@pytest.mark.parametrize("age", [1, 2, 3])
+@pytest.mark.parametrize("age", [1, 3])
 def test_a_young_age_makes_batches_wait_and_loses_nothing(law, age):
     result = checked(simulate("buckeye", law, level=1, age=age, batches=20))
     assert max(ages(result)) <= age

@@ -7,22 +7,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from buckeye.config.environments import EnvPauseConfig
 from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.envs.base import Outcome
 from buckeye.envs.outcomes import errored
 from buckeye.errors import FinalRunError, InferenceError, RunError
-from buckeye.inference.client import SamplingParams, SilentError
-from buckeye.orchestrator.collector import CollectorSettings, GroupCollector
+from buckeye.inference.client import SilentError
 from buckeye.orchestrator.deterministic_sampling import DeterministicSampling
-from buckeye.orchestrator.environments import NamedEnvironment
 from buckeye.orchestrator.filters import group_filter, smallest_group
-from buckeye.orchestrator.pauses import EnvironmentPauses
-from buckeye.orchestrator.player import RolloutPlayer
-from buckeye.orchestrator.task_sampler import TaskSampler
 from tests.waiting import HANG
 
-from .fakes import FakeEngine, LetterEnvironment, LetterRenderer
+from .fakes import FakeEngine, LetterEnvironment, make_collector
+
+pytestmark = pytest.mark.anyio
 
 FRESH = {"next_group": 0, "pending": []}
 
@@ -33,54 +29,22 @@ def waiting(c):
     return counts["groups/in_flight"] + counts["groups/buffered"]
 
 
-def collector(
-    engine,
-    env,
-    *,
-    level=1,
-    groups=2,
-    size=4,
-    state=FRESH,
-    deterministic=None,
-    retries=1,
-    **changes,
-):
-    options = {
-        "batch_size": groups * size,
-        "group_size": size,
-        "min_group_size": min(2, size),
-        "run_ahead": level,
-        "deterministic": deterministic is not None,
-        "most_token_age": 8 if level else 0,
-        "oversampling_factor": 1.0,
-        "max_empty_batches": 3,
-        "max_steps": None,
-        "weights_timeout": 5.0,
-        "filter_group": group_filter(OrchestratorConfig()),
-    }
-    player = RolloutPlayer(
-        sampler=deterministic or engine,
-        renderer=LetterRenderer(),
-        params=SamplingParams(max_tokens=8),
-        seq_len=64,
-        seed=7,
-        timeout=HANG,
-        retries=retries,
-    )
-    sampler = TaskSampler(
-        [NamedEnvironment(name=env.name, environment=env)],
-        seed=1,
-    )
-    pauses = EnvironmentPauses([env.name], EnvPauseConfig())
-    return GroupCollector(
-        sampler, player, CollectorSettings(**(options | changes)), pauses, state=dict(state)
-    )
+def collector(engine, env, *, groups=2, size=4, **changes):
+    options = {"retries": 1, "state": FRESH, "batch_size": groups * size, "min_group_size": min(2, size)}
+    options |= {"max_empty_batches": 3, "weights_timeout": 5.0}
+    return make_collector(engine, [env], [size], **(options | changes))
 
 
-async def batches(collector, engine, count, *, lag=0, deterministic=None):
+def first_batch(env, engine=None, **settings):
+    engine = engine or FakeEngine()
+    (batch,) = asyncio.run(batches(collector(engine, env, **settings), engine, 1))
+    return batch
+
+
+async def batches(collector, engine, count, *, first=0, lag=0, deterministic=None):
     """Collect `count` batches while a trainer that is `lag` steps behind publishes versions."""
     collected = []
-    for step in range(count):
+    for step in range(first, first + count):
         version = max(0, step - lag)
         engine.version = version
         collector.set_version(version)
@@ -91,67 +55,47 @@ async def batches(collector, engine, count, *, lag=0, deterministic=None):
     return collected
 
 
-def test_a_batch_has_the_asked_number_of_groups_and_rollouts():
-    engine, env = FakeEngine(), LetterEnvironment()
-    (batch,) = asyncio.run(batches(collector(engine, env), engine, 1))
-    assert [len(g.rollouts) for g in batch.groups] == [4, 4]
-    assert all(r.reward is not None for g in batch.groups for r in g.rollouts)
-
-
 @given(level=st.integers(0, 3), lag=st.integers(0, 3), groups=st.integers(1, 3))
 @settings(max_examples=15)
 def test_no_batch_holds_tokens_older_than_the_async_level(level, lag, groups):
-    async def play():
-        engine = FakeEngine()
-        deterministic = DeterministicSampling(engine) if level == 0 else None
-        c = collector(
-            engine, LetterEnvironment(), level=level, groups=groups, size=2, deterministic=deterministic
-        )
-        return await batches(c, engine, 5, lag=min(lag, level), deterministic=deterministic)
-
-    for step, batch in enumerate(asyncio.run(play())):
+    engine = FakeEngine()
+    deterministic = DeterministicSampling(engine) if level == 0 else None
+    settings = {"level": level, "groups": groups, "size": 2, "deterministic": deterministic}
+    c = collector(engine, LetterEnvironment(), **settings)
+    found = asyncio.run(batches(c, engine, 5, lag=min(lag, level), deterministic=deterministic))
+    for step, batch in enumerate(found):
         assert len(batch.groups) == groups
         assert all(step - g.oldest_version <= level for g in batch.groups)
 
 
-def test_groups_run_ahead_by_exactly_the_async_level():
-    async def play():
-        engine = FakeEngine(delay=0.01)
-        c = collector(engine, LetterEnvironment(), level=2, groups=2)
-        await c.collect(0, lambda version: None)
-        ahead = waiting(c)
-        await c.close()
-        return ahead
-
-    assert asyncio.run(play()) == 4  # two batches of two groups beyond the one just taken
+async def test_groups_run_ahead_by_exactly_the_async_level():
+    engine = FakeEngine(delay=0.01)
+    c = collector(engine, LetterEnvironment(), level=2, groups=2)
+    await c.collect(0, lambda version: None)
+    ahead = waiting(c)
+    await c.close()
+    assert ahead == 4  # two batches of two groups beyond the one just taken
 
 
-def test_nothing_is_started_beyond_the_last_step():
-    async def play():
-        engine = FakeEngine()
-        c = collector(engine, LetterEnvironment(), level=3, groups=2, max_steps=1)
-        await c.collect(0, lambda version: None)
-        left = waiting(c)
-        await c.close()
-        return left
-
-    assert asyncio.run(play()) == 0
+async def test_nothing_is_started_beyond_the_last_step():
+    engine = FakeEngine()
+    c = collector(engine, LetterEnvironment(), level=3, groups=2, max_steps=1)
+    await c.collect(0, lambda version: None)
+    left = waiting(c)
+    await c.close()
+    assert left == 0
 
 
-def test_an_overtaken_group_is_dropped_as_stale_and_played_again():
-    async def play():
-        engine = FakeEngine(version=0)
-        c = collector(engine, LetterEnvironment(), level=1, groups=2, most_token_age=1)
-        await c.collect(0, lambda version: None)  # two more groups of version 0 are now in flight
-        await asyncio.sleep(0.01)
-        engine.version = 2
-        c.set_version(2)
-        batch = await c.collect(2, lambda version: None)
-        indices = {g.index for g in batch.groups}
-        await c.close()
-        return batch, indices
-
-    batch, indices = asyncio.run(play())
+async def test_an_overtaken_group_is_dropped_as_stale_and_played_again():
+    engine = FakeEngine(version=0)
+    c = collector(engine, LetterEnvironment(), level=1, groups=2, most_token_age=1)
+    await c.collect(0, lambda version: None)  # two more groups of version 0 are now in flight
+    await asyncio.sleep(0.01)
+    engine.version = 2
+    c.set_version(2)
+    batch = await c.collect(2, lambda version: None)
+    indices = {g.index for g in batch.groups}
+    await c.close()
     assert batch.dropped == {"stale": 2}
     assert indices == {2, 3}  # the same tasks, sampled anew
     assert all(g.oldest_version == 2 for g in batch.groups)
@@ -161,8 +105,7 @@ def test_a_failed_rollout_is_retried_and_then_leaves_a_smaller_group():
     def fail(task, attempt):
         return attempt in (1, 2, 3, 5)  # one member fails twice, the others are played again or not at all
 
-    engine, env = FakeEngine(), LetterEnvironment(size=1, fail=fail)
-    (batch,) = asyncio.run(batches(collector(engine, env, groups=1), engine, 1))
+    batch = first_batch(LetterEnvironment(size=1, fail=fail), groups=1)
     (group,) = batch.groups
     assert [len(rollout.retried) for rollout in group.rollouts] == [1, 1, 1, 0]
     assert [rollout.reward is None for rollout in group.rollouts] == [True, False, False, False]
@@ -188,9 +131,7 @@ class LongOnesFail(LetterEnvironment):
 
 def test_what_the_reply_may_have_caused_is_not_played_again():
     """Playing it again hides how much fails, and trains on the short replies that come instead."""
-    engine, env = FakeEngine(), LongOnesFail()
-    c = collector(engine, env, level=0, groups=200, retries=3, min_group_size=1)
-    (batch,) = asyncio.run(batches(c, engine, 1))
+    batch = first_batch(LongOnesFail(), level=0, groups=200, retries=3, min_group_size=1)
     account = batch.account()
     assert account["played"] == account["trained"] + account["failed"] + account["dropped"]
     assert account["failed"] / account["played"] == pytest.approx(0.3, abs=0.05)  # whatever is played again
@@ -210,7 +151,7 @@ def test_a_worker_that_is_gone_is_nobodys_answer():
                 return errored("worker", "its worker is gone")
             return Outcome(reward=1.0)
 
-    (batch,) = asyncio.run(batches(collector(FakeEngine(), Gone(size=1), level=0, groups=1), FakeEngine(), 1))
+    batch = first_batch(Gone(size=1), level=0, groups=1)
     assert batch.account() == {"played": 6, "trained": 4, "dropped": 0, "failed": 2, "retried": 2, "cut": 0}
 
 
@@ -226,8 +167,8 @@ def test_who_was_never_asked_and_who_got_no_answer_is_played_again():
                 raise InferenceError("http://x refused")
             return await super().generate(prompt_ids, params)
 
-    engine, env = Engine(), LetterEnvironment(size=1, fail=lambda task, attempt: attempt == 5)
-    (batch,) = asyncio.run(batches(collector(engine, env, groups=1), engine, 1))
+    env = LetterEnvironment(size=1, fail=lambda task, attempt: attempt == 5)
+    batch = first_batch(env, Engine(), groups=1)
     boundaries = [[p.outcome.boundary for p in r.retried] for r in batch.groups[0].rollouts]
     assert sorted(boundaries, key=str) == [["model"], ["step"], [], []]
     assert [r.outcome.boundary for r in batch.groups[0].rollouts if r.reward is None] == ["timeout"]
@@ -241,9 +182,7 @@ def test_a_group_is_trained_with_what_is_left_of_it_if_that_is_enough(failing, l
     def fail(task, attempt):
         return task.id == "letters-0" and attempt <= 2 * failing  # each fails, and again at its second try
 
-    engine, env = FakeEngine(), LetterEnvironment(size=2, fail=fail)
-    c = collector(engine, env, groups=2, min_group_size=least)
-    (batch,) = asyncio.run(batches(c, engine, 1))
+    batch = first_batch(LetterEnvironment(size=2, fail=fail), min_group_size=least)
     sizes = {g.rollouts[0].task.id: len(g.scored) for g in batch.groups if g.index < 2}
     assert [size for task, size in sizes.items() if task == "letters-0"] == trained
     assert sizes["letters-1"] == 4
@@ -261,127 +200,88 @@ def test_half_a_group_is_enough_unless_something_else_is_asked_for(size, asked, 
     assert smallest_group(size, asked) == least
 
 
-def test_a_smallest_group_that_no_group_can_have_is_refused():
-    with pytest.raises(ValueError, match="no group could be used"):
+def test_a_smallest_group_that_no_group_can_have_is_refused(refusal):
+    with refusal(ValueError):
         OrchestratorConfig(batch_size=8, rollouts_per_example=4, min_group_size=5)
 
 
 def test_an_environment_that_always_fails_ends_the_run_with_the_reason():
-    engine, env = FakeEngine(), LetterEnvironment(fail=lambda task, attempt: True)
     with pytest.raises(FinalRunError, match="errored"):
-        asyncio.run(batches(collector(engine, env), engine, 1))
+        first_batch(LetterEnvironment(fail=lambda task, attempt: True))
 
 
 def test_groups_without_spread_are_replaced_when_asked():
-    engine, env = FakeEngine(), LetterEnvironment()
     drop = group_filter(OrchestratorConfig(zero_spread="drop"))
-    (batch,) = asyncio.run(batches(collector(engine, env, groups=4, filter_group=drop), engine, 1))
+    batch = first_batch(LetterEnvironment(), groups=4, filter_group=drop)
     assert len(batch.groups) == 4
     assert all(len(set(g.rewards)) > 1 for g in batch.groups)
+    assert len(batch.played_rewards) == 4 * (len(batch.groups) + batch.dropped["no_spread"])
 
 
-@pytest.mark.parametrize(
-    ("reward", "said"), [(1.0, "8 too_easy.*needs harder ones"), (0.0, "8 too_hard.*needs easier ones")]
-)
-def test_tasks_of_which_no_group_is_used_end_the_run_with_the_reason(reward, said):
+@pytest.mark.parametrize("reward", [1.0, 0.0])
+def test_tasks_of_which_no_group_is_used_end_the_run_with_the_reason(reward, refusal):
     class Constant(LetterEnvironment):
         async def rollout(self, task, policy):
             await policy.chat(task.messages)
             return Outcome(reward=reward)
 
-    engine = FakeEngine()
     drop = group_filter(OrchestratorConfig(buffer={"online_difficulty_filtering": True}))
-    with pytest.raises(FinalRunError, match=f"3 batches' worth of groups in a row .*{said}"):
-        asyncio.run(batches(collector(engine, Constant(), filter_group=drop), engine, 1))
+    with refusal(FinalRunError):
+        first_batch(Constant(), filter_group=drop)
 
 
-def test_the_deadline_begins_when_an_evaluation_with_the_weights_before_is_over():
-    engine, measuring, waits = FakeEngine(), [0], []
-
-    async def play():
-        c = collector(
-            engine, LetterEnvironment(), weights_timeout=0.1, measuring=lambda: next(iter(measuring), None)
-        )
-        collecting = asyncio.create_task(c.collect(2, waits.append))  # which needs version 1
-        await asyncio.sleep(0.5)
-        assert not collecting.done()
-        assert not waits
-        measuring.pop()
-        try:
-            await collecting
-        finally:
-            await c.close()
-
-    with pytest.raises(RunError, match="is the trainer running"):
-        asyncio.run(play())
+async def test_the_deadline_begins_when_an_evaluation_with_the_weights_before_is_over(refusal):
+    measuring, waits = [0], []
+    settings = {"weights_timeout": 0.1, "measuring": lambda: next(iter(measuring), None)}
+    c = collector(FakeEngine(), LetterEnvironment(), **settings)
+    collecting = asyncio.create_task(c.collect(2, waits.append))  # which needs version 1
+    await asyncio.sleep(0.3)
+    assert not collecting.done()
+    assert not waits
+    measuring.pop()
+    with refusal(RunError):
+        await collecting
+    await c.close()
     assert waits == [1]
 
 
-def test_waiting_for_weights_has_a_deadline():
-    engine, env = FakeEngine(), LetterEnvironment()
-
-    async def play():
-        c = collector(engine, env, level=0, weights_timeout=0.05, deterministic=DeterministicSampling(engine))
-        waits = []
-        try:
-            await c.collect(1, waits.append)  # version 1 never comes
-        finally:
-            await c.close()
-
-    with pytest.raises(RunError, match="no weights newer than version 0"):
-        asyncio.run(play())
+async def test_waiting_for_weights_has_a_deadline(refusal):
+    engine = FakeEngine()
+    settings = {"weights_timeout": 0.05, "deterministic": DeterministicSampling(engine)}
+    c = collector(engine, LetterEnvironment(), level=0, **settings)
+    with refusal(RunError):
+        await c.collect(1, lambda version: None)  # version 1 never comes
+    await c.close()
 
 
 @pytest.mark.parametrize("turns", range(5))
-def test_a_stop_that_comes_with_news_is_not_forgotten(turns):
+async def test_a_stop_that_comes_with_news_is_not_forgotten(turns):
     class Endless(LetterEnvironment):
         async def rollout(self, task, policy):
             await asyncio.Event().wait()
 
-    async def play():
-        c = collector(FakeEngine(), Endless())
-        collecting = asyncio.create_task(c.collect(0, lambda version: None))
-        await asyncio.sleep(0.05)
-        c.set_version(0)
-        for _ in range(turns):  # of the event loop, in which the news gets round
-            await asyncio.sleep(0)
-        collecting.cancel()
-        done, _ = await asyncio.wait([collecting], timeout=HANG)
-        await c.close()
-        assert done
-        assert collecting.cancelled()
-
-    asyncio.run(play())
+    c = collector(FakeEngine(), Endless())
+    collecting = asyncio.create_task(c.collect(0, lambda version: None))
+    await asyncio.sleep(0.05)
+    c.set_version(0)
+    for _ in range(turns):  # of the event loop, in which the news gets round
+        await asyncio.sleep(0)
+    collecting.cancel()
+    done, _ = await asyncio.wait([collecting], timeout=HANG)
+    await c.close()
+    assert done
+    assert collecting.cancelled()
 
 
-def test_state_continues_with_the_same_tasks():
+async def test_state_continues_with_the_same_tasks():
     """Five batches in one go, against two, a kill, and three: the same group indices are used, none twice."""
-
-    async def straight():
-        engine = FakeEngine()
-        return await batches(collector(engine, LetterEnvironment(), level=1), engine, 5)
-
-    async def interrupted():
-        engine = FakeEngine()
-        c = collector(engine, LetterEnvironment(), level=1)
-        first = await batches(c, engine, 2)
-        return first, c.state()
-
-    used = [g.index for b in asyncio.run(straight()) for g in b.groups]
-    first, state = asyncio.run(interrupted())
-
-    async def resumed():
-        engine = FakeEngine(version=2)
-        c = collector(engine, LetterEnvironment(), level=1, state=state)
-        out = []
-        for step in range(2, 5):
-            engine.version = step
-            c.set_version(step)
-            out.append(await c.collect(step, lambda version: None))
-        await c.close()
-        return out
-
-    again = [g.index for b in [*first, *asyncio.run(resumed())] for g in b.groups]
+    engine = FakeEngine()
+    straight = await batches(collector(engine, LetterEnvironment()), engine, 5)
+    killed = collector(engine, LetterEnvironment())
+    before = await batches(killed, engine, 2)
+    resumed = collector(engine, LetterEnvironment(), state=killed.state())
+    after = await batches(resumed, engine, 3, first=2)
+    used, again = ([g.index for b in found for g in b.groups] for found in (straight, before + after))
     assert sorted(again) == sorted(used)
     assert len(set(again)) == len(again)
 
@@ -412,13 +312,6 @@ def test_synchronous_mode_makes_the_same_waves_whatever_the_timing():
     assert all(len(prompts) == 12 for prompts, _ in one)
 
 
-def test_rewards_of_dropped_groups_are_counted_as_played():
-    engine, env = FakeEngine(), LetterEnvironment()
-    drop = group_filter(OrchestratorConfig(zero_spread="drop"))
-    (batch,) = asyncio.run(batches(collector(engine, env, groups=4, filter_group=drop), engine, 1))
-    assert len(batch.played_rewards) == 4 * (len(batch.groups) + batch.dropped["no_spread"])
-
-
 def test_an_environment_that_cancels_itself_is_an_errored_rollout():
     class Cancels(LetterEnvironment):
         async def rollout(self, task, policy):
@@ -426,32 +319,27 @@ def test_an_environment_that_cancels_itself_is_an_errored_rollout():
                 raise asyncio.CancelledError
             return await super().rollout(task, policy)
 
-    engine, env = FakeEngine(), Cancels(size=4)
-    (batch,) = asyncio.run(batches(collector(engine, env, groups=4), engine, 1))
+    batch = first_batch(Cancels(size=4), groups=4)
     assert len(batch.groups) == 4  # of the four tasks one can never be used
     assert batch.dropped["errored"] >= 1
     assert len(batch.errors) == 4 * batch.dropped["errored"]
     assert "cancelled" in batch.errors[-1]
 
 
-def test_who_waits_for_weights_looks_once_for_each_news_and_says_how_long_it_took():
-    async def play():
-        engine, looks = FakeEngine(), []
-        c = collector(engine, LetterEnvironment(), level=1)
-        collecting = asyncio.create_task(c.collect(2, looks.append))  # needs version 1
-        while not looks:
-            await asyncio.sleep(0)  # until it has begun to wait
-        for _ in range(2):
-            await asyncio.sleep(0.02)
-            c.set_version(0)
+async def test_who_waits_for_weights_looks_once_for_each_news_and_says_how_long_it_took():
+    engine, looks = FakeEngine(), []
+    c = collector(engine, LetterEnvironment(), level=1)
+    collecting = asyncio.create_task(c.collect(2, looks.append))  # needs version 1
+    while not looks:
+        await asyncio.sleep(0)  # until it has begun to wait
+    for _ in range(2):
         await asyncio.sleep(0.02)
-        seen = list(looks)
-        engine.version = 1
-        c.set_version(1)
-        batch = await collecting
-        await c.close()
-        return seen, batch
-
-    seen, batch = asyncio.run(play())
+        c.set_version(0)
+    await asyncio.sleep(0.02)
+    seen = list(looks)
+    engine.version = 1
+    c.set_version(1)
+    batch = await collecting
+    await c.close()
     assert seen == [1, 1, 1]
     assert batch.waited_seconds >= 0.03  # of 0.06, less what a busy machine takes to look again

@@ -10,6 +10,8 @@ from buckeye.errors import InferenceError
 from buckeye.inference.client import Generation, SamplingParams
 from buckeye.orchestrator.deterministic_sampling import DeterministicSampling, deterministic_sampling
 
+pytestmark = pytest.mark.anyio
+
 
 class Counting:
     """Goes on counting from the last token; stops after a multiple of `stop`."""
@@ -53,14 +55,6 @@ def ask(client, requests, *, order=None, seed=1):
     return asyncio.run(play())
 
 
-def test_equal_limits_are_one_wave():
-    client = Counting()
-    ask(client, [([1], 4, 0), ([2, 2], 4, 0)])
-    ((prompts, params),) = client.waves
-    assert prompts == [[1], [2, 2]]
-    assert params.max_tokens == 4
-
-
 def test_about_equal_limits_are_one_wave_and_cut_replies_go_on():
     client = Counting(stop=100)
     replies = ask(client, [([95], 20, 18), ([200], 22, 18), ([300], 23, 18)])
@@ -96,24 +90,20 @@ def test_waves_do_not_depend_on_who_asks_first():
     assert first.waves == second.waves
 
 
-def test_a_request_that_was_given_up_is_not_sent():
-    async def play():
-        client = Counting()
-        deterministic = DeterministicSampling(client)
-        deterministic.begin(1)
-        first, second = deterministic.join(0), deterministic.join(1)
-        params = SamplingParams(max_tokens=2, min_tokens=0, seed=0)
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.01):
-                await first.generate([10], params)
-        again = asyncio.create_task(first.generate([20], params))
-        await asyncio.sleep(0.01)
-        assert client.waves == []  # the second has not asked yet
-        async with asyncio.timeout(5):
-            replies = await asyncio.gather(again, second.generate([30], params))
-        return client, replies
-
-    client, replies = asyncio.run(play())
+async def test_a_request_that_was_given_up_is_not_sent():
+    client = Counting()
+    deterministic = DeterministicSampling(client)
+    deterministic.begin(1)
+    first, second = deterministic.join(0), deterministic.join(1)
+    params = SamplingParams(max_tokens=2, min_tokens=0, seed=0)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.01):
+            await first.generate([10], params)
+    again = asyncio.create_task(first.generate([20], params))
+    await asyncio.sleep(0.01)
+    assert client.waves == []  # the second has not asked yet
+    async with asyncio.timeout(5):
+        replies = await asyncio.gather(again, second.generate([30], params))
     assert [prompts for prompts, _ in client.waves] == [[[20], [30]]]
     assert [r.token_ids for r in replies] == [[21, 22], [31, 32]]
 

@@ -14,15 +14,12 @@ from hypothesis import strategies as st
 
 from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.envs.base import Outcome, Task
-from buckeye.inference.client import SamplingParams
 from buckeye.orchestrator.batch import advantages_of, batch_metrics, make_batch, write_rollouts
 from buckeye.orchestrator.environments import NamedEnvironment
-from buckeye.orchestrator.player import RolloutPlayer
 from buckeye.orchestrator.rollout import Group
 from buckeye.orchestrator.task_sampler import GroupTask
-from tests.waiting import HANG
 
-from .fakes import FakeEngine, LetterRenderer
+from .fakes import FakeEngine, LetterRenderer, make_player
 
 
 class Given:
@@ -53,15 +50,7 @@ class GivenInGroup(Given):
 
 
 def play(*outcomes, environment=Given):
-    player = RolloutPlayer(
-        sampler=FakeEngine(),
-        renderer=LetterRenderer(),
-        params=SamplingParams(max_tokens=8),
-        seq_len=64,
-        seed=0,
-        timeout=HANG,
-        retries=0,
-    )
+    player = make_player(FakeEngine())
     task = Task(id="t-1", messages=({"role": "user", "content": "a"},), data={"outcomes": outcomes})
     env = NamedEnvironment(name="given", environment=environment())
 
@@ -168,10 +157,10 @@ def test_whatever_comes_the_step_goes_on_and_counts_it(tmp_path, given_outcomes,
     make_batch(0, scored, advantages_of(scored, config), config, state={})
 
 
-def test_rewards_whose_sum_no_float_holds_end_no_step():
+def test_rewards_whose_sum_no_float_holds_end_no_step(wording):
     group = play(Outcome(reward=1e308), Outcome(reward=1e308), Outcome(reward=-1e308), Outcome(reward=1e30))
     assert group.rewards == [1e30]
-    assert "the reward is 1e+308, which is beyond 1e+30" in group.errors[0]
+    assert group.errors[0] == wording
     config = OrchestratorConfig(batch_size=4, rollouts_per_example=4)
     scored = [Group(index=0, rollouts=tuple(group.scored) * 4)]
     batch_metrics(0, scored, config)

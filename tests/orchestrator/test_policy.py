@@ -11,25 +11,14 @@ from hypothesis import strategies as st
 from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.envs.base import CallOptions, Task
 from buckeye.errors import InferenceError, UsageError
-from buckeye.inference.client import SamplingParams
 from buckeye.orchestrator.batch import batch_metrics
 from buckeye.orchestrator.environments import NamedEnvironment
-from buckeye.orchestrator.player import RolloutPlayer
-from buckeye.orchestrator.policy import RecordingPolicy, derive_seed
+from buckeye.orchestrator.policy import derive_seed
 from buckeye.orchestrator.rollout import Group
-from tests.waiting import HANG
 
-from .fakes import FakeEngine, LetterEnvironment, LetterRenderer
+from .fakes import FakeEngine, LetterEnvironment, LetterRenderer, make_player, make_policy
 
-
-def policy(engine, *, seq_len=200, renderer=None, seed=3, **params):
-    return RecordingPolicy(
-        sampler=engine,
-        renderer=renderer or LetterRenderer(),
-        params=SamplingParams(max_tokens=8, **params),
-        seq_len=seq_len,
-        seed=seed,
-    )
+pytestmark = pytest.mark.anyio
 
 
 async def converse(p, turns):
@@ -43,7 +32,7 @@ async def converse(p, turns):
 @given(turns=st.integers(1, 6), rewrites=st.booleans(), seed=st.integers(0, 2**32))
 def test_the_mask_covers_exactly_the_sampled_tokens(turns, rewrites, seed):
     engine = FakeEngine(version=5)
-    p = policy(engine, renderer=LetterRenderer(rewrites_history=rewrites), seed=seed)
+    p = make_policy(engine, renderer=LetterRenderer(rewrites_history=rewrites), seed=seed)
     asyncio.run(converse(p, turns))
     assert len(p.segments) == (turns if rewrites else 1)
     sampled = [t for s in p.segments for t, m in zip(s.token_ids, s.loss_mask, strict=True) if m]
@@ -60,18 +49,8 @@ def test_the_mask_covers_exactly_the_sampled_tokens(turns, rewrites, seed):
             assert (logprob, version) == ((-0.5, 5) if masked else (0.0, -1))
 
 
-def test_each_turn_extends_the_ids_before_it_verbatim():
-    engine = FakeEngine()
-    p = policy(engine)
-    asyncio.run(converse(p, 3))
-    prompts = [prompt for prompt, _ in engine.calls]
-    assert prompts[1][: len(prompts[0])] == prompts[0]
-    assert prompts[2][: len(prompts[1])] == prompts[1]
-    assert tuple(p.segments[0].token_ids[: len(prompts[2])]) == prompts[2]
-
-
 def test_recorded_messages_are_copies_of_those_of_the_environment():
-    p = policy(FakeEngine())
+    p = make_policy(FakeEngine())
     messages = asyncio.run(converse(p, 2))
     recorded = list(p.messages)  # those of the last call
     messages[0]["content"] = "b"  # as one that shortens what it said before
@@ -84,21 +63,13 @@ def test_recorded_messages_are_copies_of_those_of_the_environment():
 
 
 @pytest.mark.parametrize(("rewrites", "extended", "branched"), [(False, 6, 0), (True, 0, 6)])
-def test_turns_that_extend_and_turns_that_branch_are_counted(rewrites, extended, branched):
-    async def play():
-        player = RolloutPlayer(
-            sampler=FakeEngine(),
-            renderer=LetterRenderer(rewrites_history=rewrites),
-            params=SamplingParams(max_tokens=8),
-            seq_len=200,
-            seed=0,
-            timeout=HANG,
-            retries=0,
-        )
-        env = NamedEnvironment(name="letters", environment=LetterEnvironment(turns=4))
-        return [await player.start(env, env.environment.tasks("train")[0], i) for i in range(2)]
-
-    group = Group(index=0, rollouts=tuple(asyncio.run(play())))
+async def test_turns_that_extend_and_turns_that_branch_are_counted(rewrites, extended, branched):
+    player = make_player(FakeEngine(), renderer=LetterRenderer(rewrites_history=rewrites), seq_len=200)
+    env = NamedEnvironment(name="letters", environment=LetterEnvironment(turns=4))
+    group = Group(
+        index=0,
+        rollouts=tuple([await player.start(env, env.environment.tasks("train")[0], i) for i in range(2)]),
+    )
     metrics = batch_metrics(0, [group], OrchestratorConfig())
     assert metrics["turns/mean"] == 4
     assert (metrics["turns/extended"], metrics["turns/branched"]) == (extended, branched)
@@ -109,72 +80,39 @@ def test_an_aborted_reply_is_an_error_and_leaves_no_trace():
         def _answer(self, seed, max_tokens):
             return replace(super()._answer(seed, max_tokens), finish_reason="abort")
 
-    p = policy(Aborting())
+    p = make_policy(Aborting())
     with pytest.raises(InferenceError, match="aborted"):
         asyncio.run(p.chat([{"role": "user", "content": "a"}]))
     assert (p.segments, p.turns) == ([], 0)
 
 
-def test_every_turn_has_its_own_seed_and_it_is_reproducible():
-    first, again = FakeEngine(), FakeEngine()
-    asyncio.run(converse(policy(first), 3))
-    asyncio.run(converse(policy(again), 3))
-    seeds = [params.seed for _, params in first.calls]
-    assert len(set(seeds)) == 3
-    assert seeds == [params.seed for _, params in again.calls]
-
-
 def test_a_full_context_ends_the_conversation_as_truncated():
     engine = FakeEngine()
-    p = policy(engine, seq_len=14)
+    p = make_policy(engine, seq_len=14)
     messages = asyncio.run(converse(p, 4))
     assert messages[-2]["content"] == ""
     assert p.finish_reason == "length"
     assert all(len(s.token_ids) <= 14 for s in p.segments)
 
 
-def test_a_first_prompt_that_does_not_fit_is_an_error_not_a_reward():
+async def test_a_first_prompt_that_does_not_fit_is_an_error_not_a_reward():
     with pytest.raises(InferenceError, match="raise orchestrator"):
-        asyncio.run(converse(policy(FakeEngine(), seq_len=4), 1))
-    player = RolloutPlayer(
-        sampler=FakeEngine(),
-        renderer=LetterRenderer(),
-        params=SamplingParams(max_tokens=8),
-        seq_len=4,
-        seed=0,
-        timeout=HANG,
-        retries=0,
-    )
+        await converse(make_policy(FakeEngine(), seq_len=4), 1)
+    player = make_player(FakeEngine(), seq_len=4)
     env = NamedEnvironment(name="letters", environment=LetterEnvironment())
-
-    async def play():
-        return await player.start(env, env.environment.tasks("train")[0], 0)
-
-    rollout = asyncio.run(play())
+    rollout = await player.start(env, env.environment.tasks("train")[0], 0)
     assert rollout.reward is None
     assert "seq_len is 4" in rollout.outcome.error
 
 
-def test_a_rollout_that_hangs_is_ended_and_counted():
+async def test_a_rollout_that_hangs_is_ended_and_counted():
     class Hanging(LetterEnvironment):
         async def rollout(self, task, policy):
             await asyncio.sleep(60)
 
-    player = RolloutPlayer(
-        sampler=FakeEngine(),
-        renderer=LetterRenderer(),
-        params=SamplingParams(max_tokens=8),
-        seq_len=64,
-        seed=0,
-        timeout=0.05,
-        retries=0,
-    )
-
-    async def play():
-        task = Task(id="x", messages=({"role": "user", "content": "a"},))
-        return await player.start(NamedEnvironment(name="h", environment=Hanging()), task, 0)
-
-    rollout = asyncio.run(play())
+    player = make_player(FakeEngine(), timeout=0.05)
+    task = Task(id="x", messages=({"role": "user", "content": "a"},))
+    rollout = await player.start(NamedEnvironment(name="h", environment=Hanging()), task, 0)
     assert rollout.reward is None
     assert rollout.outcome.stop_reason == "timeout"
 
@@ -193,7 +131,7 @@ def test_a_turn_that_failed_leaves_no_trace():
             return await super().generate(prompt_ids, params)
 
     async def play(engine):
-        p = policy(engine)
+        p = make_policy(engine)
         messages = [{"role": "user", "content": "a"}]
         messages += [(await p.chat(messages)).message, {"role": "user", "content": "b"}]
         try:
@@ -210,14 +148,10 @@ def test_a_turn_that_failed_leaves_no_trace():
     assert ":b$" not in "".join(map(chr, segment.token_ids))
 
 
-def test_turns_at_once_are_samples_of_their_own():
-    async def play():
-        p = policy(FakeEngine(delay=0.01))
-        messages = [{"role": "user", "content": "a"}]
-        replies = await asyncio.gather(*(p.chat(messages) for _ in range(3)))
-        return p, replies
-
-    p, replies = asyncio.run(play())
+async def test_turns_at_once_are_samples_of_their_own():
+    p = make_policy(FakeEngine(delay=0.01))
+    messages = [{"role": "user", "content": "a"}]
+    replies = await asyncio.gather(*(p.chat(messages) for _ in range(3)))
     assert (p.turns, p.branched, len(p.segments)) == (3, 2, 3)
     assert {"".join(map(chr, s.token_ids)) for s in p.segments} == {f"u:a$a:{r.text}$" for r in replies}
     assert len({r.text for r in replies}) > 1  # of one prompt, each with a seed of its own
@@ -225,17 +159,17 @@ def test_turns_at_once_are_samples_of_their_own():
 
 def test_a_reply_with_little_room_may_be_shorter_than_min_tokens():
     engine = FakeEngine()
-    p = policy(engine, seq_len=len("u:a$a:") + 3, min_tokens=5)
+    p = make_policy(engine, seq_len=len("u:a$a:") + 3, min_tokens=5)
     asyncio.run(p.chat([{"role": "user", "content": "a"}]))
     ((_, params),) = engine.calls
     assert (params.max_tokens, params.min_tokens) == (3, 3)
 
 
-def test_a_callers_stop_tokens_end_a_reply_beside_those_of_the_model():
+def test_a_callers_stop_tokens_end_a_reply_beside_those_of_the_model(refusal):
     engine = FakeEngine()
-    asked = policy(engine)
+    asked = make_policy(engine)
     options = CallOptions(stop_token_ids=(ord("d"), ord("$")))
     asyncio.run(asked.ask([{"role": "user", "content": "a"}], options=options))
     assert engine.calls[0][1].stop_token_ids == (ord("$"), ord("d"))
-    with pytest.raises(UsageError, match="outside the vocabulary"):
+    with refusal(UsageError):
         asyncio.run(asked.complete("a", options=CallOptions(stop_token_ids=(2**40,))))

@@ -10,25 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from buckeye.envs.base import CallOptions
-from buckeye.errors import InferenceError, UsageError
-from buckeye.inference.client import Generation, SamplingParams
+from buckeye.errors import UsageError
+from buckeye.inference.client import Generation
 from buckeye.inference.render import ChatRenderer
-from buckeye.orchestrator.deterministic_sampling import DeterministicSampling
-from buckeye.orchestrator.policy import RecordingPolicy
 from tests.inference.chat_families import FAMILIES, save_family
 
-from .fakes import FakeEngine, LetterRenderer
+from .fakes import FakeEngine, make_policy
 
 ASK = {"role": "user", "content": "a"}
-
-
-def letters(engine, *, seed=3):
-    return policy_of(engine, LetterRenderer(), seed=seed)
-
-
-def policy_of(engine, renderer, *, seed=0):
-    params = SamplingParams(max_tokens=8)
-    return RecordingPolicy(sampler=engine, renderer=renderer, params=params, seq_len=10_000, seed=seed)
 
 
 class Numbered:
@@ -112,7 +101,7 @@ async def play(policy, plan):
 @given(plan=PLAN)
 def test_every_token_is_trained_once_however_a_rollout_branches(plan):
     engine = Numbered([ord(c) for c in "cdefghijkl"], ord("$"))
-    policy = letters(engine)
+    policy = make_policy(engine)
     asyncio.run(play(policy, plan))
     check_invariants(policy, engine.answers)
 
@@ -129,7 +118,7 @@ def test_the_same_in_every_family_of_models(renderer_of, plan, family):
     renderer = renderer_of(family)
     ordinary = [renderer.encode(c)[0] for c in "cdefghijkl"]
     engine = Numbered(ordinary, renderer.template.end_of_turn[1])
-    policy = policy_of(engine, renderer)
+    policy = make_policy(engine, renderer)
     asyncio.run(play(policy, plan))
     check_invariants(policy, engine.answers)
 
@@ -138,48 +127,10 @@ def run(coroutine):
     return asyncio.run(coroutine)
 
 
-def test_what_two_branches_share_is_trained_in_the_first():
-    async def branch():
-        policy = letters(FakeEngine())
-        first = (await policy.chat([ASK])).message
-        for word in "bc":
-            await policy.chat([ASK, first, {"role": "user", "content": word}])
-        return policy, first["content"]
-
-    policy, said = run(branch())
-    shared = f"u:a$a:{said}$"
-    one, other = policy.segments
-    for segment, word in ((one, "b"), (other, "c")):
-        assert "".join(map(chr, segment.token_ids)).startswith(f"{shared}u:{word}$a:")
-    reply = slice(len("u:a$a:"), len(shared))
-    assert (set(one.loss_mask[reply]), set(other.loss_mask[reply])) == ({True}, {False})
-    assert (policy.extended, policy.branched) == (1, 1)
-
-
-def test_a_call_that_fails_gives_its_place_back():
-    class FailsSecond(FakeEngine):
-        async def generate(self, prompt_ids, params):
-            generation = await super().generate(prompt_ids, params)
-            if len(self.calls) == 2:
-                raise InferenceError("gone")
-            return generation
-
-    async def play_again():
-        policy = letters(FailsSecond())
-        said = (await policy.chat([ASK])).message
-        with pytest.raises(InferenceError):
-            await policy.chat([ASK, said, ASK])
-        await policy.chat([ASK, said, ASK])
-        return policy
-
-    policy = run(play_again())
-    assert (len(policy.segments), policy.extended) == (1, 1)
-
-
 def test_seeds_depend_on_what_is_asked_and_not_on_when():
     async def seeds(order):
         engine = FakeEngine(delay=0.001)
-        policy = letters(engine)
+        policy = make_policy(engine)
         await asyncio.gather(*(policy.chat([{"role": "user", "content": word}]) for word in order))
         return {"".join(map(chr, prompt)): params.seed for prompt, params in engine.calls}
 
@@ -200,7 +151,7 @@ def test_a_forced_call_is_begun_for_the_model_and_what_was_begun_is_not_trained(
 
     async def ask():
         engine = Engine()
-        policy = policy_of(engine, renderer)
+        policy = make_policy(engine, renderer)
         options = CallOptions(must_call=True, tool="find")
         reply = await policy.ask([ASK], tools=[tool], options=options)
         result = {"role": "tool", "tool_call_id": "call00000", "content": "found"}
@@ -218,32 +169,12 @@ def test_a_forced_call_is_begun_for_the_model_and_what_was_begun_is_not_trained(
 
 def test_ids_that_the_tokenizer_does_not_have_are_refused():
     with pytest.raises(UsageError, match="vocabulary"):
-        run(letters(FakeEngine()).complete([0x110000]))
-
-
-def test_a_wave_waits_for_every_rollout_though_one_asks_twice():
-    """Two calls of one rollout are no two rollouts: the wave goes out when the other one has asked too."""
-
-    async def waves():
-        engine = FakeEngine()
-        deterministic = DeterministicSampling(engine)
-        deterministic.begin(1)
-        participants = [deterministic.join(i) for i in range(2)]
-        one, other = (letters(participant) for participant in participants)
-        first = [asyncio.create_task(one.chat([{"role": "user", "content": w}])) for w in "ba"]
-        await asyncio.sleep(0.01)
-        assert not engine.waves
-        await asyncio.gather(*first, other.chat([ASK]))
-        for participant in participants:
-            participant.leave()
-        return ["".join(map(chr, prompt)) for prompt in engine.waves[0][0]]
-
-    assert run(waves()) == ["u:a$a:", "u:b$a:", "u:a$a:"]
+        run(make_policy(FakeEngine()).complete([0x110000]))
 
 
 def test_a_history_that_came_back_from_json_is_the_same():
     async def again(**other):
-        policy = letters(FakeEngine())
+        policy = make_policy(FakeEngine())
         reply = (await policy.chat([ASK, ASK])).message
         history = [ASK, ASK | other, reply, ASK]
         await policy.chat(json.loads(json.dumps(history)))
@@ -255,7 +186,7 @@ def test_a_history_that_came_back_from_json_is_the_same():
 
 def test_token_ids_that_go_on_with_earlier_ones_are_trained_beside_them():
     async def play():
-        policy = letters(FakeEngine())
+        policy = make_policy(FakeEngine())
         await policy.complete([ord("a"), ord("b")])
         ids = list(policy.segments[0].token_ids)
         for more in ([], [ord("c")], [ord("d")]):  # two go on at its end; the third where another has

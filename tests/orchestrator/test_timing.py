@@ -6,13 +6,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from buckeye.envs.base import Outcome, Task
 from buckeye.monitor import metrics
 from buckeye.monitor.metrics import BusyClock
 from buckeye.orchestrator import loop_watch
 from buckeye.orchestrator.batch_account import Collected
 from buckeye.orchestrator.loop_watch import LoopTimes, Throughput
-from buckeye.orchestrator.rollout import Group, Rollout
+
+from .played import group, rollout
 
 
 @pytest.fixture
@@ -24,17 +24,7 @@ def clock(monkeypatch):
 
 
 def _rollout(seconds, sampling, ended, reward=1.0):
-    return Rollout(
-        env_name="e",
-        task=Task(id="t", messages=()),
-        outcome=Outcome(reward=reward, error=None if reward is not None else "failed"),
-        segments=(),
-        truncated=False,
-        turns=1,
-        seconds=seconds,
-        sampling_seconds=sampling,
-        ended=ended,
-    )
+    return rollout(reward, seconds=seconds, sampling_seconds=sampling, ended=ended)
 
 
 def test_times_by_cause(clock):
@@ -50,8 +40,8 @@ def test_times_by_cause(clock):
         clock.seconds += 1.0
     client.sampled_tokens = 80
     groups = [
-        Group(index=0, rollouts=(_rollout(3.0, 1.0, 103.0), _rollout(9.0, 1.0, 104.0, reward=None))),
-        Group(index=1, rollouts=(_rollout(5.0, 4.0, 107.0),)),
+        group(_rollout(3.0, 1.0, 103.0), _rollout(9.0, 1.0, 104.0, reward=None)),
+        group(_rollout(5.0, 4.0, 107.0), index=1),
     ]
     assert times.record(Collected(groups=groups, waited_seconds=4.0), watcher) == {
         "time/evaluate": 1.0,

@@ -47,43 +47,33 @@ CONSTANT = {**EQUAL, "reward/mean": 0.5, "is_truncated/mean": 1.0}
 SOLVED = {**EQUAL, "reward/mean": 1.0, "batch/solve_all": 1.0, "batch/solve_none": 0.0}
 
 
-def test_a_constant_reward_is_called_that_however_the_replies_end():
+def test_a_constant_reward_is_called_that_however_the_replies_end(wording):
     assert named(steps(CONSTANT, CONSTANT)) == []
     (finding,) = findings(steps(CONSTANT, CONSTANT, CONSTANT), RUN)
     assert (finding.name, finding.since, finding.until) == ("constant_reward", 0, 2)
     assert finding.figures["reward/mean"] == 0.5
-    assert finding.command == "buckeye rl rollouts 'outputs/a run' --step 2"
-    assert str(finding) == (
-        "Nothing to learn from in the batches of steps 0 to 2: no rollout of a task did better than another "
-        "(mean reward 0.5000), so there is no advantage: every reply earns the same reward, 0.5000, whatever "
-        "it says; look how the environment scores. See: buckeye rl rollouts 'outputs/a run' --step 2"
-    )
-    assert nothing_learnt(steps(*[CONSTANT] * 6), RUN) == (
-        "nothing was learnt because every reply earns the same reward, 0.5000, whatever it says (since step "
-        "0); look how the environment scores. See: buckeye rl rollouts 'outputs/a run' --step 5"
-    )
+    assert finding.command == wording
+    assert str(finding) == wording
+    assert nothing_learnt(steps(*[CONSTANT] * 6), RUN) == wording
     json.dumps(asdict(finding))
 
 
-def test_replies_that_have_no_end_are_told_also_where_rewards_differ():
+def test_replies_that_have_no_end_are_told_also_where_rewards_differ(wording):
     cut = {"reward/mean": 0.01, "reward/std": 0.06, "is_truncated/mean": 0.97, "completion_len/mean": 2.0}
     assert named(steps(cut, cut)) == []
     (finding,) = findings(steps(*[cut] * 4), RUN)
     assert (finding.name, finding.since) == ("truncated", 0)
-    assert "97% of the replies of steps 0 to 3 were cut off, after 2.0 tokens" in finding.seen
+    assert finding.seen == wording
     assert "raise orchestrator.sampling.max_tokens" in nothing_learnt(steps(*[cut] * 6), RUN)
     none = {**cut, **EQUAL, "reward/mean": 0.0, "batch/solve_none": 1.0}
     assert named(steps(none, none, none)) == ["truncated"]
 
 
-def test_a_policy_that_no_longer_ends_its_replies_needs_no_more_tokens():
+def test_a_policy_that_no_longer_ends_its_replies_needs_no_more_tokens(wording):
     cut = {"reward/mean": 0.1, "is_truncated/mean": 1.0}
     (finding,) = findings(steps({"reward/mean": 0.2}, cut, cut, cut), RUN)
     assert (finding.name, finding.since) == ("endless", 1)
-    assert finding.advice == (
-        "start again with a tenth of trainer.optim.lr, as there is no checkpoint from before; `buckeye rl "
-        "tune` finds one"
-    )
+    assert finding.advice == wording
 
 
 def test_a_policy_that_learns_although_its_replies_are_cut_off_is_left_alone():
@@ -94,7 +84,7 @@ def test_a_policy_that_learns_although_its_replies_are_cut_off_is_left_alone():
     assert nothing_learnt(steps(*cut), RUN) is None
 
 
-def test_a_collapse():
+def test_a_collapse(wording):
     good = {"reward/mean": 0.3}
     same = {
         **EQUAL,
@@ -107,20 +97,20 @@ def test_a_collapse():
     nothing = {"trained_tokens": 0.0, "entropy": None, "effective_sample_size": None}
     made = steps(good, good, good, same, same, same, trainer=[{}, torn, torn, nothing, nothing, nothing])
     assert named(made) == ["collapsed", "moved_too_far"]
-    assert "the policy has collapsed (since step 3)" in nothing_learnt(made, RUN)
+    assert nothing_learnt(made, RUN) == wording
     assert named(made[:2]) == []  # one step may be one token's fault: a run that learned had 0.012 in it
     assert named(made[:3]) == ["moved_too_far"]
     assert "step 1" in findings(made[:3], RUN)[0].seen
-    assert "effective sample size 0.01" in findings(made[:3], RUN)[0].seen
+    assert findings(made[:3], RUN)[0].seen == wording
     left_out = {"masked_low": 0.7, "masked_high": 0.25}
     assert named(steps(good, trainer=[left_out])) == ["moved_too_far"]
     assert named(steps(*[good] * 4, trainer=[left_out])) == []  # long ago
 
 
-def test_what_was_learnt_before_a_collapse_was_lost():
+def test_what_was_learnt_before_a_collapse_was_lost(wording):
     same = {**EQUAL, "reward/mean": 0.2, "batch/alike": 1.0}
     risen = [{"reward/mean": reward} for reward in (0.1, 0.3, 0.7, 0.8, 0.8)]
-    assert nothing_learnt(steps(*risen, *[same] * 4), RUN).startswith("what was learnt was lost because")
+    assert nothing_learnt(steps(*risen, *[same] * 4), RUN) == wording
     assert nothing_learnt(steps(*risen), RUN) is None
 
 
@@ -131,9 +121,9 @@ def test_a_run_that_has_converged_has_learnt():
     assert named(steps(*rising, *[best] * 9)) == []
 
 
-def test_a_run_that_had_nothing_to_learn_has_not():
+def test_a_run_that_had_nothing_to_learn_has_not(wording):
     assert named(steps(*[SOLVED] * 3)) == ["all_solved"]
-    assert "every task was solved" in nothing_learnt(steps(*[SOLVED] * 5), RUN)
+    assert nothing_learnt(steps(*[SOLVED] * 5), RUN) == wording
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -151,20 +141,14 @@ def biased(kind, relative, errors, measure="seconds"):
     return {"reward/mean": 0.3, name: relative, f"{name}/errors": errors}
 
 
-def test_what_is_trained_on_is_not_what_was_sampled():
+def test_what_is_trained_on_is_not_what_was_sampled(wording):
     (finding,) = findings(steps({}, biased("bias", -0.12, -6.0)), RUN)
     assert finding.name == "biased"
-    assert (
-        finding.seen
-        == "The rollouts that are trained on are 12% shorter (seconds) than those that were sampled"
-    )
+    assert finding.seen == wording
     (finding,) = findings(steps(biased("failures", -0.3, -9.0, "completion_len")), RUN)
-    assert "Without the attempts that failed, rollouts are 30% shorter (completion_len)" in str(finding)
+    assert str(finding) == wording
     (finding,) = findings(steps(biased("failures", -0.2, -5.0, "reward")), RUN)
-    assert (finding.name, finding.seen) == (
-        "biased_failures",
-        "Groups in which no attempt failed earn 20% less than all groups",
-    )
+    assert (finding.name, finding.seen) == wording
     assert named(steps(biased("failures", 0.2, 5.0, "reward"))) == []  # failures that spare nobody
     assert named(steps(biased("failures", -0.2, -3.0, "reward"))) == []  # noise
     assert named(steps(biased("bias", -0.12, -3.0))) == []  # noise
@@ -197,7 +181,7 @@ def test_no_record_is_too_odd(batches, equal):
     nothing_learnt(made, RUN)
 
 
-def test_what_has_collapsed_is_gone_on_with_from_before_it_did(tmp_path):
+def test_what_has_collapsed_is_gone_on_with_from_before_it_did(tmp_path, wording):
     run = tmp_path / "run"
     for step in (2, 4, 6):
         checkpoint = run / "checkpoints" / f"step_{step}"
@@ -209,7 +193,4 @@ def test_what_has_collapsed_is_gone_on_with_from_before_it_did(tmp_path):
     good = {"reward/mean": 0.5}
     (finding,) = findings(steps(*[good] * 5, *[alike] * 4), run)
     assert (finding.name, finding.since) == ("collapsed", 5)
-    assert finding.advice == (
-        f"`buckeye rl fork {run} --step 4`, then `buckeye rl resume {run}-from-step-4 "
-        "--trainer.optim.lr 3e-05`"
-    )
+    assert finding.advice == wording

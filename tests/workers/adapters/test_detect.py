@@ -19,56 +19,40 @@ def _as_it_was(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "modules", dict(sys.modules))
 
 
-def refusal(env_id, **context):
-    with pytest.raises(AdapterError) as caught:
-        load(str(env_id), {}, context)
-    return str(caught.value)
+NO_LOADER = "answer = 42"
+TASKSET = "__all__ = ['TheirTaskset']"
 
 
-def test_a_taskset_says_what_it_needs(tmp_path):
-    (tmp_path / "their_taskset.py").write_text("__all__ = ['TheirTaskset']")
-    said = refusal(tmp_path / "their_taskset.py")
-    assert "is made for verifiers-v1, and verifiers is not installed" in said
-    assert "'verifiers>=0.4,<0.5'" in said
+@pytest.mark.parametrize(
+    ("path", "source", "env_id", "context"),
+    [
+        ("their_taskset.py", TASKSET, "their_taskset.py", {}),
+        ("some-env/src/some_env/__init__.py", NO_LOADER, "some-env", {}),
+        ("broken_env.py", "raise RuntimeError('no data')", "broken_env.py", {}),
+        ("empty/notes", "", "empty", {}),
+        ("inner_name.py", TASKSET, "owner/outer-name", {"module": "inner_name"}),
+        (None, "", "owner/no-such-env@1.2.0", {}),
+        (None, "", "reasoning-gym/chain_sum", {}),
+        (None, "", "textarena/GuessTheNumber-v0", {}),
+    ],
+)
+def test_what_cannot_be_loaded(tmp_path, monkeypatch, refusal, path, source, env_id, context):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    if path is not None:
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(source)
+    with refusal(AdapterError):
+        load(str(tmp_path / env_id) if path and not context else env_id, {}, context)
 
 
-def test_a_module_without_an_environment(tmp_path):
-    project = tmp_path / "some-env"
-    (project / "src" / "some_env").mkdir(parents=True)
-    (project / "src" / "some_env" / "__init__.py").write_text("answer = 42")
-    said = refusal(project)
-    assert "no load_environment (verifiers v0) and names no Taskset in __all__ (verifiers v1)" in said
-
-
-def test_a_misspelt_dataset_gets_the_likely_one(monkeypatch):
+def test_a_misspelt_dataset_gets_the_likely_one(monkeypatch, refusal):
     factory = SimpleNamespace(DATASETS={"chain_sum": (None, None), "gcd": (None, None)})
     utils = SimpleNamespace(extract_answer=None)
     monkeypatch.setitem(sys.modules, "reasoning_gym", SimpleNamespace(factory=factory, utils=utils))
     monkeypatch.setitem(sys.modules, "reasoning_gym.factory", factory)
     monkeypatch.setitem(sys.modules, "reasoning_gym.utils", utils)
-    said = refusal("reasoning-gym/chain_summ")
-    assert "has no dataset 'chain_summ'. Did you mean 'chain_sum'? It has: chain_sum, gcd." in said
-
-
-def test_what_is_not_there(tmp_path):
-    assert f"needs the module 'no_such_env', which {sys.executable} does not have" in refusal(
-        "owner/no-such-env@1.2.0"
-    )
-    assert "needs the module 'reasoning_gym'" in refusal("reasoning-gym/chain_sum")
-    assert "needs the module 'textarena'" in refusal("textarena/GuessTheNumber-v0")
-    (tmp_path / "empty").mkdir()
-    assert "has no module empty: looked for empty.py and empty/" in refusal(tmp_path / "empty")
-
-
-def test_a_module_that_cannot_be_imported(tmp_path):
-    (tmp_path / "broken_env.py").write_text("raise RuntimeError('no data')")
-    assert "could not be imported: RuntimeError: no data" in refusal(tmp_path / "broken_env.py")
-
-
-def test_a_module_may_have_another_name(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(str(tmp_path))
-    (tmp_path / "inner_name.py").write_text("__all__ = ['InnerTaskset']")
-    assert "is made for verifiers-v1" in refusal("owner/outer-name", module="inner_name")
+    with refusal(AdapterError):
+        load("reasoning-gym/chain_summ", {}, {})
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,8 @@ from tests.workers.proxy.players import openai
 
 from buckeye.envs.base import Reply
 
+pytestmark = pytest.mark.anyio
+
 RECORDED = [
     json.loads(line)
     for line in Path(__file__).with_name("recorded_replies.jsonl").read_text(encoding="utf-8").splitlines()
@@ -64,7 +66,7 @@ def test_there_are_fifty_of_each_kind_and_of_each_environment():
 
 
 @pytest.mark.parametrize("recorded", [RECORDED[::5], pytest.param(RECORDED, marks=pytest.mark.slow)])
-def test_an_agent_gets_every_reply_as_from_the_server_that_it_was_recorded_at(recorded):
+async def test_an_agent_gets_every_reply_as_from_the_server_that_it_was_recorded_at(recorded):
 
     async def choice(client):
         answer = await client.chat.completions.create(model="m", messages=ASK)
@@ -72,18 +74,15 @@ def test_an_agent_gets_every_reply_as_from_the_server_that_it_was_recorded_at(re
             include={"message": {"role", "content", "tool_calls"}, "finish_reason": True}
         )
 
-    async def play():
-        first = [reply["said"][0] for reply in recorded]
-        replay = Replay()
-        replay.play(first)
-        home = openai_sdk.AsyncOpenAI(base_url=replay.url, api_key="none")
-        async with home, openai(Recorded(first)) as (here, _):
-            for reply in recorded:
-                ours, theirs = await choice(here), await choice(home)
-                ours["message"]["content"] = ours["message"]["content"] or ""
-                assert ours == theirs, reply
-
-    asyncio.run(play())
+    first = [reply["said"][0] for reply in recorded]
+    replay = Replay()
+    replay.play(first)
+    home = openai_sdk.AsyncOpenAI(base_url=replay.url, api_key="none")
+    async with home, openai(Recorded(first)) as (here, _):
+        for reply in recorded:
+            ours, theirs = await choice(here), await choice(home)
+            ours["message"]["content"] = ours["message"]["content"] or ""
+            assert ours == theirs, reply
 
 
 @pytest.mark.slow

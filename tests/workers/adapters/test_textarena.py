@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-import sys
 
 import pytest
 from tests.inference.chat_families import save_family
@@ -46,40 +45,27 @@ def sampled(policy, renderer):
     ]
 
 
-@pytest.mark.parametrize(
-    ("args", "told"),
-    [
-        ({}, ["2 players", "0 (Black), 1 (White)", 'opponent = "random" or "self"']),
-        ({"seat": 0}, ["2 players", 'opponent = "random" or "self"']),
-        ({"seat": 2, "opponent": "self"}, ["no seat 2", "0 (Black), 1 (White)"]),
-        ({"seat": True, "opponent": "self"}, ["0 (Black), 1 (White)"]),
-        ({"seat": "Wite", "opponent": "self"}, ["no seat 'Wite'"]),
-        ({"seat": 0, "opponent": "selv"}, ["no opponent 'selv'", "Did you mean 'self'?"]),
-        ({"seat": 0, "opponent": "random", "shows_moves": False}, ["finds no move", 'opponent = "self"']),
-    ],
-)
-def test_a_game_of_several_is_refused_at_load_unless_all_seats_are_taken(args, told):
-    with pytest.raises(AdapterError) as refused:
-        TextArena("textarena/Race-v0", args)
-    assert all(words in str(refused.value) for words in told), refused.value
+SELF = {"opponent": "self"}
 
 
 @pytest.mark.parametrize(
-    ("game", "told"),
+    ("game", "args"),
     [
-        (
-            "Words-v0",
-            ["the data 'words' of nltk", f"{sys.executable} -m nltk.downloader words"],
-        ),
-        ("Sums-v0", ["No module named 'numpy.core'", "buckeye env install textarena --with numpy"]),
-        ("Broken-v0", ["FileNotFoundError: no such folder: boards/"]),
+        ("Race-v0", {}),
+        ("Race-v0", {"seat": 0}),
+        ("Race-v0", {"seat": 2, **SELF}),
+        ("Race-v0", {"seat": True, **SELF}),
+        ("Race-v0", {"seat": "Wite", **SELF}),
+        ("Race-v0", {"seat": 0, "opponent": "selv"}),
+        ("Race-v0", {"seat": 0, "opponent": "random", "shows_moves": False}),
+        ("Words-v0", {}),
+        ("Sums-v0", {}),
+        ("Broken-v0", {}),
     ],
 )
-def test_a_game_that_cannot_be_set_up_says_why(game, told):
-    with pytest.raises(AdapterError) as refused:
-        TextArena(f"textarena/{game}", {})
-    assert all(words in str(refused.value) for words in told), refused.value
-    assert "player" not in str(refused.value)
+def test_a_game_that_cannot_be_played_is_refused_at_load(game, args, refusal):
+    with refusal(AdapterError):
+        TextArena(f"textarena/{game}", args)
 
 
 def test_against_itself_only_the_seat_is_trained_and_counted(renderer):
@@ -127,7 +113,6 @@ def test_a_game_that_is_over_before_the_seat_has_a_turn_is_no_reward(renderer):
     policy, _ = scripted(renderer, ["[7]", "[8]"])
     outcome, _ = play(policy, seat=0, opponent="self")
     assert outcome["reward"] is None
-    assert outcome["error"]["message"] == "the game was over before Black had a turn"
     assert policy.segments == []
 
 

@@ -18,7 +18,7 @@ def test_the_verification_line_runs_and_a_rollout_was_played(tmp_path):
         del person.variables[name]
     done = person.env("install", PROJECT, seconds=1500)
     assert done.returncode == 0, done.stderr
-    assert "is of kind verifiers-v0" in done.stderr
+    assert "verifiers-v0" in done.stderr
     assert "tasks       2000 in split 'train'" in done.stdout
     assert "reward      0.0" in done.stdout
     (row,) = json.loads(person.env("list", "--json").stdout)

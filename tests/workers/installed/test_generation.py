@@ -89,6 +89,6 @@ def test_what_a_package_bounds_itself_is_left_to_it(tmp_path):
     assert names == ["verifiers", "renderers", "mcp", "transformers"]
 
 
-def test_a_package_without_an_environment_is_refused(tmp_path):
-    with pytest.raises(BuckeyeError, match="holds no environment"):
+def test_a_package_without_an_environment_is_refused(tmp_path, refusal):
+    with refusal(BuckeyeError):
         found(tmp_path, "x = 1\n")

@@ -8,7 +8,8 @@ import sys
 import pytest
 from tests.workers.installed.package_index import serving, wheel
 
-from buckeye.workers.installed.venv import NeededPython, python_needed
+pytestmark = pytest.mark.e2e
+
 
 SUMS = """
 from toy_dep import PRICE
@@ -81,24 +82,22 @@ def test_an_installed_environment_is_listed_and_described(installed):
     described = json.loads(person.env("list", "sums", "--json").stdout)
     assert described == row | {"bytes": described["bytes"]}
     assert described["bytes"] > 0
-    assert person.env("list").stdout.splitlines()[1].split()[:3] == ["maker/sums", "1.0", "buckeye"]
 
 
-def test_the_listed_interpreter_has_the_environment_and_not_ours(installed):
+def test_its_folder_has_an_interpreter_without_ours_and_a_lock(installed):
     person, _ = installed
-    (row,) = json.loads(person.env("list", "--json").stdout)
-    assert row["python"] == str(person.home / "environments" / "sums" / "venv" / "bin" / "python")
+    folder = person.home / "environments" / "sums"
+    python = folder / "venv" / "bin" / "python"
     code = "import sums; print(sums.PRICE); import buckeye"
-    done = subprocess.run([row["python"], "-c", code], capture_output=True, text=True, check=False)
+    done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "3\n")
-    assert "No module named 'buckeye'" in done.stderr
-
-
-def test_a_misspelt_name_is_answered_with_the_installed_environment(installed):
-    person, _ = installed
-    done = person.env("check", "sumz")
-    assert done.returncode == 2
-    assert "environment 'sumz' is not installed. Did you mean maker/sums?" in done.stderr
+    assert "ModuleNotFoundError" in done.stderr
+    for path in [folder / "venv" / "pyvenv.cfg", *(folder / "venv" / "bin").iterdir()]:
+        assert b".tmp-" not in path.read_bytes() or path.is_symlink()  # the folder it was made in
+    lock = (folder / "requirements.lock").read_text()
+    assert lock.startswith("# maker/sums 1.0, Python 3.")
+    assert lock.count("--hash=sha256:") == 2
+    assert "toy-dep==3.0 \\\n" in lock
 
 
 @pytest.mark.parametrize(("extra", "version"), [([], "0.3.1"), (["--with", "verifiers==0.1.14"], "0.1.14")])
@@ -116,60 +115,18 @@ def test_another_python_that_is_needed_is_named_with_the_command(tmp_path):
     made = wheel(tmp_path, "future", "1.0", files={"future.py": LOADER}, entry_points=FUTURE, python=">=3.14")
     done = Person(tmp_path).env("install", made, "--no-smoke")
     assert done.returncode == 1
-    assert "is not for Python 3." in done.stderr
-    assert "but for Python >=3.14" in done.stderr
     assert f"buckeye env install {made} --python 3.14\n" in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("said", "specifier", "version"),
-    [
-        ("| ERROR: Package 'x' requires a different Python: 3.11.7 not in '>=3.14'", ">=3.14", "3.14"),
-        (
-            "ERROR: Ignored the following versions: 1.0 Requires-Python <3.9; 1.1 Requires-Python <3.9",
-            "<3.9",
-            "3.8",
-        ),
-        (
-            "Because the current Python\n  | version (3.11.7) does not satisfy\n  | Python>=3.13 and x",
-            ">=3.13",
-            "3.13",
-        ),
-        ("does not satisfy Python>=3.12.4,<3.13 and", ">=3.12.4,<3.13", "3.12"),
-    ],
-)
-def test_what_installers_say_about_the_python_is_understood(said, specifier, version):
-    assert python_needed(said) == NeededPython(specifier, version)
-
-
-@pytest.mark.parametrize("said", ["no such package", "does not satisfy Python>=4", "Requires-Python >=x"])
-def test_what_they_say_about_something_else_is_not(said):
-    assert python_needed(said) is None
-
-
-def test_nothing_names_the_folder_it_was_made_in(installed):
-    person, _ = installed
-    venv = person.home / "environments" / "sums" / "venv"
-    for path in [venv / "pyvenv.cfg", *(venv / "bin").iterdir()]:
-        assert b".tmp-" not in path.read_bytes() or path.is_symlink()
-    assert person.environments == ["sums"]
-
-
-def test_the_lock_holds_versions_and_hashes(installed):
-    person, _ = installed
-    lock = (person.home / "environments" / "sums" / "requirements.lock").read_text()
-    assert lock.startswith("# maker/sums 1.0, Python 3.")
-    assert lock.count("--hash=sha256:") == 2
-    assert "toy-dep==3.0 \\\n" in lock
 
 
 def test_a_second_install_and_an_unknown_name_are_refused(installed):
     person, _ = installed
+    misspelt = person.env("check", "sumz")
+    assert (misspelt.returncode, "Did you mean maker/sums?" in misspelt.stderr) == (2, True)
     again = person.env("install", "maker/sums")
     assert (again.returncode, "--force" in again.stderr) == (2, True)
     unknown = person.env("list", "other/sums")
     assert unknown.returncode == 2
-    assert "(there: sums). Install it: buckeye env install other/sums" in unknown.stderr
+    assert "buckeye env install other/sums" in unknown.stderr
     assert person.env("remove", "sums").returncode == 2  # nobody to ask
     assert person.environments == ["sums"]
 
@@ -201,7 +158,7 @@ def test_what_cannot_be_installed_leaves_nothing(index, tmp_path):
     assert (no_environment.returncode, "holds no environment" in no_environment.stderr) == (1, True)
     private = person.env("install", "maker/private", "--index", url)
     assert private.returncode == 1
-    assert "has no environment maker/private" in private.stderr
+    assert "maker/private" in private.stderr
     assert "secret-key" not in private.stderr + private.stdout
     with_key = [path for path, key in asked if key == "Bearer secret-key"]
     assert with_key == ["/api/v1/environmentshub/maker/private/@latest"]

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from buckeye.errors import UsageError
 from buckeye.workers.installed.source import parse_source
+from buckeye.workers.installed.venv import NeededPython, python_needed
 
 HUB = "https://hub.primeintellect.ai/harleycooper/simple/"
 
@@ -65,9 +66,9 @@ def test_what_is_refused(text, said):
         parse_source(text)
 
 
-def test_a_folder_without_a_name_is_refused(tmp_path):
+def test_a_folder_without_a_name_is_refused(tmp_path, refusal):
     (tmp_path / "pyproject.toml").write_text("[tool.x]\n")
-    with pytest.raises(UsageError, match="no project that can be installed"):
+    with refusal(UsageError):
         parse_source(str(tmp_path))
 
 
@@ -87,3 +88,29 @@ def test_any_text_is_a_source_or_a_usage_error(text):
         return
     assert source.name
     assert not source.requirement.startswith("-")
+
+
+@pytest.mark.parametrize(
+    ("said", "specifier", "version"),
+    [
+        ("| ERROR: Package 'x' requires a different Python: 3.11.7 not in '>=3.14'", ">=3.14", "3.14"),
+        (
+            "ERROR: Ignored the following versions: 1.0 Requires-Python <3.9; 1.1 Requires-Python <3.9",
+            "<3.9",
+            "3.8",
+        ),
+        (
+            "Because the current Python\n  | version (3.11.7) does not satisfy\n  | Python>=3.13 and x",
+            ">=3.13",
+            "3.13",
+        ),
+        ("does not satisfy Python>=3.12.4,<3.13 and", ">=3.12.4,<3.13", "3.12"),
+    ],
+)
+def test_what_installers_say_about_the_python_is_understood(said, specifier, version):
+    assert python_needed(said) == NeededPython(specifier, version)
+
+
+@pytest.mark.parametrize("said", ["no such package", "does not satisfy Python>=4", "Requires-Python >=x"])
+def test_what_they_say_about_something_else_is_not(said):
+    assert python_needed(said) is None

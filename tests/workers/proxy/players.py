@@ -4,26 +4,17 @@ import contextlib
 import json
 
 from openai import AsyncOpenAI
-from tests.orchestrator.fakes import FakeEngine, LetterRenderer
+from tests.orchestrator.fakes import make_policy
 
 from buckeye.envs.base import NO_OPTIONS, Reply
-from buckeye.inference.client import Generation, SamplingParams
-from buckeye.orchestrator.policy import RecordingPolicy
+from buckeye.inference.client import Generation
 from buckeye.workers.proxy import serve
 
 QUESTION = "Which animal jumps?"
 SCHEMA = {"type": "object", "properties": {"word": {"type": "string"}}, "required": ["word"]}
 
 
-def letters(engine=None, *, seq_len=2000, seed=3, max_tokens=8):
-    """A policy that answers with letters, one token a character."""
-    return RecordingPolicy(
-        sampler=engine or FakeEngine(),
-        renderer=LetterRenderer(),
-        params=SamplingParams(max_tokens=max_tokens),
-        seq_len=seq_len,
-        seed=seed,
-    )
+letters = make_policy
 
 
 class ScriptedEngine:
@@ -45,8 +36,7 @@ class ScriptedEngine:
 def scripted(renderer, texts):
     """A recording policy of a real renderer that samples these texts, and its engine."""
     engine = ScriptedEngine(renderer, texts)
-    params = SamplingParams(max_tokens=1000)
-    return RecordingPolicy(sampler=engine, renderer=renderer, params=params, seq_len=100_000, seed=0), engine
+    return make_policy(engine, renderer, seq_len=100_000, seed=0, max_tokens=1000), engine
 
 
 class Saying:

@@ -11,6 +11,8 @@ from buckeye.workers.proxy import serve
 
 from .players import anthropic_agent, chat_agent, openai_of, responses_agent, scripted
 
+pytestmark = pytest.mark.anyio
+
 AGENTS = {
     "chat": chat_agent,
     "responses": responses_agent,
@@ -69,33 +71,26 @@ def test_in_every_family_it_is_one_sample(renderer_of, family, agent, options):
     check_one_sample(agent, options, renderer_of(family))
 
 
-def test_what_cannot_be_read_as_a_call_is_text_and_the_conversation_goes_on(renderer_of):
+async def test_what_cannot_be_read_as_a_call_is_text_and_the_conversation_goes_on(renderer_of):
     renderer = renderer_of("qwen2.5")
     written = "<tool_call>\n{'name': find}\n</tool_call>"
     policy, _ = scripted(renderer, [f"I look.\n{written}", "The dog."])
-
-    async def play():
-        async with serve(policy) as endpoint:
-            return await chat_agent(endpoint)
-
-    assert asyncio.run(play()) == f"I look.\n{written}"
+    async with serve(policy) as endpoint:
+        found = await chat_agent(endpoint)
+    assert found == f"I look.\n{written}"
 
 
-def test_an_agent_that_forgets_its_history_begins_a_sample(renderer_of):
+async def test_an_agent_that_forgets_its_history_begins_a_sample(renderer_of):
     renderer = renderer_of("qwen2.5")
     policy, engine = scripted(renderer, ["One.", "Two.", "Three."])
-
-    async def play():
-        async with serve(policy) as endpoint, openai_of(endpoint) as client:
-            ask = {"role": "user", "content": "Go on."}
-            messages = [ask]
-            for turn in range(3):
-                made = await client.chat.completions.create(model="x", messages=messages)
-                messages += [made.choices[0].message, ask]
-                if turn == 1:  # it keeps a summary of what was said
-                    messages = [{"role": "user", "content": "One and two were said."}, ask]
-
-    asyncio.run(play())
+    async with serve(policy) as endpoint, openai_of(endpoint) as client:
+        ask = {"role": "user", "content": "Go on."}
+        messages = [ask]
+        for turn in range(3):
+            made = await client.chat.completions.create(model="x", messages=messages)
+            messages += [made.choices[0].message, ask]
+            if turn == 1:  # it keeps a summary of what was said
+                messages = [{"role": "user", "content": "One and two were said."}, ask]
     assert (policy.turns, policy.extended, policy.branched) == (3, 1, 1)
     trained = [[t for t, mask in zip(s.token_ids, s.loss_mask, strict=True) if mask] for s in policy.segments]
     assert trained == [engine.answers[0] + engine.answers[1], engine.answers[2]]

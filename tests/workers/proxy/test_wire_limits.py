@@ -14,6 +14,8 @@ from buckeye.workers.proxy import Limits, serve
 
 from .players import Saying, anthropic, letters, openai, openai_of
 
+pytestmark = pytest.mark.anyio
+
 ASK = [{"role": "user", "content": "a"}]
 
 
@@ -21,88 +23,68 @@ async def ask(client, messages=ASK, **more):
     return (await client.chat.completions.create(model="policy", messages=messages, **more)).choices[0]
 
 
-def test_after_the_last_turn_comes_an_empty_answer_and_then_a_refusal():
-    async def play():
-        async with openai(letters(), limits=Limits(max_turns=2)) as (client, endpoint):
-            finish = [(await ask(client)).finish_reason for _ in range(3)]
-            with pytest.raises(openai_sdk.BadRequestError, match="max_turns") as refused:
-                await ask(client)
-            return finish, refused.value.code, endpoint.usage
-
-    finish, code, usage = asyncio.run(play())
+async def test_after_the_last_turn_comes_an_empty_answer_and_then_a_refusal():
+    async with openai(letters(), limits=Limits(max_turns=2)) as (client, endpoint):
+        finish = [(await ask(client)).finish_reason for _ in range(3)]
+        with pytest.raises(openai_sdk.BadRequestError, match="max_turns") as refused:
+            await ask(client)
+        code, usage = refused.value.code, endpoint.usage
     assert (finish, code) == (["stop", "stop", "length"], "rollout_limit")
     assert (usage.calls, usage.turns, usage.stop_reason, usage.failure) == (4, 2, "max_turns", None)
 
 
-def test_an_agent_that_ends_by_itself_has_come_to_no_limit():
-    async def play():
-        async with openai(letters(), limits=Limits(max_turns=1, max_tokens=100)) as (client, endpoint):
-            await ask(client)
-            return endpoint.usage
-
-    assert asyncio.run(play()).stop_reason is None
+async def test_an_agent_that_ends_by_itself_has_come_to_no_limit():
+    async with openai(letters(), limits=Limits(max_turns=1, max_tokens=100)) as (client, endpoint):
+        await ask(client)
+        found = endpoint.usage
+    assert found.stop_reason is None
 
 
-def test_tokens_are_limited_over_the_whole_rollout():
+async def test_tokens_are_limited_over_the_whole_rollout():
     engine = FakeEngine()
-
-    async def play():
-        async with openai(letters(engine), limits=Limits(max_tokens=6)) as (client, endpoint):
+    async with openai(letters(engine), limits=Limits(max_tokens=6)) as (client, endpoint):
+        await ask(client)
+        await ask(client)
+        last = await ask(client)
+        with pytest.raises(openai_sdk.BadRequestError, match="max_tokens"):
             await ask(client)
-            await ask(client)
-            last = await ask(client)
-            with pytest.raises(openai_sdk.BadRequestError, match="max_tokens"):
-                await ask(client)
-            return last, endpoint.usage
-
-    last, usage = asyncio.run(play())
+        usage = endpoint.usage
     assert [params.max_tokens for _, params in engine.calls] == [6, 2]
     assert (last.message.content, last.finish_reason) == ("", "length")
     assert (usage.completion_tokens, usage.stop_reason) == (6, "max_tokens")
 
 
-def test_the_time_of_a_rollout_ends_the_call_that_is_open():
+async def test_the_time_of_a_rollout_ends_the_call_that_is_open():
     policy = letters(FakeEngine(delay=60.0))
-
-    async def play():
-        async with openai(policy, limits=Limits(seconds=0.2)) as (client, endpoint):
-            last = await ask(client)
-            with pytest.raises(openai_sdk.BadRequestError, match="timeout"):
-                await ask(client)
-            return last, endpoint.usage
-
-    last, usage = asyncio.run(play())
+    async with openai(policy, limits=Limits(seconds=0.2)) as (client, endpoint):
+        last = await ask(client)
+        with pytest.raises(openai_sdk.BadRequestError, match="timeout"):
+            await ask(client)
+        usage = endpoint.usage
     assert (last.finish_reason, usage.stop_reason, usage.failure) == ("length", "timeout", None)
     assert (policy.turns, policy.segments) == (0, [])
 
 
-def test_a_full_context_is_told_once_and_something_shorter_may_follow():
+async def test_a_full_context_is_told_once_and_something_shorter_may_follow(refusal):
     long = [{"role": "user", "content": "a" * 50}]
-
-    async def play():
-        async with openai(letters(seq_len=30)) as (client, endpoint):
-            await ask(client)
-            full = await ask(client, long)
-            reason = endpoint.usage.stop_reason
-            with pytest.raises(openai_sdk.BadRequestError, match="longer than the context") as refused:
-                await ask(client, long)
-            shorter = await ask(client)
-            return full, reason, refused.value.code, shorter, endpoint.usage
-
-    full, reason, code, shorter, usage = asyncio.run(play())
+    async with openai(letters(seq_len=30)) as (client, endpoint):
+        await ask(client)
+        full = await ask(client, long)
+        reason = endpoint.usage.stop_reason
+        with refusal(openai_sdk.BadRequestError) as refused:
+            await ask(client, long)
+        shorter = await ask(client)
+        code, usage = refused.value.code, endpoint.usage
     assert (full.message.content, full.finish_reason, reason) == ("", "length", "context")
     assert code == "context_length_exceeded"
     assert (shorter.finish_reason, usage.turns, usage.stop_reason) == ("stop", 2, None)
 
 
-def test_a_first_prompt_that_does_not_fit_fails_the_rollout():
-    async def play():
-        async with openai(letters(seq_len=3)) as (client, endpoint):
-            with pytest.raises(openai_sdk.BadRequestError, match="seq_len is 3"):
-                await ask(client)
-            return endpoint.usage
-
-    usage = asyncio.run(play())
+async def test_a_first_prompt_that_does_not_fit_fails_the_rollout():
+    async with openai(letters(seq_len=3)) as (client, endpoint):
+        with pytest.raises(openai_sdk.BadRequestError, match="seq_len is 3"):
+            await ask(client)
+        usage = endpoint.usage
     assert "raise orchestrator" in usage.failure
 
 
@@ -127,118 +109,98 @@ def test_a_policy_that_fails_is_a_failure_and_no_answer(error):
         assert str(error) in failure
 
 
-def test_clients_that_ask_again_by_themselves_do_not():
+async def test_clients_that_ask_again_by_themselves_do_not():
     saying = Saying({"role": "assistant", "content": "x"})
-
-    async def play():
-        async with serve(saying, limits=Limits(max_turns=1)) as endpoint:
-            client = openai_of(endpoint).with_options(max_retries=5)
+    async with serve(saying, limits=Limits(max_turns=1)) as endpoint:
+        client = openai_of(endpoint).with_options(max_retries=5)
+        await ask(client)
+        await ask(client)
+        with pytest.raises(openai_sdk.BadRequestError):
             await ask(client)
-            await ask(client)
-            with pytest.raises(openai_sdk.BadRequestError):
-                await ask(client)
-            await client.close()
-            return endpoint.usage.calls
-
-    assert asyncio.run(play()) == 3
-
-
-def test_when_the_block_ends_open_calls_end_and_nothing_more_is_recorded():
-    policy = letters(FakeEngine(delay=0.5))
-
-    async def play():
-        async with serve(policy) as endpoint:
-            client = openai_of(endpoint)
-            asking = asyncio.create_task(ask(client))
-            while not endpoint.usage.calls:
-                await asyncio.sleep(0.01)
-        statuses = []
-        for late in (asking, ask(client)):
-            with pytest.raises(openai_sdk.APIStatusError, match="has ended") as refused:
-                await late
-            statuses.append(refused.value.status_code)
         await client.close()
-        await asyncio.sleep(0.6)
-        return statuses
+        found = endpoint.usage.calls
+    assert found == 3
 
-    assert asyncio.run(play()) == [410, 410]
+
+async def test_when_the_block_ends_open_calls_end_and_nothing_more_is_recorded():
+    policy = letters(FakeEngine(delay=0.5))
+    async with serve(policy) as endpoint:
+        client = openai_of(endpoint)
+        asking = asyncio.create_task(ask(client))
+        while not endpoint.usage.calls:
+            await asyncio.sleep(0.01)
+    statuses = []
+    for late in (asking, ask(client)):
+        with pytest.raises(openai_sdk.APIStatusError, match="has ended") as refused:
+            await late
+        statuses.append(refused.value.status_code)
+    await client.close()
+    await asyncio.sleep(0.6)
+    assert statuses == [410, 410]
     assert (policy.turns, policy.segments) == (0, [])
 
 
-def test_a_client_that_leaves_takes_its_call_with_it():
+async def test_a_client_that_leaves_takes_its_call_with_it():
     engine = FakeEngine(delay=0.3)
     policy = letters(engine)
-
-    async def play():
-        async with openai(policy) as (client, endpoint):
-            asking = asyncio.create_task(ask(client))
-            while not engine.calls:
-                await asyncio.sleep(0.01)
-            asking.cancel()
-            await asyncio.wait({asking})
-            await asyncio.sleep(0.5)
-            assert (policy.turns, policy.segments) == (0, [])
-            await ask(client)
-            return endpoint.usage
-
-    usage = asyncio.run(play())
+    async with openai(policy) as (client, endpoint):
+        asking = asyncio.create_task(ask(client))
+        while not engine.calls:
+            await asyncio.sleep(0.01)
+        asking.cancel()
+        await asyncio.wait({asking})
+        await asyncio.sleep(0.5)
+        assert (policy.turns, policy.segments) == (0, [])
+        await ask(client)
+        usage = endpoint.usage
     assert (usage.turns, usage.failure) == (1, None)
     assert (policy.turns, len(policy.segments)) == (1, 1)
 
 
-def test_a_stream_that_is_cut_was_recorded_and_the_conversation_goes_on():
+async def test_a_stream_that_is_cut_was_recorded_and_the_conversation_goes_on():
     policy = letters()
-
-    async def play():
-        async with openai(policy) as (client, endpoint):
-            stream = await client.chat.completions.create(model="policy", messages=ASK, stream=True)
-            await anext(stream.__aiter__())
-            await stream.close()
-            said = "".join(map(chr, policy.segments[0].token_ids)).split("a:")[-1].removesuffix("$")
-            more = [*ASK, {"role": "assistant", "content": said}, {"role": "user", "content": "b"}]
-            await ask(client, more)
-            return endpoint.usage.turns
-
-    assert asyncio.run(play()) == 2
+    async with openai(policy) as (client, endpoint):
+        stream = await client.chat.completions.create(model="policy", messages=ASK, stream=True)
+        await anext(stream.__aiter__())
+        await stream.close()
+        said = "".join(map(chr, policy.segments[0].token_ids)).split("a:")[-1].removesuffix("$")
+        more = [*ASK, {"role": "assistant", "content": said}, {"role": "user", "content": "b"}]
+        await ask(client, more)
+        found = endpoint.usage.turns
+    assert found == 2
     assert (policy.extended, policy.branched) == (1, 0)
 
 
-def test_every_rollout_has_its_own_key_and_nobody_elses_opens_it():
-    async def play():
-        async with serve(letters()) as one, serve(letters()) as other:
-            urls = [
-                (f"{one.base_url}/models", {"authorization": f"Bearer {other.api_key}"}),
-                (f"{one.base_url}/models", {}),
-                (f"{one.base_url}/models", {"x-api-key": one.api_key}),
-                (f"{one.root_url}x/v1/models", {"x-api-key": one.api_key}),
-                (f"{one.root_url}/v1/embeddings", {"x-api-key": one.api_key}),
-                (f"{one.base_url}/chat/completions", {"x-api-key": one.api_key}),
-            ]
-            async with httpx.AsyncClient() as client:
-                return [(await client.get(url, headers=headers)).status_code for url, headers in urls]
-
-    assert asyncio.run(play()) == [401, 401, 200, 404, 404, 405]
+async def test_every_rollout_has_its_own_key_and_nobody_elses_opens_it():
+    async with serve(letters()) as one, serve(letters()) as other:
+        urls = [
+            (f"{one.base_url}/models", {"authorization": f"Bearer {other.api_key}"}),
+            (f"{one.base_url}/models", {}),
+            (f"{one.base_url}/models", {"x-api-key": one.api_key}),
+            (f"{one.root_url}x/v1/models", {"x-api-key": one.api_key}),
+            (f"{one.root_url}/v1/embeddings", {"x-api-key": one.api_key}),
+            (f"{one.base_url}/chat/completions", {"x-api-key": one.api_key}),
+        ]
+        async with httpx.AsyncClient() as client:
+            found = [(await client.get(url, headers=headers)).status_code for url, headers in urls]
+    assert found == [401, 401, 200, 404, 404, 405]
 
 
-def test_a_request_that_is_still_being_read_when_the_rollout_ends_is_not_answered():
+async def test_a_request_that_is_still_being_read_when_the_rollout_ends_is_not_answered():
     policy = letters()
-
-    async def play():
-        async with serve(policy) as endpoint:
-            address = endpoint.base_url.removeprefix("http://").partition("/")
-            host, port = address[0].split(":")
-            reader, writer = await asyncio.open_connection(host, int(port))
-            body = json.dumps({"messages": ASK}).encode()
-            head = f"POST /{address[2]}/chat/completions HTTP/1.1\r\nHost: {host}\r\n"
-            head += f"content-type: application/json\r\nx-api-key: {endpoint.api_key}\r\n"
-            writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body[:5])
-            async with httpx.AsyncClient() as client:  # the server has begun to read by then
-                models = f"{endpoint.base_url}/models"
-                await client.get(models, headers={"x-api-key": endpoint.api_key})
-        writer.write(body[5:])
-        status = await reader.readline()
-        writer.close()
-        return status
-
-    assert b" 410 " in asyncio.run(play())
+    async with serve(policy) as endpoint:
+        address = endpoint.base_url.removeprefix("http://").partition("/")
+        host, port = address[0].split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        body = json.dumps({"messages": ASK}).encode()
+        head = f"POST /{address[2]}/chat/completions HTTP/1.1\r\nHost: {host}\r\n"
+        head += f"content-type: application/json\r\nx-api-key: {endpoint.api_key}\r\n"
+        writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body[:5])
+        async with httpx.AsyncClient() as client:  # the server has begun to read by then
+            models = f"{endpoint.base_url}/models"
+            await client.get(models, headers={"x-api-key": endpoint.api_key})
+    writer.write(body[5:])
+    status = await reader.readline()
+    writer.close()
+    assert b" 410 " in status
     assert (policy.turns, policy.segments) == (0, [])

@@ -140,8 +140,6 @@ class Rogue:
         if "farewell" in self._args:
             await asyncio.sleep(0.5)
             open(self._args["farewell"], "w").close()
-        if self._hoard == ["slow"]:
-            time.sleep(1000)
 
     # --- what a task can be ---
 
@@ -202,13 +200,6 @@ class Rogue:
     def _leaves_thread(self, task, endpoint, context):
         threading.Thread(target=time.sleep, args=(1000,)).start()
 
-    def _breaks_output(self, task, endpoint, context):
-        os.close(1)
-        os.close(2)
-        sys.stdout.close()
-        sys.stderr = None
-        raise RuntimeError("nothing to see")
-
     def _closes_connection(self, task, endpoint, context):
         os.closerange(3, 100)
 
@@ -247,9 +238,6 @@ class Rogue:
     def _hoards(self, task, endpoint, context):
         self._hoard.append(b"x" * (300 << 20))
         time.sleep(1000)
-
-    def _closes_slowly(self, task, endpoint, context):
-        self._hoard = ["slow"]
 
     async def _asks(self, task, endpoint, context):
         """Ask the model once, as any client would; the reward is the number it says."""

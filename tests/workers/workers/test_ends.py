@@ -10,6 +10,8 @@ import pytest
 from tests.waiting import wait_for
 from tests.workers.workers.conftest import ADAPTER, is_gone
 
+pytestmark = pytest.mark.e2e
+
 PROGRAM = f"""
 import asyncio, os, signal, sys
 from pathlib import Path
@@ -44,7 +46,10 @@ ENDS = {
 SLOW = {"by an error", "in the middle", "at once", "by SIGTERM", "by SIGINT"}
 
 
-@pytest.mark.parametrize("how", [pytest.param(how, marks=[pytest.mark.slow] * (how in SLOW)) for how in ENDS])
+MARKS = {"by SIGKILL": pytest.mark.smoke} | dict.fromkeys(SLOW, pytest.mark.slow)
+
+
+@pytest.mark.parametrize("how", [pytest.param(how, marks=MARKS.get(how, ())) for how in ENDS])
 def test_workers_and_their_children_end_with_the_process(tmp_path, how):
     end, code = ENDS[how]
     done = subprocess.run([sys.executable, "-c", PROGRAM + end], cwd=tmp_path, capture_output=True, text=True)

@@ -47,10 +47,10 @@ def test_a_body_that_is_no_message_is_refused(body):
         decode(body)
 
 
-def test_a_message_of_the_longest_length_passes_and_one_byte_more_does_not():
+def test_a_message_of_the_longest_length_passes_and_one_byte_more_does_not(refusal):
     frame = {"type": "x", "y": "123"}  # 22 characters
     assert len(encode(frame, most=22)) == 26
-    with pytest.raises(FrameError, match="it has 22 bytes, and 21 is the most"):
+    with refusal(FrameError):
         encode(frame, most=21)
     assert body_length(HEADER.pack(frames.MAX_FRAME)) == frames.MAX_FRAME
     with pytest.raises(FrameError, match="is announced"):

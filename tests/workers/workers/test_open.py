@@ -61,7 +61,9 @@ def isolated(echo):
     asyncio.run(environment.close())
 
 
-def test_an_environment_written_for_buckeye_is_played_here_unless_it_shall_be_isolated(echo, isolated):
+def test_an_environment_written_for_buckeye_is_played_here_unless_it_shall_be_isolated(
+    echo, isolated, wording
+):
     here = load_environment(echo, times=3)
     assert isinstance(isolated, WorkerEnvironment)
     assert isolated.info["generation"] == "buckeye"
@@ -79,7 +81,7 @@ def test_an_environment_written_for_buckeye_is_played_here_unless_it_shall_be_is
     assert theirs.explanations["times"] == "asked 3 times"
     failed = asyncio.run(isolated.rollout(here.tasks("train")[1], Says()))
     assert (failed.reward, failed.boundary) == (None, "step")
-    assert "two is too much" in failed.error
+    assert failed.error == wording
 
 
 def test_what_a_call_beyond_the_limit_was_paid_belongs_to_the_last_turn(echo):
@@ -90,34 +92,33 @@ def test_what_a_call_beyond_the_limit_was_paid_belongs_to_the_last_turn(echo):
     assert outcome.stop_reason == "max_turns"
 
 
-def test_an_installed_environment_runs_in_its_own_interpreter(monkeypatch):
+def test_an_interpreter_that_is_named_or_installed_is_taken(echo, monkeypatch):
+    with pytest.raises(UsageError, match="/bin/false"):
+        open_environment(echo, {}, WorkerSettings(python=Path("/bin/false")))
     installed = SimpleNamespace(python=Path("/bin/false"), module="their_module")
     monkeypatch.setattr(opening, "find_installed", lambda env_id: installed)
-    with pytest.raises(UsageError, match="could not be loaded in /bin/false"):
+    with pytest.raises(UsageError, match="/bin/false"):
         load_environment("somebody/their-environment")
 
 
-def test_an_interpreter_that_is_named_is_taken(echo):
-    with pytest.raises(UsageError, match="could not be loaded in /bin/false"):
-        open_environment(echo, {}, WorkerSettings(python=Path("/bin/false")))
-
-
 @pytest.mark.parametrize("isolation", ["auto", "process"])
-def test_a_library_that_is_missing_is_named_with_the_command_that_installs_it(monkeypatch, isolation):
+def test_a_library_that_is_missing_is_named_with_the_command_that_installs_it(
+    monkeypatch, isolation, refusal
+):
     monkeypatch.setattr(opening, "find_installed", lambda env_id: None)
     monkeypatch.setitem(opening.LIBRARIES, "textarena", "no_such_module")
-    with pytest.raises(EnvironmentNotFoundError, match=r"buckeye env install textarena$"):
+    with refusal(EnvironmentNotFoundError):
         open_environment("textarena/Wordle-v0", {}, WorkerSettings(isolation=isolation))
 
 
 @pytest.mark.parametrize("isolation", ["auto", "none", "process"])
 def test_what_is_nowhere_is_not_found_however_it_shall_be_played(isolation):
-    with pytest.raises(EnvironmentNotFoundError, match="buckeye env install no-such-env"):
+    with pytest.raises(EnvironmentNotFoundError, match="no-such-env"):
         open_environment("no-such-env", {}, WorkerSettings(isolation=isolation))
 
 
 def test_a_wrong_argument_is_an_error_at_once_also_in_a_worker(echo):
-    with pytest.raises(UsageError, match=r"takes no argument 'time'\. Did you mean 'times'"):
+    with pytest.raises(UsageError, match="'times'"):
         open_environment(echo, {"time": 3}, WorkerSettings(isolation="process"))
 
 
@@ -130,8 +131,8 @@ LOOKS = """
 """
 
 
-def test_a_look_at_whether_rollouts_see_each_other_is_had_in_the_worker(isolated, tmp_path):
-    assert "is not looked at" in asyncio.run(isolated.check_isolation())
+def test_a_look_at_whether_rollouts_see_each_other_is_had_in_the_worker(isolated, tmp_path, refusal, wording):
+    assert asyncio.run(isolated.check_isolation()) == wording
     path = tmp_path / "looks.py"
     path.write_text(ECHO.replace("    def tasks(", f"{LOOKS}\n    def tasks("))
     for times, said in ((2, "the same, 2 times"), (1, None)):
@@ -141,7 +142,7 @@ def test_a_look_at_whether_rollouts_see_each_other_is_had_in_the_worker(isolated
             if said is not None:
                 assert said in asyncio.run(environment.check_isolation())
             else:
-                with pytest.raises(UsageError, match="see what others do"):
+                with refusal(UsageError):
                     asyncio.run(check_isolation(named))
         finally:
             asyncio.run(environment.close())
