@@ -72,6 +72,7 @@ def start(node, folder, code, **env):
     return node.start(Start(title="trainer 1", argv=words, env=env, stdout=folder / "stdout"))
 
 
+@pytest.mark.e2e
 def test_a_node_says_what_it_has(node, job):
     facts = node.facts()
     assert (facts.version, facts.address) == (__version__, "127.0.0.1")
@@ -82,6 +83,7 @@ def test_a_node_says_what_it_has(node, job):
     assert "--cpus-per-task=3" in words
 
 
+@pytest.mark.e2e
 def test_a_process_prints_has_heartbeats_and_ends_there(node, job):
     code = (
         "import os; os.write(int(os.environ['BUCKEYE_HEARTBEAT_FD']), b'{\"pulse\": 1e9}\\n'); "
@@ -96,6 +98,7 @@ def test_a_process_prints_has_heartbeats_and_ends_there(node, job):
     assert "secret" not in (job / "words").read_text()
 
 
+@pytest.mark.e2e
 def test_a_signal_reaches_the_session(node, job):
     code = "import os, time; os.fork(); print('here', flush=True); time.sleep(600)"
     process = start(node, job, code)
@@ -105,6 +108,7 @@ def test_a_signal_reaches_the_session(node, job):
     process.signal(signal.SIGTERM, session=True)  # nobody is there any more
 
 
+@pytest.mark.e2e
 def test_a_step_that_is_lost_is_a_lost_process_and_leaves_none(node, job, wording):
     process = start(node, job, WAITS)
     wait_for(lambda: "here" in (job / "stdout").read_text(), "it prints")
@@ -116,6 +120,7 @@ def test_a_step_that_is_lost_is_a_lost_process_and_leaves_none(node, job, wordin
     wait_for(lambda: not psutil.pid_exists(process.pid), "the process has ended")
 
 
+@pytest.mark.e2e
 def test_a_node_that_lost_a_step_is_absent_until_it_answers(node, job, monkeypatch):
     monkeypatch.setattr(srun, "_LOOK_SECONDS", 0.1)
     process = start(node, job, WAITS)
@@ -129,6 +134,7 @@ def test_a_node_that_lost_a_step_is_absent_until_it_answers(node, job, monkeypat
     wait_for(lambda: node.absent is None, "it answers")
 
 
+@pytest.mark.e2e
 def test_a_process_ends_with_the_launcher(node, job):
     process = start(node, job, WAITS)
     wait_for(lambda: "here" in (job / "stdout").read_text(), "it prints")

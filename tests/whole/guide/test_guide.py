@@ -133,7 +133,6 @@ def check_orchestrator(ws):
         assert re.search(line, orchestrator), line
 
 
-@pytest.mark.smoke
 def test_launch_with_2_devices_and_watching_it(ws):
     put_away(ws)
     printed = ws.run(LAUNCH_2)
