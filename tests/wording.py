@@ -24,6 +24,8 @@ _VARYING = (
     (re.compile(re.escape(sys.prefix)), "<venv>"),
     (re.compile(r"(127\.0\.0\.1|localhost|\[::1\]):\d+"), r"\1:<port>"),
     (re.compile(r"\b\d\d:\d\d:\d\d\b"), "<time>"),
+    (re.compile(r"(maximum recursion depth exceeded)[\w ]*"), r"\1"),
+    (re.compile(r"\.tmp-\d+"), ".tmp-<process>"),
     (re.compile(r"\b0x[0-9a-f]{6,}\b"), "<address>"),
 )
 """What differs from machine to machine, and what a snapshot has instead."""

@@ -23,6 +23,8 @@ from .scripted_model import (
     save_scripted_model,
 )
 
+pytestmark = pytest.mark.e2e
+
 KEY = "a key for tests"
 REPLY_TOKENS = 15  # the empty place for reasoning (6), the text (8), the end of the turn
 GREEDY = {"temperature": 0.0, "max_tokens": 60}

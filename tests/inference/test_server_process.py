@@ -178,7 +178,6 @@ def test_a_server_that_cannot_start_says_why_in_one_line(qwen3, tmp_path, config
 
 
 @pytest.mark.e2e
-@pytest.mark.smoke
 def test_a_server_takes_new_weights_and_ends_cleanly(qwen3, make_model, tmp_path):
     """Without a tokenizer: ids in, ids out. A stream that is open when it is asked to stop gets an end."""
     new = make_model("qwen3", seed=3)

@@ -72,7 +72,6 @@ def ended_well(running):
     return printed
 
 
-@pytest.mark.smoke
 def test_a_run_whose_trainer_is_killed_is_the_same_run(finished, runner, start):
     running = start(runner.rl("out", "--ckpt.interval", 1, steps=5, level=0))
     wait_for(lambda: of_kind(runner, "checkpoint"), "a checkpoint")

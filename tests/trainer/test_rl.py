@@ -131,7 +131,6 @@ def test_the_checkpoint_resumed_from_may_be_pruned(tmp_path, train, batches):
 
 
 @pytest.mark.e2e
-@pytest.mark.smoke
 def test_sigterm_checkpoints_and_returns(tmp_path, tiny_model, batches):
     put(tmp_path, batches[:1])
     config = trainer_config(tiny_model, tmp_path, max_steps=4)

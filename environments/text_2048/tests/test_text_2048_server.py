@@ -13,6 +13,8 @@ from buckeye.mcp.tasks.files import read_tasks
 from buckeye.mcp.tasks.task_schema import StdioServer
 from buckeye.workers.opening import load_environment
 
+pytestmark = pytest.mark.e2e
+
 HOME = Path(__file__).parent.parent
 SERVER = StdioServer(command=sys.executable, args=["-m", "text_2048"])
 DEADLINES = Deadlines(start=60.0, call=60.0, close=5.0)

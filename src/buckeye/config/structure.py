@@ -18,6 +18,8 @@ from buckeye.config.shared import BaseConfig
 _SCALARS = {int: "a whole number", float: "a number", str: "text", bool: "true or false", Path: "a path"}
 _BOUNDS = (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<"))
 
+_LISTED_NAMES = 12
+
 
 @dataclass(frozen=True, slots=True)
 class Shape:
@@ -206,12 +208,14 @@ def unknown_setting(model: type[BaseConfig], path: KeyPath, place: Place | None,
         message = f"{within} is {owner.expected()}, so it has no {name}."
         return Problem(path=path, place=place, message=message)
     flags = place is not None and place.layer is Layer.FLAG
-    here = closest(name, [key for table in owner.tables for key in fields_of(table)])
+    known = list(dict.fromkeys(key for table in owner.tables for key in fields_of(table)))
+    here = closest(name, known)
     names = [flag_of((*path[:-1], near)) for near in here] if flags else here
     if not names:
         elsewhere = _elsewhere(model, name)
         names = [flag_of(p) if flags else dotted(p) for p in elsewhere]
-    hint = did_you_mean(names) or " --help-all lists all settings."
+    more = f" and {len(known) - _LISTED_NAMES} more (--help-all)" if len(known) > _LISTED_NAMES else ""
+    hint = did_you_mean(names) or f" This section has {', '.join(known[:_LISTED_NAMES])}{more}."
     return Problem(path=path, place=place, message=f"no such setting.{hint}")
 
 

@@ -26,6 +26,8 @@ from buckeye.mcp.client.errors import (
 from buckeye.mcp.client.session import Deadlines, open_session
 from buckeye.mcp.tasks.task_schema import StdioServer
 
+pytestmark = pytest.mark.e2e
+
 RAW = str(Path(__file__).with_name("raw_server.py"))
 PATIENT = Deadlines(start=60.0, call=60.0, close=5.0)
 

@@ -13,6 +13,8 @@ from tests.mcp.gateway.client import Client, gateway, request, scripted
 
 from buckeye.mcp.gateway.state import own_folder
 
+pytestmark = pytest.mark.e2e
+
 HAS_NAMESPACES = sys.platform == "linux" and os.geteuid() == 0
 
 

@@ -22,6 +22,8 @@ from buckeye.launch.plan import Site
 from buckeye.launch.preflight.devices import Machine
 from buckeye.launch.worker_hosts import run_hosts
 
+pytestmark = pytest.mark.e2e
+
 __all__ = ["start"]  # a fixture
 
 

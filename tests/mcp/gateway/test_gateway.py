@@ -19,6 +19,8 @@ from buckeye.mcp.gateway.settings import GatewaySettings, Refusal, Wish
 from buckeye.mcp.sandbox.base import Limits, Places
 from buckeye.mcp.sandbox.command import CommandRuntime
 
+pytestmark = pytest.mark.e2e
+
 HAS_NAMESPACES = sys.platform == "linux" and os.geteuid() == 0
 
 

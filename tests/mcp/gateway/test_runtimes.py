@@ -15,6 +15,8 @@ from buckeye.mcp.sandbox.base import Limits, RuntimeUnavailable
 from buckeye.mcp.sandbox.confinement import Walls, confined, confined_environment, walls
 from buckeye.mcp.sandbox.containers import image_runtime
 
+pytestmark = pytest.mark.e2e
+
 ROOT_ON_LINUX = sys.platform == "linux" and os.geteuid() == 0
 needs_root = pytest.mark.skipif(not ROOT_ON_LINUX, reason="needs root on Linux")
 

@@ -360,8 +360,7 @@ def _manifest(path):
         raise UsageError(str(error)) from None  # as the registry's client does
     if not isinstance(content, dict):
         raise UsageError("no object")
-    kind = _seed("manifest.json")["mediaType"]
-    return parse_manifest(content, digest="sha256:" + "3" * 64, kind=kind, shown="my-env")
+    return parse_manifest(content, digest="sha256:" + "3" * 64, shown="my-env")
 
 
 def _layers(path):

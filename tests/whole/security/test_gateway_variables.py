@@ -8,6 +8,8 @@ from tests.mcp.gateway.client import Client, gateway, scripted
 from buckeye.errors import UsageError
 from buckeye.mcp.gateway.settings import GatewaySettings, decides_what_runs
 
+pytestmark = pytest.mark.e2e
+
 LOADERS = [
     "LD_PRELOAD", "LD_LIBRARY_PATH", "LD_AUDIT", "DYLD_INSERT_LIBRARIES", "GCONV_PATH", "PYTHONPATH",
     "PYTHONSTARTUP", "PYTHONHOME", "PYTHONINSPECT", "NODE_OPTIONS", "NODE_PATH", "PERL5LIB", "PERL5OPT",

@@ -24,6 +24,8 @@ from buckeye.mcp.sandbox.confinement import (
     walls,
 )
 
+pytestmark = pytest.mark.e2e
+
 NOBODY = 65534
 as_root = pytest.mark.skipif(os.getuid() != 0, reason="is about what root may")
 with_walls = pytest.mark.skipif(not HAS_NAMESPACES, reason="this machine gives no namespaces")
