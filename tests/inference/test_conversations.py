@@ -26,6 +26,7 @@ ODDLY_SPACED = {
     "tagged": '<tool_call>{"arguments":{"word":"dog"},  "name":"find"}</tool_call>',
     "json": '{ "parameters":{"word" : "dog"},"name":"find"}',
 }
+RESULT = {"role": "tool", "tool_call_id": "call00000", "name": "find", "content": "an animal"}
 MALFORMED = "<tool_call>\n{'name': find}\n</tool_call>"
 
 
@@ -106,8 +107,7 @@ def test_without_tools_a_call_is_text(renderers, family):
 def test_calls_are_numbered_through_the_conversation(renderers, family):
     renderer = renderers[family]
     first = reply(renderer, call_of(renderer))
-    result = {"role": "tool", "tool_call_id": "call00000", "name": "find", "content": "an animal"}
-    second = reply(renderer, call_of(renderer), messages=(QUESTION, first, result))
+    second = reply(renderer, call_of(renderer), messages=(QUESTION, first, RESULT))
     assert second["tool_calls"][0]["id"] == "call00001"
 
 
@@ -140,8 +140,7 @@ def test_a_template_that_opens_the_reasoning_itself(tmp_path):
 def test_a_template_without_tools_is_told_about_them_in_plain_messages(renderers, family, wording):
     renderer = renderers[family]
     called = reply(renderer, CALL["tagged"])
-    result = {"role": "tool", "tool_call_id": "call00000", "name": "find", "content": "an animal"}
-    text = renderer.render([SYSTEM, QUESTION, called, result, result], [FIND]).text
+    text = renderer.render([SYSTEM, QUESTION, called, RESULT, RESULT], [FIND]).text
     system, rest = text.split("<|im_end|>\n<|im_start|>user\nWhich animal jumps?")
     assert system.startswith("<|im_start|>system\nBe brief.\n\n")
     assert json.dumps(FIND) in system
@@ -163,6 +162,11 @@ class ScriptedEngine:
         return Generation(
             token_ids=ids, logprobs=[-0.25] * len(ids), versions=[3] * len(ids), finish_reason=reason
         )
+
+
+def replies_of(renderer, *texts):
+    """Answers of these texts that end by themselves."""
+    return [([*renderer.encode(text), renderer.template.end_of_turn[1]], "stop") for text in texts]
 
 
 async def converse(renderer, answers, follow_ups, tools=(FIND,)):
@@ -276,11 +280,7 @@ def test_trained_ids_are_the_sampled_ids_whatever_is_sampled(renderers, family, 
 def test_short_reasoning_that_the_answer_repeats_is_still_missed(renderers):
     """Qwen3 drops the reasoning; that its words stand in the answer does not mean that it is there."""
     renderer = renderers["qwen3"]
-    end = renderer.template.end_of_turn[1]
-    answers = [
-        ([*renderer.encode("<think>\n4\n</think>\n\nThe answer is 4."), end], "stop"),
-        ([*renderer.encode("Yes."), end], "stop"),
-    ]
+    answers = replies_of(renderer, "<think>\n4\n</think>\n\nThe answer is 4.", "Yes.")
     _, policy, _ = asyncio.run(converse(renderer, answers, ["Sure?", "Bye."]))
     assert (policy.extended, policy.branched) == (0, 1)
 
@@ -288,22 +288,17 @@ def test_short_reasoning_that_the_answer_repeats_is_still_missed(renderers):
 def test_each_follow_up_prompt_is_what_the_template_would_write(renderers):
     """Canonical replies: the verbatim continuation is the template's own rendering, token for token."""
     for family, renderer in renderers.items():
-        end = renderer.template.end_of_turn[1]
-        answers = [
-            ([*renderer.encode(text), end], "stop") for text in (call_of(renderer), "The fox.", "Yes.")
-        ]
+        answers = replies_of(renderer, call_of(renderer), "The fox.", "Yes.")
         engine, policy, replies = asyncio.run(converse(renderer, answers, ["an animal", "Is it?", "Bye."]))
-        result = {"role": "tool", "tool_call_id": "call00000", "name": "find", "content": "an animal"}
         asked = {"role": "user", "content": "Is it?"}
-        whole = renderer.render([QUESTION, replies[0], result, replies[1], asked], [FIND])
+        whole = renderer.render([QUESTION, replies[0], RESULT, replies[1], asked], [FIND])
         assert renderer.decode(engine.prompts[2]) == whole.text, family
         assert policy.branched == 0, family
 
 
 def test_an_environment_that_rewrites_history_branches(renderers):
     async def play(renderer):
-        end = renderer.template.end_of_turn[1]
-        engine = ScriptedEngine([([*renderer.encode(t), end], "stop") for t in ("The fox.", "Yes.", "No.")])
+        engine = ScriptedEngine(replies_of(renderer, "The fox.", "Yes.", "No."))
         policy = RecordingPolicy(
             sampler=engine, renderer=renderer, params=SamplingParams(max_tokens=100), seq_len=10_000, seed=0
         )
@@ -322,15 +317,11 @@ def test_a_message_that_says_the_same_in_other_words_of_json_is_no_rewriting(ren
     """An environment may parse the arguments, or rebuild the message."""
     for renderer in renderers.values():
         conversation = renderer.render([QUESTION], [FIND])
-        sampled = [
-            *renderer.encode(ODDLY_SPACED[renderer.template.call_format]),
-            renderer.template.end_of_turn[1],
-        ]
+        ((sampled, _),) = replies_of(renderer, ODDLY_SPACED[renderer.template.call_format])
         message = renderer.parse(conversation, sampled)
         function = message["tool_calls"][0]["function"]
         message["tool_calls"][0]["function"] = {**function, "arguments": json.loads(function["arguments"])}
-        result = {"role": "tool", "tool_call_id": "call00000", "name": "find", "content": "an animal"}
-        extended = renderer.extend(conversation, sampled, [QUESTION, message, result], [FIND])
+        extended = renderer.extend(conversation, sampled, [QUESTION, message, RESULT], [FIND])
         assert extended.ids[: len(conversation.ids) + len(sampled)] == conversation.ids + sampled
 
 

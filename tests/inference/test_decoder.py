@@ -1,6 +1,5 @@
 """The engine computes what transformers computes."""
 
-import json
 import shutil
 
 import pytest
@@ -8,7 +7,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from buckeye.errors import InferenceError
-from buckeye.inference.engine.architecture import read_spec
 from buckeye.inference.engine.sequences import Sequence
 from buckeye.inference.engine.weights import Checkpoint
 from buckeye.inference.types import SamplingParams
@@ -75,16 +73,6 @@ def test_a_sharded_checkpoint_is_the_same_model(qwen3, tmp_path):
     assert (one.token_ids, one.logprobs) == (other.token_ids, other.logprobs)
 
 
-def test_the_older_keys_of_rope_are_read(make_model, tmp_path):
-    config = json.loads((make_model("llama3").directory / "config.json").read_text())
-    new = read_spec(make_model("llama3").directory)
-    rope = config.pop("rope_parameters")
-    config["rope_theta"] = rope.pop("rope_theta")
-    config["rope_scaling"] = {"type": rope.pop("rope_type"), **rope}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    assert read_spec(tmp_path) == new
-
-
 def test_bfloat16_stays_close(qwen3):
     engine = make_engine(qwen3.directory, dtype=torch.bfloat16)
     (prompt,) = prompts(12)
@@ -92,25 +80,6 @@ def test_bfloat16_stays_close(qwen3):
     finish(engine, sequence)
     error = (torch.tensor(sequence.logprobs) - qwen3.logprobs(prompt, sequence.token_ids)).abs()
     assert error.mean() < 0.2
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"architectures": ["GPT2LMHeadModel"]},
-        {"hidden_act": "gelu"},
-        {"layer_types": ["sliding_attention"]},
-        {"quantization_config": {"bits": 4}},
-        {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}},
-        {"num_attention_heads": None},
-    ],
-    ids=lambda change: next(iter(change)),
-)
-def test_a_model_it_would_compute_wrongly_is_refused(qwen3, tmp_path, change, refusal):
-    config = json.loads((qwen3.directory / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | change))
-    with refusal(InferenceError):
-        read_spec(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,8 @@ WRONG = {
 ODD = {
     "architectures": {"architectures": 3},
     "no architecture": {"architectures": []},
+    "another architecture": {"architectures": ["GPT2LMHeadModel"]},
+    "no number of heads": {"num_attention_heads": None},
     "kinds of layers": {"layer_types": 5},
     "rope": {"rope_parameters": "fast"},
     "a scale of rope": {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": None}},

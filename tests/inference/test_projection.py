@@ -47,15 +47,6 @@ def test_products_have_few_numbers_of_rows():
     assert len(set(sizes.values())) == 16 + 8 * 9
 
 
-def test_by_hand():
-    projection = Projection(torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]), torch.tensor([0.0, 1.0, 0.5]))
-    assert projection(torch.tensor([[1.0, 10.0]])).tolist() == [[21.0, 44.0, 65.5]]
-    assert projection(torch.tensor([[1.0, 10.0], [0.0, 1.0]])).tolist() == [
-        [21.0, 44.0, 65.5],
-        [2.0, 5.0, 6.5],
-    ]
-
-
 def test_prepared_weights_are_used_only_once_they_are_loaded(make_model):
     old, new = make_model("qwen3"), make_model("qwen3", seed=1)
     weights = Weights(read_spec(old.directory), dtype=torch.float32, device=torch.device("cpu"))

@@ -236,13 +236,18 @@ async def test_requests_of_a_server_that_is_taken_out_are_asked_of_others(a, b):
     assert metrics["inference/0/failures"] == 1
 
 
+def slow(answer, seconds=1.0):
+    """An answer that comes late."""
+    return lambda body: (time.sleep(seconds), answer(body) if callable(answer) else answer)[1]
+
+
 async def test_a_silent_server_is_reported(a, b, wording):
     reported = []
     async with watching(
         [a, b], heartbeat_timeout=0.3, on_broken=lambda *report: reported.append(report)
     ) as client:
         health = a.answers["/health"]
-        a.answers["/health"] = lambda body: (asyncio.run(asyncio.sleep(1.0)), health(body))[1]
+        a.answers["/health"] = slow(health)
         await until(lambda: reported, "the report")
         assert client.metrics()["inference/up"] == 1
         a.answers["/health"] = health
@@ -252,16 +257,6 @@ async def test_a_silent_server_is_reported(a, b, wording):
     assert reason == wording
 
 
-def slow(answer, seconds=1.0):
-    """An answer that comes late."""
-    return lambda body: (time.sleep(seconds), answer(body) if callable(answer) else answer)[1]
-
-
-def beats(fake, path, count):
-    """Whether a fake was asked for a path so often."""
-    return lambda: fake.calls[path] >= count
-
-
 async def test_a_busy_server_is_not_dead(a):
     """Its engine has no time for questions: it lives as long as anything answers."""
     reported = []
@@ -269,7 +264,7 @@ async def test_a_busy_server_is_not_dead(a):
         [a], heartbeat_timeout=0.3, on_broken=lambda *report: reported.append(report)
     ) as client:
         a.answers["/collective_rpc"] = slow(a.answers["/collective_rpc"])
-        await until(beats(a, "/collective_rpc", 4), "four beats")
+        await until(lambda: a.calls["/collective_rpc"] >= 4, "four beats")
         a.answers["/health"] = slow(a.answers["/health"])
         asked = a.calls["/health"]
         while a.calls["/health"] < asked + 3:  # somebody's answers come all the time

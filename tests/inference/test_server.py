@@ -231,8 +231,6 @@ def test_a_stop_token_is_a_token_but_not_text(http, tokenizer):
         ("/v1/completions", {"prompt": [1], "logprobs": 21}, 400, "logprobs"),
         ("/v1/completions", {"prompt": [[1]] * 20, "n": 1024}, 400, "sequences"),
         ("/v1/completions", {"prompt": [1], "model": "gpt-4"}, 404, "gpt-4"),
-        ("/v1/chat/completions", {"messages": []}, 400, "empty"),
-        ("/v1/chat/completions", {"messages": [{"content": "x"}]}, 400, "role"),
         ("/v1/chat/completions", {"messages": [USER | {"content": [{"type": "image"}]}]}, 400, "[0].type"),
         ("/pause?mode=later", {}, 400, "mode"),
         ("/update_weights", {"update_info": {"path": "/nowhere"}}, 400, "not below"),

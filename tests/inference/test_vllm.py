@@ -62,41 +62,43 @@ def value_of(words, flag):
     return words[words.index(flag) + 1]
 
 
-def test_the_server_computes_what_training_needs(fake_vllm):
-    words = command(fake_vllm, model={"name": "org/m"}, server={"port": 8123})
-    assert words[:3] == ["/opt/vllm/bin/python", "-m", "buckeye_vllm_server"]
-    assert value_of(words, "--logprobs-mode") == "processed_logprobs"
-    assert value_of(words, "--generation-config") == "vllm"
-    assert "--enable-scale-out" in words
-    assert value_of(words, "--middleware") == "buckeye_vllm_gate.Gate"
-    assert value_of(words, "--weight-transfer-config") == '{"backend": "buckeye_fs"}'
-    assert (value_of(words, "--served-model-name"), value_of(words, "--port")) == ("org/m", "8123")
-    assert value_of(words, "--dtype") == "float32"
-    assert value_of(command(fake_vllm, cpu=False), "--dtype") == "auto"
-    assert "--enforce-eager" not in command(fake_vllm, cpu=False)
+GPU, LONG, KV = {"cpu": False}, {"model": {"max_model_len": 9000}}, "--kv-cache-memory-bytes"
 
 
-def test_further_arguments_are_passed_on_in_vllms_words(fake_vllm):
-    words = command(
-        fake_vllm,
-        vllm={
-            "max_num_batched_tokens": 8192,
-            "enable_lora": False,
-            "hf_overrides": {"a": 1},
-            "block_size": 32,
-        },
-    )
-    assert value_of(words, "--max-num-batched-tokens") == "8192"
-    assert value_of(words, "--hf-overrides") == '{"a": 1}'
-    assert "--no-enable-lora" in words
-    assert "--enable-prefix-caching" not in words
-
-
-def test_on_a_cpu_a_prompt_is_computed_in_one_go(fake_vllm):
-    words = command(fake_vllm, model={"max_model_len": 9000})
-    assert "--no-enable-chunked-prefill" in words
-    assert value_of(words, "--max-num-batched-tokens") == "9000"
-    assert "--no-enable-chunked-prefill" not in command(fake_vllm, cpu=False)
+@pytest.mark.parametrize(
+    ("settings", "flag", "value"),
+    [
+        ({}, "-m", "buckeye_vllm_server"),
+        ({}, "--logprobs-mode", "processed_logprobs"),
+        ({}, "--generation-config", "vllm"),
+        ({}, "--enable-scale-out", ...),
+        ({}, "--middleware", "buckeye_vllm_gate.Gate"),
+        ({}, "--weight-transfer-config", '{"backend": "buckeye_fs"}'),
+        ({"model": {"name": "org/m"}}, "--served-model-name", "org/m"),
+        ({"server": {"port": 8123}}, "--port", "8123"),
+        ({}, "--dtype", "float32"),
+        (GPU, "--dtype", "auto"),
+        (GPU, "--enforce-eager", None),
+        ({"vllm": {"max_num_batched_tokens": 8192}}, "--max-num-batched-tokens", "8192"),
+        ({"vllm": {"enable_lora": False}}, "--no-enable-lora", ...),
+        ({"vllm": {"hf_overrides": {"a": 1}}}, "--hf-overrides", '{"a": 1}'),
+        ({}, "--enable-prefix-caching", None),
+        (LONG, "--no-enable-chunked-prefill", ...),
+        (LONG, "--max-num-batched-tokens", "9000"),  # a prompt is computed in one go
+        (GPU, "--no-enable-chunked-prefill", None),
+        ({"kv_cache_gb": 2.5}, KV, "2500000000"),
+        ({**GPU, "kv_cache_gb": 2.5}, KV, "2500000000"),
+        ({}, KV, "1000000000"),  # else vLLM takes most of the RAM
+        (GPU, KV, None),  # gpu_memory_utilization says it
+    ],
+    ids=range(22),
+)
+def test_flags(fake_vllm, settings, flag, value):
+    words = command(fake_vllm, **settings)
+    assert words[0] == "/opt/vllm/bin/python"
+    assert (flag in words) is (value is not None)
+    if isinstance(value, str):
+        assert value_of(words, flag) == value
 
 
 def test_on_a_cpu_a_prompt_is_as_long_as_a_model_of_any_kind_says(fake_vllm, tmp_path):
@@ -104,14 +106,6 @@ def test_on_a_cpu_a_prompt_is_as_long_as_a_model_of_any_kind_says(fake_vllm, tmp
     (tmp_path / "config.json").write_text(json.dumps(described))
     words = server_command(InferenceConfig(), fake_vllm, tmp_path, cpu=True)
     assert value_of(words, "--max-num-batched-tokens") == "8192"
-
-
-def test_memory_for_keys_and_values_is_what_was_asked_for(fake_vllm):
-    flag = "--kv-cache-memory-bytes"
-    for cpu in (True, False):
-        assert value_of(command(fake_vllm, cpu=cpu, kv_cache_gb=2.5), flag) == "2500000000"
-    assert value_of(command(fake_vllm), flag) == "1000000000"  # else vLLM takes most of the RAM
-    assert flag not in command(fake_vllm, cpu=False)  # gpu_memory_utilization says it
 
 
 def test_there_is_room_for_the_adapters_that_are_trained(fake_vllm):
@@ -173,7 +167,7 @@ def test_without_vllm_the_message_says_how_to_get_it(monkeypatch, tmp_path, refu
         find_vllm(Path(sys.executable))
 
 
-def gate(headers, path="/pause", monkeypatch=None):
+def gate(headers, path):
     """The status that the middleware answers with, 200 standing for what is behind it."""
     sys.path.insert(0, str(PLUGIN))
     try:

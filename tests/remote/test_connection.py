@@ -66,10 +66,7 @@ def test_the_first_key_of_a_server_is_written_down_and_another_one_is_refused(tm
     assert len(known_keys(known, SshTarget(user="root", host="127.0.0.1", port=port))) == 1
     shutil.rmtree(tmp_path / "one")
     make_key(tmp_path / "other_user_key")
-    with (
-        sshd(tmp_path / "one", port=port) as second,
-        pytest.raises(RemoteError, match="key"),
-    ):
+    with sshd(tmp_path / "one", port=port) as second, pytest.raises(RemoteError, match="key"):
         asyncio.run(connected(a_link(second, known), nothing))
     assert len(known.read_text().splitlines()) == 1
     assert key == second.key

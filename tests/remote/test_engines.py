@@ -168,10 +168,7 @@ def test_a_node_of_another_version_is_refused(job, monkeypatch, version, python)
     )
     monkeypatch.setattr(srun.SrunHost, "facts", lambda self: told)
     said = rf"node 1 \(n2\) has version {version} of Buckeye and {python} of Python, and this host"
-    with (
-        pytest.raises(UsageError, match=said),
-        other_nodes(config(job)),
-    ):
+    with pytest.raises(UsageError, match=said), other_nodes(config(job)):
         pass
 
 
@@ -260,10 +257,7 @@ def test_a_closed_port_is_said(tmp_path, caplog, refusal, wording):
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     caplog.set_level("INFO", "buckeye.launch")
-    with (
-        refusal(RunError),
-        other_nodes(ray_config(tmp_path, f"127.0.0.1:{port}")),
-    ):
+    with refusal(RunError), other_nodes(ray_config(tmp_path, f"127.0.0.1:{port}")):
         pass
     assert caplog.messages[0] == wording
 

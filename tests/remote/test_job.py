@@ -67,11 +67,6 @@ class Bench:
             tell=self.told.append,
         )
 
-    async def start(self, link, secrets=()):
-        await link.connect(patience=60)
-        await jobs.prepare(link, self.job, self.settings)
-        await jobs.start(link, self.job, dict(secrets))
-
     async def more_arrives(self):
         before = len(self.screen.getvalue())
         async with asyncio.timeout(300):
@@ -88,18 +83,21 @@ class Bench:
             tell=self.told.append,
         )
 
-    def run(self, work, secrets=(), port=None):
-        """The result of `work(link)`, after the job was started."""
+    def run(self, work, secrets=(), port=None, *, start=True):
+        """The result of `work(link)`, after the job was prepared, and started."""
 
-        async def started():
+        async def connected():
             link = self.link(port)
-            await self.start(link, secrets)
+            await link.connect(patience=60)
+            await jobs.prepare(link, self.job, self.settings)
+            if start:
+                await jobs.start(link, self.job, dict(secrets))
             try:
                 return await work(link)
             finally:
                 await link.close()
 
-        return asyncio.run(started())
+        return asyncio.run(connected())
 
     async def until_end(self, link):
         return await self.follower(link).until_end()
@@ -162,23 +160,17 @@ def test_keys_that_arrive_in_part_start_nothing_and_are_deleted(host, tmp_path):
     """As if the laptop were lost in the middle: the announced length is not reached."""
     bench = Bench(host, tmp_path, "print('begun')")
 
-    async def work():
-        link = bench.link()
-        await link.connect(patience=60)
-        await jobs.prepare(link, bench.job, bench.settings)
+    async def work(link):
         run = link.run
 
         async def cut(argv, *, data=b"", **given):
             return await run(argv, data=data[:-3], **given)
 
         link.run = cut
-        try:
-            await jobs.start(link, bench.job, {"HF_TOKEN": "sk-SECRETSECRET"})
-        finally:
-            await link.close()
+        await jobs.start(link, bench.job, {"HF_TOKEN": "sk-SECRETSECRET"})
 
     with pytest.raises(RemoteError, match="whole"):
-        asyncio.run(work())
+        bench.run(work, start=False)
     assert sorted(path.name for path in (tmp_path / "job").iterdir()) == ["job.json"]
 
 
@@ -263,20 +255,16 @@ def test_the_job_ends_by_itself_when_nobody_looks_after_it(host, tmp_path):
 def test_what_is_asked_for_outside_of_the_run_is_refused(host, tmp_path):
     bench = Bench(host, tmp_path, "")
 
-    async def work():
-        link = bench.link()
-        await link.connect(patience=60)
-        await jobs.prepare(link, bench.job, bench.settings)
+    async def work(link):
         async with jobs.questions(link, bench.job) as asked:
             with pytest.raises(RemoteError, match="leads out"):
                 await asked.request("read", path="../script.py", offset=0, length=1)
             with pytest.raises(FileNotFoundError):
                 await asked.request("read", path="none", offset=0, length=1)
             look, _ = await asked.request("look")
-        await link.close()
         return look
 
-    look = asyncio.run(work())
+    look = bench.run(work, start=False)
     assert (look["running"], look["started"], look["code"], look["files"]) == (False, False, None, [])
     assert json.dumps(look)
 

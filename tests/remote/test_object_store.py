@@ -210,15 +210,11 @@ def test_a_download_goes_on_with_the_files_that_are_missing(tmp_path, url, monke
     assert not before & set(asked)
 
 
-def _of(manifest, **changes):
-    return {**manifest, **changes}
-
-
 def _renamed(name):
     def change(manifest):
         files, sizes = dict(manifest["files"]), dict(manifest["sizes"])
         files[name], sizes[name] = files.pop("trainer/empty"), sizes.pop("trainer/empty")
-        return _of(manifest, files=files, sizes=sizes)
+        return manifest | {"files": files, "sizes": sizes}
 
     return change
 
@@ -238,20 +234,26 @@ HOSTILE = {
     "long": _renamed("trainer/" + "x" * 300),
     "a file as folder": _renamed("trainer/optimizer.safetensors/x"),
     "half a surrogate": _renamed("trainer/\ud800"),
-    "huge": lambda m: _of(m, sizes={**m["sizes"], "trainer/empty": 10**18}),
-    "negative": lambda m: _of(m, sizes={**m["sizes"], "trainer/empty": -1}),
-    "no sizes": lambda m: _of(m, sizes={}),
-    "wrong hash": lambda m: _of(m, files={**m["files"], "trainer/empty": "0" * 64}),
-    "no hash": lambda m: _of(m, files={**m["files"], "trainer/empty": "yes"}),
-    "a number as hash": lambda m: _of(m, files={**m["files"], "trainer/empty": 7}),
-    "no files": lambda m: _of(m, files={}, sizes={}),
-    "another step": lambda m: _of(m, step=40),
-    "another attempt": lambda m: _of(m, attempt=2),
-    "an infinite step": lambda m: _of(m, step=1e400),
-    "no run": lambda m: _of(m, run=None),
-    "a run elsewhere": lambda m: _of(m, run={**m["run"], "run_id": "../../x"}),
-    "a long history": lambda m: _of(m, run={**m["run"], "attempts": m["run"]["attempts"] * 40_000}),
+    "huge": lambda m: m | {"sizes": m["sizes"] | {"trainer/empty": 10**18}},
+    "negative": lambda m: m | {"sizes": m["sizes"] | {"trainer/empty": -1}},
+    "no sizes": lambda m: m | {"sizes": {}},
+    "wrong hash": lambda m: m | {"files": m["files"] | {"trainer/empty": "0" * 64}},
+    "no hash": lambda m: m | {"files": m["files"] | {"trainer/empty": "yes"}},
+    "a number as hash": lambda m: m | {"files": m["files"] | {"trainer/empty": 7}},
+    "no files": lambda m: m | {"files": {}, "sizes": {}},
+    "another step": lambda m: m | {"step": 40},
+    "another attempt": lambda m: m | {"attempt": 2},
+    "an infinite step": lambda m: m | {"step": 1e400},
+    "no run": lambda m: m | {"run": None},
+    "a run elsewhere": lambda m: m | {"run": m["run"] | {"run_id": "../../x"}},
+    "a long history": lambda m: m | {"run": m["run"] | {"attempts": m["run"]["attempts"] * 40_000}},
     "a list": lambda m: [m],
+    "nothing": lambda _: b"",
+    "half of it": lambda _: b"{",
+    "nested": lambda _: b"[" * 200_000,
+    "no UTF-8": lambda _: b"\xff",
+    "null": lambda _: b"null",
+    "an empty object": lambda _: b"{}",
 }
 
 
@@ -260,7 +262,8 @@ def test_a_manifest_that_lies_is_passed_over(tmp_path, url, stored, change, capl
     new = made(tmp_path / "around" / "deep" / "new")
     *_, newer = stored[1].checkpoints()
     path = f"{url}/{newer.path}/COMMITTED"
-    MEMORY.pipe_file(path, json.dumps(change(json.loads(MEMORY.cat_file(path)))).encode())
+    content = change(json.loads(MEMORY.cat_file(path)))
+    MEMORY.pipe_file(path, content if isinstance(content, bytes) else json.dumps(content).encode())
     newest = Store(url)
     with pytest.raises(CheckpointError):
         newest.fetch(newer, new / "checkpoints")
@@ -269,15 +272,6 @@ def test_a_manifest_that_lies_is_passed_over(tmp_path, url, stored, change, capl
     assert steps_here(new) == [2]
     outside = [p for p in (tmp_path / "around").rglob("*") if p.is_file() and not p.is_relative_to(new)]
     assert not outside
-
-
-@pytest.mark.parametrize("text", [b"", b"{", b"[" * 200_000, b"\xff", b"null", b"{}"])
-def test_a_manifest_that_is_none(tmp_path, url, stored, text, caplog):
-    *_, newer = stored[1].checkpoints()
-    MEMORY.pipe_file(f"{url}/{newer.path}/COMMITTED", text)
-    bring(made(tmp_path / "new"), url, -1)
-    assert steps_here(tmp_path / "new") == [2]
-    assert f"{newer.path}" in caplog.text
 
 
 def test_an_object_that_was_changed_is_noticed(tmp_path, url, stored, caplog):

@@ -163,10 +163,7 @@ def test_keep_leaves_the_pod_and_says_so(house, wording):
 
 def test_keep_does_not_keep_a_pod_that_was_never_ready(house, refusal):
     house.landlord.ready_after = 1e9
-    with (
-        refusal(RemoteError),
-        house.rented(keep=True),
-    ):
+    with refusal(RemoteError), house.rented(keep=True):
         raise AssertionError
     assert house.landlord.alive == []
     assert "30 min, $1.29" in house.told[-1]
@@ -193,10 +190,7 @@ def test_an_offer_that_comes_to_nothing_gives_way_to_the_next(house, fault):
 
 def test_when_all_refuse_nothing_is_left(house, refusal):
     house.landlord.refusing = {"2A100.cheap", "2A100.middle", "2A100.dear"}
-    with (
-        refusal(RemoteError),
-        house.rented(max_price=9),
-    ):
+    with refusal(RemoteError), house.rented(max_price=9):
         raise AssertionError
     assert house.entry.ended is not None
     assert house.entry.cost(house.time.now()) == 0
@@ -266,10 +260,7 @@ def test_yes_alone_confirms_the_price_of_the_first_offer_only(house):
 
 def test_a_pod_above_the_limit_is_given_back_though_its_offer_was_below(house, refusal):
     house.landlord.lying = {"2A100.cheap": 2.59}  # which passes for 2.58, but not for a limit of 2.58
-    with (
-        refusal(RemoteError),
-        house.rented(max_price=2.58),
-    ):
+    with refusal(RemoteError), house.rented(max_price=2.58):
         raise AssertionError
     assert (ordered(house), house.landlord.alive) == (["2A100.cheap"], [])
 

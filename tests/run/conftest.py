@@ -167,3 +167,13 @@ def finished(tmp_path_factory, tiny_model):
 @pytest.fixture
 def runner(tmp_path, tiny_model):
     return Runner(tmp_path, tiny_model)
+
+
+@pytest.fixture
+def start(runner):
+    """Starts commands that do not outlive the test."""
+    started = []
+    yield lambda argv: started.append(runner.start(argv)) or started[-1]
+    for process in started:
+        with process:
+            process.kill()

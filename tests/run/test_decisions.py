@@ -56,14 +56,19 @@ def test_what_was_long_ago_is_forgotten_and_progress_gives_all_back():
 
 
 @pytest.mark.parametrize(
-    ("second", "kind"),
-    [(("shape", 7), GiveUp), (("shape", 8), Again), (("other", 7), Again), ((None, 7), Again)],
+    ("errors", "last"),
+    [
+        ([("shape", 7), ("shape", 7)], GiveUp),
+        ([("shape", 7), ("shape", 8)], Again),
+        ([("shape", 7), ("other", 7)], Again),
+        ([("shape", 7), (None, 7), ("shape", 7)], Again),
+        ([("network", step) for step in (3, 4, 9, 10, 20)], Again),
+    ],
 )
-def test_the_same_error_at_the_same_step_is_deterministic(second, kind):
-    budget = Budget(most=5, window=100.0)
-    budget.after(0, cause="shape", step=7)
-    cause, step = second
-    assert isinstance(budget.after(1, cause=cause, step=step), kind)
+def test_the_same_error_at_the_same_step_is_deterministic(errors, last):
+    budget = Budget(most=50, window=100.0)
+    found = [type(budget.after(now, cause=cause, step=step)) for now, (cause, step) in enumerate(errors)]
+    assert found == [Again] * (len(errors) - 1) + [last]
 
 
 def test_the_same_error_at_every_step_is_no_progress():
@@ -72,18 +77,6 @@ def test_the_same_error_at_every_step_is_no_progress():
         assert isinstance(budget.after(step, cause="shape", step=step), Again)
         budget.refill()  # as a checkpoint does
     assert isinstance(budget.after(5, cause="shape", step=5), GiveUp)
-
-
-def test_the_same_error_now_and_then_is_tried_again():
-    budget = Budget(most=50, window=100.0)
-    for step in (3, 4, 9, 10, 20):
-        assert isinstance(budget.after(step, cause="network", step=step), Again)
-
-
-def test_an_error_that_others_came_between_is_tried_again():
-    budget = Budget(most=5, window=100.0)
-    verdicts = [budget.after(now, cause=cause, step=7) for now, cause in enumerate(["shape", None, "shape"])]
-    assert all(isinstance(verdict, Again) for verdict in verdicts)
 
 
 @given(st.lists(st.floats(0, 50), max_size=40), st.integers(0, 5))

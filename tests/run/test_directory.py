@@ -156,11 +156,12 @@ def test_what_a_start_needs_is_not_put_aside(tmp_path, refusal):
 
 def test_clean_leaves_nothing_of_the_run(tmp_path):
     begin_attempt(tmp_path, resumed_step=None)
-    for name in ("exports/step_4/README.md", "skipped/step_2/b", "weights/step_1/m", "notes.txt", "mine/x"):
+    ours = ("exports/step_4/README.md", "skipped/step_2/b", "weights/step_1/m", "evals/step_5/x")
+    for name in (*ours, "evals/mine.jsonl", "notes.txt", "mine/x"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("")
     clean(tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "notes.txt"]
+    assert tree(tmp_path) == ["evals/mine.jsonl", "mine/x", "notes.txt"]
 
 
 def test_clean_that_was_killed_can_be_repeated(tmp_path, monkeypatch):
@@ -186,12 +187,3 @@ def test_a_file_system_without_locks_is_a_warning_and_no_other_run(tmp_path, mon
     monkeypatch.setattr(logging.getLogger("buckeye"), "propagate", True)
     with locked(tmp_path):
         assert caplog.messages == wording
-
-
-def test_clean_deletes_the_evaluations_of_a_run_and_no_others(tmp_path):
-    (tmp_path / "run.json").write_text("{}")
-    (tmp_path / "evals" / "step_5").mkdir(parents=True)
-    (tmp_path / "evals" / "mine.jsonl").write_text("{}\n")
-    assert tmp_path / "evals" / "step_5" in files_of_a_run(tmp_path)
-    clean(tmp_path)
-    assert [path.name for path in (tmp_path / "evals").iterdir()] == ["mine.jsonl"]

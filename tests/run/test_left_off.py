@@ -49,11 +49,7 @@ def test_a_damaged_checkpoint_to_go_back_to_is_passed_over(run):
     begin_attempt(run, resumed_step=4)
     (path,) = (info.path for info in list_checkpoints(run / "checkpoints") if info.step == 4)
     (path / "trainer" / "model.safetensors").write_bytes(b"x")
-    assert (
-        beginning(
-            load_config(RLConfig, ["--trainer", "--orchestrator", "--output-dir", str(run), "--resume"])
-        ).step
-        == 8
-    )
+    words = ["--trainer", "--orchestrator", "--output-dir", str(run), "--resume"]
+    assert beginning(load_config(RLConfig, words)).step == 8
     with pytest.raises(CheckpointError):
         resumed_at(run, "--ckpt.resume-step", "4")

@@ -45,10 +45,3 @@ def test_it_learns_and_engine_and_trainer_agree(runner):
     assert {command: one.stderr for command, one in ended.items() if one.returncode} == {}
     places = ("weights/step_16", "exports/step_16", "exports/step_16-merged")
     assert ended.keys() >= {f"buckeye chat out/{place}" for place in places}
-
-
-def test_interrupted_and_resumed_is_the_same_to_the_last_digit(runner):
-    runner.ok(runner.rl("straight", *LORA, steps=4, level=0))
-    runner.ok(runner.rl("broken", *LORA, steps=2, level=0))
-    runner.ok(runner.rl("broken", *LORA, "--resume", steps=4, level=0))
-    assert runner.curve("broken") == runner.curve("straight")

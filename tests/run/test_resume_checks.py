@@ -57,55 +57,35 @@ def adapter_run(tmp_path_factory, tiny_model):
     return trained_once(tmp_path_factory.mktemp("adapter") / "out", tiny_model, lora)
 
 
+AS_IT_WAS = [f"{LORA}.rank", 4, f"{LORA}.target-modules", "q_proj,v_proj", f"{LORA}.modules-to-save", "norm"]
+
+
 @pytest.mark.parametrize(
-    ("words", "reason"),
+    ("checkpoint", "words", "reason"),
     [
-        (["--trainer.optim.type", "sgd"], "trainer.optim.type: adamw in the checkpoint, sgd now"),
-        (["--resume"], None),
-        ([LORA], "lora: it holds a complete model and no adapter"),
+        ("model", [], None),
+        ("model", ["--trainer.optim.type", "sgd"], "trainer.optim.type: adamw in the checkpoint, sgd now"),
+        ("model", [LORA], "lora: it holds a complete model and no adapter"),
+        ("adapter", AS_IT_WAS, None),
+        ("adapter", [], "lora: it holds an adapter and no complete model"),
+        ("adapter", [*AS_IT_WAS, "--trainer.optim.type", "muon"], "adamw in the checkpoint, muon now"),
     ],
-    ids=lambda words: words[0] if isinstance(words, list) else "",
+    ids=range(6),
 )
-def test_what_a_complete_model_cannot_become(runner, model_run, words, reason):
-    run = shutil.copytree(model_run, runner.root / "out")
+def test_what_a_checkpoint_cannot_become(request, runner, checkpoint, words, reason):
+    run = shutil.copytree(request.getfixturevalue(f"{checkpoint}_run"), runner.root / "out")
     before = kept(run)
-    dry = runner.here(runner.rl("out", *words, "--resume", "--dry-run"))
+    command = runner.rl("out", *words, "--resume", "--dry-run")
+    dry = runner.here(command)
     assert dry.returncode == 0, dry.stderr
     if reason is None:
         assert "checkpoint" not in dry.stderr
         return
     assert reason in dry.stderr
-    done = runner.here(runner.rl("out", *words, "--resume"))
+    done = runner.here(command[:-1])
     assert done.returncode == 2, done.stderr
     assert reason in done.stderr
     assert kept(run) == before
-
-
-AS_IT_WAS = (f"{LORA}.rank", 4, f"{LORA}.target-modules", "q_proj,v_proj", f"{LORA}.modules-to-save", "norm")
-
-
-@pytest.mark.parametrize(
-    ("words", "reason"),
-    [
-        ([], "lora: it holds an adapter and no complete model"),
-        (
-            [*AS_IT_WAS, "--trainer.optim.type", "muon"],
-            "trainer.optim.type: adamw in the checkpoint, muon now",
-        ),
-        (AS_IT_WAS, None),
-    ],
-    ids=range(3),
-)
-def test_what_an_adapter_cannot_become(runner, adapter_run, words, reason):
-    shutil.copytree(adapter_run, runner.root / "out")
-    command = runner.rl("out", *words, "--resume", "--dry-run")
-    done = runner.here(command)
-    assert done.returncode == 0, done.stderr
-    if reason is None:
-        assert "checkpoint" not in done.stderr
-    else:
-        assert reason in done.stderr
-        assert runner.here(command[:-1]).returncode == 2
 
 
 def test_fewer_steps_than_were_done_are_refused(tmp_path, monkeypatch, refusal):
@@ -144,8 +124,7 @@ def test_what_a_process_refuses_does_not_stay_in_the_run(runner):
     refused = runner.run(runner.argv("rl", "resume", "out", *words))
     assert refused.returncode != 0
     assert "not today" in refused.stderr + refused.stdout
-    for name in ("configs/rl.json",):
-        assert (run / name).read_bytes() == before[name]
+    assert (run / "configs/rl.json").read_bytes() == before["configs/rl.json"]
     runner.ok(runner.argv("rl", "resume", "out", "--max-steps", 4))
     assert json.loads((run / "configs" / "rl.json").read_text())["max_steps"] == 4
     assert "--max-steps" in continuation(run, ["--max-steps", "6"]).arguments

@@ -148,9 +148,3 @@ def test_sft_that_is_stopped_says_how_to_go_on(runner):
     went_on = runner.here(runner.argv(*resume, "--max-steps", done + 1))
     assert went_on.returncode == 0, went_on.stderr
     assert len(runner.metrics("sft", "sft")) == done + 1
-
-
-def base_url(runner, output):
-    """Where the first engine of a run answers."""
-    config = json.loads((runner.root / output / "configs" / "orchestrator.json").read_text())
-    return config["client"]["base_url"][0].removesuffix("/v1")

@@ -12,16 +12,6 @@ pytestmark = pytest.mark.e2e
 
 
 @pytest.fixture
-def start(runner):
-    """Starts commands that do not outlive the test."""
-    started = []
-    yield lambda argv: started.append(runner.start(argv)) or started[-1]
-    for process in started:
-        with process:
-            process.kill()
-
-
-@pytest.fixture
 def ask(runner, tmp_path):
     """Runs `rl ...`, which must succeed, and returns what it printed."""
     runner.env["XDG_STATE_HOME"] = str(tmp_path / "state")

@@ -79,16 +79,6 @@ def test_the_last_error_of_a_failed_run_is_that_of_the_process_that_failed(tmp_p
         assert run_status(run).last_error == expected
 
 
-def test_time_left_is_at_the_pace_of_the_last_steps(tmp_path, sleeper):
-    now = time.time()
-    run = made_run(tmp_path / "run", state="running", launcher=recorded(sleeper), started=now - 1000)
-    offset = now - STARTED
-    write_metrics(run, *(("trainer", step, offset - 400 + 100 * step, {}) for step in range(5)))
-    seen = run_status(run)
-    assert seen.state == "running"
-    assert seen.seconds_left == pytest.approx(15 * 100, abs=60)  # of 20 steps 5 are done
-
-
 def test_a_clock_that_is_set_changes_neither_the_state_nor_the_step_nor_the_time_left(
     tmp_path, sleeper, monkeypatch
 ):

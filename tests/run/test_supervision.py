@@ -17,16 +17,6 @@ PATIENT = ("--trainer.dist-timeout-seconds", 7200, "--supervision.restart", "fal
 SOON = ("--ckpt.interval", 3)
 
 
-@pytest.fixture
-def start(runner):
-    """Starts commands that do not outlive the test."""
-    started = []
-    yield lambda argv: started.append(runner.start(argv)) or started[-1]
-    for process in started:
-        with process:
-            process.kill()
-
-
 def child(runner, title, output="out"):
     """The process of a run that is called so now; None if there is none at the moment."""
     known = {p.title: p for p in read_record(runner.root / output).processes}

@@ -161,20 +161,6 @@ def test_any_groups(models, samples, capacity):
     _compare(models, samples, _loss(type="masked_ratio", entropy_coef=0.1, kl_tau=0.1), capacity=capacity)
 
 
-def test_long_samples(models, monkeypatch):
-    """Where masks are not affordable."""
-    monkeypatch.setattr("buckeye.trainer.data.packing.SHORT_KEYS", 8)
-    monkeypatch.setattr("buckeye.trainer.model.attention.SHORT_KEYS", 8)
-    rng = np.random.default_rng(5)
-    samples = []
-    for length in (6, 9):
-        prompt = rng.integers(0, 40, length)
-        for own in (14, 12, 3, 1):
-            ids = np.concatenate([prompt, rng.integers(0, 40, own)]).astype(np.int32)
-            samples.append((ids, np.arange(len(ids)) >= length))
-    _compare(models, samples, _loss(type="masked_ratio"), capacity=100)
-
-
 @settings(max_examples=15)
 @given(st.integers(0, 2**32 - 1))
 def test_long_samples_of_any_lengths(models, monkeypatch, seed):

@@ -1,7 +1,6 @@
 """Adapters: only they are trained, published and saved; the base stays as it was, bit for bit."""
 
 import hashlib
-import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -15,20 +14,19 @@ from transformers import AutoModelForCausalLM
 
 from buckeye.config.trainer import ExperimentalConfig, LoRAConfig
 from buckeye.errors import CheckpointError, UsageError
-from buckeye.monitor.metrics import read_metrics, read_run
+from buckeye.monitor.metrics import read_run
 from buckeye.trainer.data.packing import pack_micro_batch
 from buckeye.trainer.model.adapter_files import load_adapter, merge_adapter, save_adapter
 from buckeye.trainer.model.lora import add_adapter, without_adapter
 from buckeye.trainer.model.policy import load_policy
 from buckeye.trainer.output.served_weights import greedy_canary
 from buckeye.trainer.rl import run_trainer
-from buckeye.trainer.sft import run_sft
 from buckeye.transport.checkpoint import resolve_checkpoint
 from buckeye.transport.weights import verify_weights
 from tests.rounding import logprob_error
 from tests.trainer.counting import count_passes
 from tests.trainer.rl_runs import ME, put
-from tests.trainer.trainer_config import sft_config, trainer_config
+from tests.trainer.trainer_config import trainer_config
 
 CPU = torch.device("cpu")
 IDS = np.random.default_rng(3).integers(0, 256, 24).astype(np.int32)
@@ -85,16 +83,6 @@ def test_merged_equals_adapted_here_and_in_peft(tmp_path, tiny_llama, modules_to
         torch.testing.assert_close(
             plain_logprobs(model), expected, rtol=0, atol=logprob_error(layers=2, width=48)
         )
-
-
-def test_what_is_merged_keeps_the_type_of_the_base(tmp_path, tiny_model):
-    half = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.bfloat16)
-    half.save_pretrained(tmp_path / "half")
-    adapter = saved(adapted(tmp_path / "half"), tmp_path / "adapter")
-    merge_adapter(str(tmp_path / "half"), adapter, tmp_path / "merged")
-    tensors = load_file(tmp_path / "merged" / "model.safetensors")
-    assert {tensor.dtype for tensor in tensors.values()} == {torch.bfloat16}
-    assert json.loads((tmp_path / "merged" / "config.json").read_text())["dtype"] == "bfloat16"
 
 
 def test_an_adapter_of_another_model_is_not_merged(tmp_path, tiny_model, refusal):
@@ -327,13 +315,3 @@ def test_a_checkpoint_of_the_other_kind_is_one_message(tmp_path, tiny_model, bat
     _train(tiny_model, tmp_path, max_steps=1)
     with refusal(CheckpointError):
         run_trainer(trainer_config(tiny_model, tmp_path, max_steps=2, ckpt={"resume_step": -1}))
-
-
-def test_fine_tuning_an_adapter(tmp_path, tiny_model):
-    chat = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]}
-    data = tmp_path / "chats.jsonl"
-    data.write_text("\n".join([json.dumps(chat)] * 4))
-    run_sft(_with_lora(sft_config(tiny_model, tmp_path, data={"path": data}, batch_size=4, max_steps=3)))
-    losses = [r["loss"] for r in read_metrics(tmp_path / "metrics.jsonl") if "loss" in r]
-    assert losses[-1] < losses[0]
-    assert verify_weights(tmp_path / "weights" / "step_3").adapter

@@ -300,6 +300,26 @@ def test_fine_tuning_on_shards(tmp_path, tiny_model):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("lora", [None, {"rank": 4}])
+def test_a_reference_divided_among_ranks(tmp_path, tiny_model, batches, lora):
+    """The last batch has one sample: a rank has nothing to compute, and must take part all the same."""
+    chosen = [*batches[:2], replace(batches[2], samples=batches[2].samples[:1])]
+    unclipped = {"type": "ppo", "kl_coef": 0.2, "clip_low": 1.0, "clip_high": 1e9}
+    settings = {"max_steps": 3, "loss": unclipped}
+    adapter = {"experimental": {"lora": lora}}
+    one, two = tmp_path / "one", tmp_path / "two"
+    train(tiny_model, one, chosen, division=adapter, **settings)
+    train(tiny_model, two, chosen, ranks=2, division={**adapter, "sharding": "full"}, **settings)
+    for key in ("loss", "grad_norm", "reference_kl", "ratio_min", "ratio_max"):
+        expected = pytest.approx([r[key] for r in records(one)], rel=1e-4, abs=1e-6)
+        assert [r[key] for r in records(two)] == expected, key
+    found = [next((run / "weights" / "step_3").glob("*.safetensors")) for run in (one, two)]
+    expected, actual = map(load_file, found)
+    for name, tensor in expected.items():
+        torch.testing.assert_close(actual[name], tensor, rtol=0, atol=1e-4, msg=name)
+
+
+@pytest.mark.slow
 def test_heads_that_do_not_divide_are_refused(tmp_path, build_model, batches, capfd):
     model = build_model(Qwen3Config, num_key_value_heads=1)
     with pytest.raises(AssertionError):

@@ -7,7 +7,6 @@ import torch
 from buckeye.errors import TransportError
 from buckeye.trainer.data.packing import pack_micro_batch
 from buckeye.trainer.model.attention import packed_attention
-from buckeye.trainer.model.segment_attention import short_attention
 
 CPU = torch.device("cpu")
 
@@ -84,25 +83,3 @@ def test_a_token_sees_its_own_sample_up_to_itself(window):
                     rtol=0.01 if dtype == torch.bfloat16 else 1e-6,
                     atol=0,
                 )
-
-
-def test_short_attention_equals_the_formula():
-    torch.manual_seed(0)
-    query = torch.randn(3, 5, 4, 8, requires_grad=True)
-    key, value = (torch.randn(3, 7, 2, 8, requires_grad=True) for _ in range(2))
-    mask = torch.where(torch.rand(3, 5, 7) < 0.3, float("-inf"), 0.0)
-    mask[:, :, 0] = 0.0
-    upstream = torch.randn(3, 5, 4, 8)
-
-    def plain():
-        k, v = (t.repeat_interleave(2, dim=2) for t in (key, value))
-        scores = torch.einsum("bqhd,bkhd->bhqk", query, k) * 0.3 + mask[:, None]
-        return torch.einsum("bhqk,bkhd->bqhd", scores.softmax(-1), v)
-
-    results = []
-    for output in (plain(), short_attention(query, key, value, mask, 0.3)):
-        query.grad = key.grad = value.grad = None
-        output.backward(upstream)
-        results.append((output, query.grad, key.grad, value.grad))
-    for expected, found in zip(*results, strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
