@@ -72,8 +72,9 @@ AS_IT_WAS = [f"{LORA}.rank", 4, f"{LORA}.target-modules", "q_proj,v_proj", f"{LO
     ],
     ids=range(6),
 )
-def test_what_a_checkpoint_cannot_become(request, runner, checkpoint, words, reason):
-    run = shutil.copytree(request.getfixturevalue(f"{checkpoint}_run"), runner.root / "out")
+def test_what_a_checkpoint_cannot_become(runner, model_run, adapter_run, checkpoint, words, reason):
+    made = {"model": model_run, "adapter": adapter_run}[checkpoint]
+    run = shutil.copytree(made, runner.root / "out")
     before = kept(run)
     command = runner.rl("out", *words, "--resume", "--dry-run")
     dry = runner.here(command)

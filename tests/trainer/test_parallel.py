@@ -303,7 +303,9 @@ def test_fine_tuning_on_shards(tmp_path, tiny_model):
 @pytest.mark.parametrize("lora", [None, {"rank": 4}])
 def test_a_reference_divided_among_ranks(tmp_path, tiny_model, batches, lora):
     """The last batch has one sample: a rank has nothing to compute, and must take part all the same."""
-    chosen = [*batches[:2], replace(batches[2], samples=batches[2].samples[:1])]
+    lone = batches[2].samples[0]
+    lone = replace(lone, advantages=np.ones_like(lone.advantages))
+    chosen = [*batches[:2], replace(batches[2], samples=(lone,))]
     unclipped = {"type": "ppo", "kl_coef": 0.2, "clip_low": 1.0, "clip_high": 1e9}
     settings = {"max_steps": 3, "loss": unclipped}
     adapter = {"experimental": {"lora": lora}}
