@@ -76,17 +76,6 @@ def test_with_room_to_wait_oversampling_loses_nothing():
     assert not any(batch.dropped for batch in result.batches)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("law", LAWS)
-def test_long_runs_are_without_bias(law):
-    for level in (1, 2, 4):
-        for seed in range(3):
-            result = checked(simulate("buckeye", law, level=level, batches=120, seed=seed))
-            bias, noise = result.bias
-            assert abs(bias) <= noise
-            assert result.dropped == 0.0
-
-
 # --- the test of deadlines, against all ways to fill the batches ---
 
 GROUP = st.tuples(st.integers(3, 7), st.just(1))

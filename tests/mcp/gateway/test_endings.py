@@ -3,20 +3,15 @@
 import os
 import signal
 import socket
-import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from tests.command import run_here
 from tests.mcp.environment.leaks import assert_none_left, processes_with
 from tests.mcp.gateway.client import Client, gateway, request, scripted
+from tests.mcp.gateway.test_gateway import HAS_NAMESPACES
 
 from buckeye.mcp.gateway.state import own_folder
-
-HAS_NAMESPACES = sys.platform == "linux" and os.geteuid() == 0
-
-
-# What is left
 
 
 def sessions_folders(folder):
@@ -80,9 +75,6 @@ def test_a_gateway_that_is_told_to_end_ends_its_sessions_first(tmp_path, wording
             assert waiting.result().json()["error"]["message"] == wording
         assert running.process.wait() == 0, running.log()
     assert not sessions_folders(tmp_path)
-
-
-# Usage
 
 
 @pytest.mark.parametrize(

@@ -45,8 +45,6 @@ def _no_logins(tmp_path_factory, monkeypatch):
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
 
 
-# Names
-
 SHA = "sha256:" + "0" * 64
 
 
@@ -85,8 +83,6 @@ def test_what_is_no_name(text, refusal):
     with refusal(UsageError):
         parse_reference(text)
 
-
-# Pulling
 
 HELLO = layer(directory("app"), entry("app/hello", b"hello"))
 
@@ -203,9 +199,6 @@ def test_logins_are_found_where_docker_keeps_them(tmp_path, monkeypatch):
     (tmp_path / "config.json").write_text(json.dumps({"auths": {"ghcr.io": {"auth": auth}}}))
     assert find_login("ghcr.io") == {"authorization": f"Basic {auth}"}
     assert find_login("other.io") == {}
-
-
-# Layers
 
 
 def unpacked(folder, *layers):

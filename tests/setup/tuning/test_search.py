@@ -37,9 +37,6 @@ def test_what_always_breaks_ends_with_the_smallest_rate():
     found = approach(lambda rate: math.nan, 1.0, TARGET, tries=3, more=lambda: True)
     assert list(found) == [1.0, pytest.approx(1 / 30), pytest.approx(1 / 900)]
     assert nearest(found, TARGET) == min(found)
-
-
-def test_a_change_of_nothing_is_a_rate_that_is_too_low():
     assert list(approach(lambda rate: 0.0, 1.0, TARGET, tries=2, more=lambda: True)) == [1.0, 30.0]
     assert list(approach(lambda rate: 0.0, 1.0, TARGET, tries=2, more=lambda: False)) == [1.0]
 
