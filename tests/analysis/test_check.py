@@ -121,13 +121,24 @@ def test_a_choice_is_judged_against_chance(wording):
     assert row(report, "no answer in the prompt").status == "pass"
 
 
-def test_a_number_is_looked_for_as_a_number():
-    """300 does not stand in "section 3300.1", and what stands in every prompt says nothing about one."""
-    assert row(check("number"), "no answer in the prompt").status == "pass"
+HONEST = {
+    "rounded": set(),  # a reward that rounding takes above 1 is 1
+    "number": set(),  # 300 does not stand in "section 3300.1"
+    "new family": set(),
+    "eval only": {"train and held-out apart"},
+    "train only": {"train and held-out apart"},
+    "no answers": {"no answer in the prompt", "accepted answers are paid"},
+}
 
 
-def test_a_reward_that_rounding_takes_above_1_is_1():
-    assert found(check("rounded", sample=5)) == {}
+@pytest.mark.parametrize("variant", HONEST)
+def test_what_is_honest_in_another_way_passes(variant):
+    report = check(variant)
+    assert found(report) == {}
+    assert {r.name for r in report.checks if r.status == "not run"} == HONEST[variant]
+    played = {(score.policy, score.family) for score in report.scores}
+    assert (("one string always", "new") in played) == (variant == "new family")
+    assert any(policy == "one string always" for policy, _ in played) == (variant != "eval only")
 
 
 def content_free(size):
@@ -162,37 +173,6 @@ def test_what_there_is_no_time_for_is_said_and_no_pass():
     nothing = check("slow", budget=0.0)
     assert {r.status for r in nothing.checks if r.name in ("probes", "same grade again")} == {"not run"}
     assert row(nothing, "every reply is graded").status == "not run"
-
-
-def test_an_environment_without_a_train_split_is_checked_without_a_constant():
-    report = check("eval only")
-    assert found(report) == {}
-    assert report.sizes == {"eval": 60}
-    policies = {score.policy for score in report.scores}
-    assert "one string always" not in policies
-    assert "another task's answer" in policies
-
-
-def test_a_held_out_family_that_is_not_trained_is_played_with_the_constants_of_the_others():
-    report = check("new family")
-    assert found(report) == {}
-    assert ("one string always", "new") in {(score.policy, score.family) for score in report.scores}
-
-
-def test_without_answers_in_the_data_what_needs_them_is_not_run():
-    report = check("no answers")
-    assert report.passed
-    assert {r.name for r in report.checks if r.status == "not run"} == {
-        "no answer in the prompt",
-        "accepted answers are paid",
-    }
-
-
-def test_without_a_held_out_split_there_is_nothing_to_keep_apart():
-    report = check("train only")
-    assert [(r.name, r.detail) for r in report.checks if r.status == "not run"] == [
-        ("train and held-out apart", "there is only train")
-    ]
 
 
 def test_the_report_is_json():

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from buckeye.envs.base import Probe, Task
 from buckeye.evaluation.checks.chance import evidence, options_of
 from buckeye.evaluation.checks.texts import (
-    ANSWER,
     accepted_answers,
     answer_formats,
     holds,
@@ -36,26 +35,17 @@ def task(content, **data):
         (r"Put it in \boxed{}.", [r"\boxed{A}"]),
         ("End with\n#### number", ["#### A"]),
         ("Just say it. 3 < 4 > 2", []),
+        ("<b></b> <a></a> <a></a>", ["<a>A</a>", "<b></b><a>A</a>"]),  # the most common first
     ],
 )
 def test_the_answer_format_is_read_from_the_prompt(prompt, formats):
+    assert in_format(None, "A") == "A"
     found = answer_formats([prompt, "another prompt"])
     assert [in_format(pattern, "A") for pattern in found] == formats
 
 
-def test_the_most_common_tags_come_first():
-    assert answer_formats(["<b></b>", "<a></a>", "<a></a>"])[0] == f"<a>{ANSWER}</a>"
-
-
-def test_a_bare_answer_stays_bare():
-    assert in_format(None, "yes") == "yes"
-
-
 def test_quotations_are_read_in_order():
     assert quotations_of(task('Add "mi" to “waŋ” or `ta`, not it\'s.')) == ["mi", "waŋ", "ta"]
-
-
-def test_the_text_parts_of_a_message_are_its_text():
     parts = [{"type": "text", "text": 'say "one"'}, {"type": "image_url", "image_url": {}}]
     assert quotations_of(task(parts)) == ["one"]
 

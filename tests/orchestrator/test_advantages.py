@@ -105,11 +105,8 @@ def test_group_mean_advantages_sum_to_zero(rewards):
 def test_max_rl_divides_by_the_mean():
     assert max_rl_advantages([1.0, 0.0, 0.0, 0.0]) == pytest.approx([3.0, -1.0, -1.0, -1.0])  # m = 1/4
     assert max_rl_advantages([0.5, 1.0]) == pytest.approx([-1 / 3, 1 / 3])  # m = 3/4
+    assert max_rl_advantages([0.0, 0.0]) == [0.0, 0.0]  # nothing is solved
     assert batch_advantages([[turns(0.0, 1.0), turns(0.0)]], MaxRLAdvantageConfig()) == [[[1.0, 1.0], [-1.0]]]
-
-
-def test_max_rl_is_zero_where_nothing_is_solved():
-    assert max_rl_advantages([0.0, 0.0]) == [0.0, 0.0]
 
 
 @pytest.mark.parametrize("rewards", [[-1.0, 1.0], [-1.0, 0.5], [1.0, -0.99]])

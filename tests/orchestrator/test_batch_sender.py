@@ -11,7 +11,8 @@ from buckeye.orchestrator.batch import BatchSender
 from buckeye.orchestrator.weights_watcher import WrongServers
 from buckeye.transport.batches import Batch, Sample, batch_directory, read_batch, remove_batch
 from buckeye.transport.inference_servers import RestartRequest, take_restart_requests
-from buckeye.transport.weights import publish_weights
+
+from .test_weights_watcher import publish
 
 ME = RunIdentity(run_id="mine", attempt=2)
 
@@ -23,22 +24,14 @@ def batch(step):
     return Batch(step=step, samples=(sample,), orchestrator_state={"step": step})
 
 
-def publish(root, step, identity=ME):
-    return publish_weights(
-        root / "weights",
-        step,
-        lambda d: (d / "model.safetensors").write_bytes(b"x"),
-        identity=identity,
-        dtype="float32",
-    )
-
-
 def test_a_batch_that_vanished_untrained_is_written_again(tmp_path):
     sender = BatchSender(tmp_path, ME)
     asyncio.run(sender.write(batch(0)))
     asyncio.run(sender.write(batch(1)))
-    publish(tmp_path, 1)  # batch 0 is trained
-    publish(tmp_path, 2, RunIdentity(run_id="mine", attempt=1))  # by an earlier attempt: says nothing
+    publish(tmp_path / "weights", 1)  # batch 0 is trained
+    publish(
+        tmp_path / "weights", 2, RunIdentity(run_id="mine", attempt=1)
+    )  # by an earlier attempt: says nothing
     remove_batch(tmp_path / "batches", 0)
     remove_batch(tmp_path / "batches", 1)
     asyncio.run(sender.look())
@@ -54,7 +47,7 @@ def test_a_batch_that_is_there_or_trained_is_left_alone(tmp_path):
     sender = BatchSender(tmp_path, ME)
     asyncio.run(sender.write(batch(0)))
     asyncio.run(sender.look())
-    publish(tmp_path, 1)
+    publish(tmp_path / "weights", 1)
     remove_batch(tmp_path / "batches", 0)
     asyncio.run(sender.look())
     asyncio.run(sender.look())
@@ -75,13 +68,13 @@ async def report(servers, until):
 
 
 def test_a_server_with_sound_weights_is_to_be_started_anew(tmp_path):
-    publish(tmp_path, 1)
+    publish(tmp_path / "weights", 1)
     asyncio.run(report(WrongServers(tmp_path, ME), (tmp_path / "restart").exists))
     assert take_restart_requests(tmp_path) == [RestartRequest(url="http://127.0.0.1:4000", reason="wrong")]
 
 
 def test_a_server_is_not_blamed_for_damaged_weights(tmp_path):
-    (publish(tmp_path, 1) / "model.safetensors").write_bytes(b"y")
+    (publish(tmp_path / "weights", 1) / "model.safetensors").write_bytes(b"y")
     with pytest.raises(TransportError, match="SHA-256"):
         asyncio.run(report(WrongServers(tmp_path, ME), lambda: False))
     assert take_restart_requests(tmp_path) == []

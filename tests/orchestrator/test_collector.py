@@ -68,22 +68,16 @@ def test_no_batch_holds_tokens_older_than_the_async_level(level, lag, groups):
         assert all(step - g.oldest_version <= level for g in batch.groups)
 
 
-async def test_groups_run_ahead_by_exactly_the_async_level():
-    engine = FakeEngine(delay=0.01)
-    c = collector(engine, LetterEnvironment(), level=2, groups=2)
+@pytest.mark.parametrize(
+    ("settings", "left"),
+    [({"level": 2}, 4), ({"level": 3, "max_steps": 1}, 0)],  # two batches of two groups; the last step
+)
+async def test_groups_run_ahead_by_exactly_the_async_level_but_not_beyond_the_last_step(settings, left):
+    c = collector(FakeEngine(delay=0.01), LetterEnvironment(), groups=2, **settings)
     await c.collect(0, lambda version: None)
     ahead = waiting(c)
     await c.close()
-    assert ahead == 4  # two batches of two groups beyond the one just taken
-
-
-async def test_nothing_is_started_beyond_the_last_step():
-    engine = FakeEngine()
-    c = collector(engine, LetterEnvironment(), level=3, groups=2, max_steps=1)
-    await c.collect(0, lambda version: None)
-    left = waiting(c)
-    await c.close()
-    assert left == 0
+    assert ahead == left
 
 
 async def test_an_overtaken_group_is_dropped_as_stale_and_played_again():

@@ -2,6 +2,7 @@
 with a reward or a counted error, and the step goes on."""
 
 import asyncio
+import dataclasses
 import json
 import math
 from decimal import Decimal
@@ -123,15 +124,7 @@ def outcomes(draw):
     fields = draw(
         st.fixed_dictionaries(
             {"reward": VALUES},
-            optional={
-                "components": VALUES,
-                "explanations": VALUES,
-                "stop_reason": VALUES,
-                "turn_rewards": VALUES,
-                "error": VALUES,
-                "boundary": VALUES,
-                "trace": VALUES,
-            },
+            optional={one.name: VALUES for one in dataclasses.fields(Outcome) if one.name != "reward"},
         )
     )
     try:
@@ -176,12 +169,11 @@ class Careless(Given):
         return json.loads(task.data["answer"])
 
 
-@pytest.mark.parametrize(("raised", "function"), [("KeyError: 'answer'", "grade")])
-def test_an_error_says_where_in_the_environments_code_it_was_raised(caplog, tmp_path, raised, function):
+def test_an_error_says_where_in_the_environments_code_it_was_raised(caplog, tmp_path):
     group = play(None, None, environment=Careless)
     outcome = group.rollouts[0].outcome
-    assert outcome.error.startswith(f"{raised} (test_door.py:")
-    assert outcome.error.endswith(f" in {function})")
+    assert outcome.error.startswith("KeyError: 'answer' (test_door.py:")
+    assert outcome.error.endswith(" in grade)")
     assert [frame.rpartition("/")[2].partition(":")[0] for frame in outcome.trace] == ["test_door.py"] * 2
     assert outcome.trace[-1].endswith('in grade: return json.loads(task.data["answer"])')
     [warning] = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]

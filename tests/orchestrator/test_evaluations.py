@@ -12,7 +12,8 @@ from buckeye.config.orchestrator import EvalConfig, EvalEnvConfig, OrchestratorC
 from buckeye.monitor.metrics import MetricsLog
 from buckeye.orchestrator import evaluations as module
 from buckeye.orchestrator.evaluations import Evaluations
-from buckeye.transport.weights import publish_weights
+
+from .test_weights_watcher import publish
 
 ME = RunIdentity(run_id="mine", attempt=2)
 
@@ -90,20 +91,10 @@ def test_what_is_due_is_the_first_that_is_neither_done_nor_in_between(
     assert evaluations.due == (left[0] if left else None)
 
 
-def publish(root, step, run_id="mine"):
-    identity = RunIdentity(run_id=run_id, attempt=1)
-    publish_weights(
-        root / "weights",
-        step,
-        lambda d: (d / "model.safetensors").write_bytes(b"x"),
-        identity=identity,
-        dtype="float32",
-    )
-
-
 def test_an_evaluation_that_was_interrupted_is_made_up_for_with_its_own_weights(tmp_path):
     """Training was at 7 while 6 was measured, and the run goes on from 7."""
-    publish(tmp_path, 6)
+    assert made(tmp_path, start=7).due == 9  # one that begins to evaluate later makes up for nothing
+    publish(tmp_path / "weights", 6, RunIdentity(run_id="mine", attempt=1))
     assert made(tmp_path, start=7, done=(0, 3)).due == 6
     assert made(tmp_path, start=7, done=(0, 3, 6)).due == 9
 
@@ -111,14 +102,9 @@ def test_an_evaluation_that_was_interrupted_is_made_up_for_with_its_own_weights(
 @pytest.mark.parametrize("whose", [None, "other"])
 def test_one_whose_weights_are_gone_is_told(tmp_path, caplog, whose, wording):
     if whose is not None:
-        publish(tmp_path, 6, run_id=whose)
+        publish(tmp_path / "weights", 6, RunIdentity(run_id=whose, attempt=1))
     assert made(tmp_path, start=7, done=(0, 3)).due == 9
     assert caplog.messages[-1] == wording
-
-
-def test_a_run_that_begins_to_evaluate_later_makes_up_for_nothing(tmp_path, caplog):
-    assert made(tmp_path, start=7).due == 9
-    assert not caplog.text
 
 
 def test_the_end_may_come_earlier(tmp_path):

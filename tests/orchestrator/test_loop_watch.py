@@ -1,10 +1,7 @@
 """Who holds up the event loop is found and named."""
 
 import asyncio
-import subprocess
-import sys
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -92,28 +89,6 @@ def test_nor_is_waiting_for_a_processor(monkeypatch):
     monkeypatch.setattr(LoopWatch, "_queued_seconds", lambda watch: 0.9 * time.monotonic())
     told, seconds = watched(grades, 4)
     assert (told, seconds > 0.2) == ([], True)
-
-
-@pytest.mark.e2e
-@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="the system does not count it")
-def test_a_thread_that_waits_for_a_processor_is_seen_to():
-    """Two threads of a process that may use one processor: each waits while the other computes."""
-    code = (
-        "import os, threading, time\n"
-        "from buckeye.orchestrator.loop_watch import LoopWatch\n"
-        "os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
-        "if os.fork() == 0:\n"
-        "    end = time.monotonic() + 1\n"
-        "    while time.monotonic() < end: pass\n"
-        "    os._exit(0)\n"
-        "watch = object.__new__(LoopWatch)\n"
-        "watch._native_id = threading.get_native_id()\n"
-        "end = time.monotonic() + 0.7\n"
-        "while time.monotonic() < end: pass\n"
-        "print(watch._queued_seconds())\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert float(done.stdout) > 0.05
 
 
 def test_who_awaits_holds_nobody_up():

@@ -50,6 +50,7 @@ def test_soft_overlong_punishment(length, expected):
 )
 def test_penalties_of_length(tokens, settings, expected):
     assert amounts(tokens=tokens, **settings) == pytest.approx(expected)
+    assert reward_shaping(OrchestratorConfig()) is None
 
 
 def test_a_length_is_that_of_the_rollout_or_of_its_longest_reply(refusal):
@@ -76,10 +77,6 @@ def test_a_stop_reason_replaces_the_reward_or_subtracts_from_it():
     assert amounts(0.25, stop_reason="answered", truncated=True, **settings) == {"stop_reason": -0.75}
     assert amounts(0.25, stop_reason="length", **settings) == {"stop_reason": -0.75}
     assert amounts(1.0, stop_reason="turn_limit", truncated=True, **settings) == {"stop_reason": -0.2}
-
-
-def test_nothing_is_shaped_unless_asked():
-    assert reward_shaping(OrchestratorConfig()) is None
 
 
 def play(engine, config, environment, *, as_group=False):

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from buckeye.trainer.data.packing import plan_bins
-from buckeye.trainer.learner import Work, peak_flops, peak_memory_gib, training_flops
+from buckeye.trainer.learner import Work, format_step, peak_flops, peak_memory_gib, training_flops
 from buckeye.trainer.model.policy import load_policy
 
 
@@ -31,3 +31,22 @@ def test_matrix_elements(tiny_model, tiny_llama):
 def test_the_cpu_has_memory_but_no_known_peak():
     assert peak_flops(torch.device("cpu")) is None
     assert peak_memory_gib(torch.device("cpu")) > 0.01
+
+
+def test_the_line_of_a_step():
+    values = {
+        "seconds": 5.1,
+        "loss": -0.00123,
+        "entropy": 0.43211,
+        "mismatch_kl": 0.0004,
+        "grad_norm": 0.1234,
+        "lr": 3e-6,
+        "tokens_per_second": 12345.4,
+        "mfu": 0.111,
+        "peak_memory_gib": 12.5,
+        "other": 1.0,
+    }
+    assert format_step(3, values) == (
+        "Step 3 | Time: 5.10s | Loss: -0.0012 | Entropy: 0.4321 | Mismatch KL: 0.0004 | Grad. Norm: 0.1234 | "
+        "LR: 3.00e-06 | Throughput: 12345 tokens/s | MFU: 11.1% | Peak Mem.: 12.5 GiB"
+    )

@@ -11,11 +11,11 @@ import sys
 from importlib.metadata import PackageNotFoundError
 
 import pytest
+from tests.orchestrator.played import rollout
 
 from buckeye.base.distribution import install_command
 from buckeye.config.load import load_config
 from buckeye.config.rl import RLConfig
-from buckeye.envs.base import Outcome, Task
 from buckeye.evaluation.doctor_checks import spread_check, spread_of
 from buckeye.launch.preflight import software
 from buckeye.launch.preflight.devices import gpus, main_memory, read_gpus
@@ -27,7 +27,6 @@ from buckeye.launch.preflight.places import (
 )
 from buckeye.launch.preflight.software import check_libraries, check_torch_build
 from buckeye.orchestrator.evaluation import EvalResult
-from buckeye.orchestrator.rollout import Rollout
 
 MIB = 2**20
 
@@ -157,20 +156,8 @@ def test_files_and_chat_template_of_a_model(tmp_path):
         assert has_template(tmp_path) is found
 
 
-def _rollout(reward, *, truncated):
-    return Rollout(
-        env_name="toy",
-        task=Task(id="1", messages=()),
-        outcome=Outcome(reward=reward, error=None if reward is not None else "lost"),
-        segments=(),
-        truncated=truncated,
-        turns=1,
-        seconds=0.0,
-    )
-
-
 def _played(groups, *, truncated=False) -> EvalResult:
-    played = [_rollout(reward, truncated=truncated or reward == 0.25) for group in groups for reward in group]
+    played = [rollout(reward, truncated=truncated or reward == 0.25) for group in groups for reward in group]
     return EvalResult(env_name="toy", played=played, rollouts_per_example=len(groups[0]), seconds=1.0)
 
 

@@ -57,12 +57,6 @@ def play(server, *calls, deadlines=PATIENT):
 ACT, SAID = ("act", {"text": "hello"}), "You said hello."
 
 
-def test_a_call_and_its_result(marker):
-    (result,) = play(raw(marker), ACT)
-    assert result.text == SAID
-    assert (result.is_error, result.structured, dict(result.dropped)) == (False, None, {})
-
-
 def test_a_server_sees_nothing_of_our_environment(marker, monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", "our-secret")
     monkeypatch.setenv("BUCKEYE_RUN_ID", "our-run")
@@ -75,29 +69,25 @@ def test_a_server_sees_nothing_of_our_environment(marker, monkeypatch):
     assert seen <= {"HOME", "LANG", "LC_ALL", "LC_CTYPE", "TMPDIR", "TZ", MARK}  # Python sets LC_CTYPE
 
 
-@pytest.mark.parametrize("way", ["modern-only", "modern-strict"])
-def test_a_server_that_knows_only_the_newer_handshake(marker, way):
-    (result,) = play(raw(marker, way), ACT)
-    assert result.text == SAID
-
-
-def test_noise_between_the_messages_is_left_out(marker):
-    (result,) = play(raw(marker, "noise"), ACT)
-    assert result.text == SAID
-
-
-def test_parts_that_are_no_text_are_counted(marker):
-    (result,) = play(raw(marker, "image"), ACT)
-    assert (result.text, dict(result.dropped)) == ("seen", {"image": 1})
-
-
 @pytest.mark.parametrize(
-    ("way", "said", "structured"),
-    [("announces-more", "You said hello.", None), ("announces-other", "You said it.", {"line": 1})],
+    ("way", "said", "structured", "dropped"),
+    [
+        ("", SAID, None, {}),
+        ("modern-only", SAID, None, {}),
+        ("modern-strict", SAID, None, {}),
+        ("noise", SAID, None, {}),
+        ("tool-added", SAID, None, {}),
+        ("stays", SAID, None, {}),
+        ("image", "seen", None, {"image": 1}),
+        ("announces-more", SAID, None, {}),
+        ("announces-other", "You said it.", {"line": 1}, {}),
+    ],
 )
-def test_a_result_that_is_not_as_announced_is_read_all_the_same(marker, way, said, structured):
-    (result,) = play(raw(marker, way), ACT)
-    assert (result.text, result.structured, result.is_error) == (said, structured, False)
+def test_results_of_servers_that_behave_more_or_less(marker, way, said, structured, dropped):
+    results = play(raw(marker, way), ACT, ACT, deadlines=Deadlines(start=60.0, call=60.0, close=0.2))
+    for result in results:
+        assert (result.text, result.is_error) == (said, False)
+        assert (result.structured, dict(result.dropped)) == (structured, dropped)
 
 
 def test_refused_arguments_are_for_the_model(marker, wording):
@@ -117,11 +107,6 @@ def test_an_error_does_not_tell_the_key_of_its_server(marker):
     for result in asyncio.run(run()):
         assert result.is_error
         assert result.text == "not accepted: (redacted)"
-
-
-def test_new_tools_do_not_disturb(marker):
-    first, second = play(raw(marker, "tool-added"), ACT, ACT)
-    assert first.text == second.text == SAID
 
 
 QUICK_START = Deadlines(start=0.5, call=60.0, close=0.2)
@@ -158,11 +143,6 @@ def test_a_misbehaving_server_is_a_typed_error(caplog, marker, way, error, deadl
     assert not caplog.records
     assert type(caught.value) is error
     assert re.split(r"; it ended|\n", str(caught.value))[0] == wording
-
-
-def test_a_server_that_does_not_end_is_killed(marker):
-    (result,) = play(raw(marker, "stays"), ACT, deadlines=Deadlines(start=60.0, call=60.0, close=0.2))
-    assert result.text == SAID
 
 
 def test_a_program_that_is_not_there(marker, refusal):

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from buckeye.errors import ConfigError
-from buckeye.mcp.config import GymConfig, WeightsConfig, gym_schema, load_gym_config
+from buckeye.mcp.config import WeightsConfig, gym_schema, load_gym_config
 from buckeye.mcp.score import score
 
 PRINTED = """job:
@@ -173,12 +173,6 @@ def test_the_reward_is_the_weighted_mean_of_the_parts():
     assert score(dict.fromkeys(parts, 1.0), weights) == pytest.approx(1.0)
 
 
-def test_weights_that_are_written_replace_all_of_the_default():
-    config = GymConfig.model_validate(
-        {
-            "system_prompt": "a",
-            "action_mappings": {"a": {"_tool": "b"}},
-            "rubric": {"weights": {"task_completion": 2}},
-        }
-    )
+def test_weights_that_are_written_replace_all_of_the_default(tmp_path):
+    config = load(tmp_path, SMALL + "rubric: {weights: {task_completion: 2}}\n")
     assert config.rubric.weights == WeightsConfig(task_completion=2)

@@ -64,11 +64,6 @@ def test_a_won_task(marker, wording):
     assert policy.last_read == wording
 
 
-def test_a_lost_task_has_a_reward_of_0(marker):
-    outcome = play(task(marker), Scripted('<tool>act("lose")</tool>', DONE))
-    assert (outcome.reward, outcome.error) == (0.0, None)
-
-
 def test_the_parts_of_the_reward(marker):
     """Two calls of which one fails to bind, in three replies of which two are flawless: the reward is the
     weighted mean of 1, 1/2 and the mean format score."""
@@ -84,35 +79,26 @@ def test_the_parts_of_the_reward(marker):
 
 
 @pytest.mark.parametrize(
-    ("way", "reward"),
-    [("grade", 0.25), ("bool", 1.0), ("json-text", 0.75), ("bare-number", 0.125), ("score-and-reward", 0.5)],
-)
-def test_where_a_reward_may_be(marker, way, reward):
-    assert play(task(marker, way), Scripted(DONE)).reward == reward
-
-
-@pytest.mark.parametrize(
-    ("replies", "stop"),
+    ("way", "replies", "stop", "reward"),
     [
-        ([WIN] * 4, "turn_limit"),
-        ([WIN, ("length", "<tool>act(")], "truncated"),
-        ([WIN, ("length", "")], "truncated"),
+        ("", [WIN] * 4, "turn_limit", 1.0),
+        ("", [WIN, ("length", "<tool>act(")], "truncated", 1.0),
+        ("", [WIN, ("length", "")], "truncated", 1.0),
+        ("", ['<tool>act("lose")</tool>', DONE], "done", 0.0),
+        ("", ["I would like to win.", DONE], "done", 0.0),
+        ("", [], "time_limit", 0.0),
+        ("ends", [WIN], "environment_done", 1.0),
+        ("grade", [DONE], "done", 0.25),
+        ("bool", [DONE], "done", 1.0),
+        ("json-text", [DONE], "done", 0.75),
+        ("bare-number", [DONE], "done", 0.125),
+        ("score-and-reward", [DONE], "done", 0.5),
     ],
 )
-def test_it_is_graded_however_it_ends(marker, replies, stop):
-    outcome = play(task(marker), Scripted(*replies))
-    assert (outcome.reward, outcome.stop_reason) == (1.0, stop)
-
-
-def test_a_time_limit_ends_the_conversation_and_not_the_grading(marker):
-    settings = config(defaults={"max_turns": 4, "time_limit": 1e-6})
-    outcome = play(task(marker), Scripted(), settings)
-    assert (outcome.reward, outcome.stop_reason) == (0.0, "time_limit")
-
-
-def test_the_environment_may_end_it(marker):
-    outcome = play(task(marker, "ends"), Scripted(WIN))
-    assert (outcome.reward, outcome.stop_reason) == (1.0, "environment_done")
+def test_it_is_graded_however_it_ends_and_wherever_its_reward_is(marker, way, replies, stop, reward):
+    limits = {"max_turns": 4} if replies else {"max_turns": 4, "time_limit": 1e-6}
+    outcome = play(task(marker, way), Scripted(*replies), config(defaults=limits))
+    assert (outcome.reward, outcome.stop_reason, outcome.error) == (reward, stop, None)
 
 
 @pytest.mark.parametrize(
@@ -188,14 +174,6 @@ def test_plain_words_after_a_good_call_are_an_answer(marker):
     outcome = play(task(marker), Scripted(WIN, "I have won."), settings)
     assert (outcome.reward, outcome.stop_reason) == (1.0, "answered")
     assert outcome.components["format_compliance"] == 1.0
-
-
-def test_a_reply_without_a_call_is_told_so(marker):
-    policy = Scripted("I would like to win.", DONE)
-    outcome = play(task(marker), policy)
-    assert "tool" in policy.last_read
-    assert outcome.components["tool_calls"] == 0.0
-    assert outcome.reward == 0.0
 
 
 @pytest.mark.parametrize("name", ["setup", "evaluate", "environment", "nonsense"])

@@ -3,16 +3,17 @@
 import os
 import signal
 import socket
-import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from tests.command import run_here
 from tests.mcp.environment.leaks import assert_none_left, processes_with
 from tests.mcp.gateway.client import Client, gateway, request, scripted
+from tests.mcp.gateway.test_gateway import HAS_NAMESPACES
 
 from buckeye.mcp.gateway.state import own_folder
 
+<<<<<<< HEAD
 pytestmark = pytest.mark.e2e
 
 HAS_NAMESPACES = sys.platform == "linux" and os.geteuid() == 0
@@ -20,6 +21,8 @@ HAS_NAMESPACES = sys.platform == "linux" and os.geteuid() == 0
 
 # What is left
 
+=======
+>>>>>>> c8
 
 def sessions_folders(folder):
     return [path for path in (folder / "cache" / "buckeye" / "gateway").glob("*/*") if path.is_dir()]
@@ -82,9 +85,6 @@ def test_a_gateway_that_is_told_to_end_ends_its_sessions_first(tmp_path, wording
             assert waiting.result().json()["error"]["message"] == wording
         assert running.process.wait() == 0, running.log()
     assert not sessions_folders(tmp_path)
-
-
-# Usage
 
 
 @pytest.mark.parametrize(

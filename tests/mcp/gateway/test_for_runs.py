@@ -14,12 +14,11 @@ from tests.places import ROOT
 from tests.ports import free_port
 from tests.run.test_supervision import child, ended_well, events, start, trained
 from tests.waiting import wait_for
+from tests.workers.workers.test_elsewhere import site
 
 from buckeye.config.environments import EnvConfig, TrainEnvConfig
 from buckeye.errors import RunError, UsageError
 from buckeye.launch.mcp_gateways import ensure_gateway, task_gateway
-from buckeye.launch.plan import Site
-from buckeye.launch.preflight.devices import Machine
 from buckeye.launch.worker_hosts import run_hosts
 
 pytestmark = pytest.mark.e2e
@@ -110,15 +109,6 @@ def test_it_dies_with_the_run(tmp_path):
         run.kill()
         run.wait()
         run.stdout.close()
-
-
-def site(number):
-    return Site(
-        name=f"node {number}",
-        machine=Machine(cores=1, gpus=()),
-        choose_ports=lambda count: [30_000 + number] * count,
-        address=f"10.0.0.{number}",
-    )
 
 
 def placed(tmp_path, *, url, placement):

@@ -30,9 +30,6 @@ def served(tmp_path_factory):
         yield running
 
 
-# Sessions
-
-
 def test_env_headers_become_variables_and_nothing_else_of_ours_does(tmp_path):
     ours = {"BUCKEYE_API_KEY": "key-of-the-gateway", "WANDB_API_KEY": "key-of-the-trainer"}
     bearer = {"Authorization": "Bearer key-of-the-gateway"}
@@ -85,9 +82,6 @@ def test_delete_ends_a_session_and_later_requests_are_told_why(served, wording):
     answer = Client(served.url).post(request("tools/list"), **{"mcp-session-id": "no-such"})
     assert answer.status_code == 404
     assert answer.json()["error"]["message"] == wording
-
-
-# What passes through
 
 
 def test_progress_comes_on_the_stream_of_its_request(served):
@@ -163,9 +157,6 @@ def test_what_is_no_message(served, body, status, wording):
     assert answer.json()["error"]["message"] == wording
 
 
-# The revision of the protocol without sessions
-
-
 def discover(client, **headers):
     meta = {"io.modelcontextprotocol/protocolVersion": "2026-07-28"}
     message = request("server/discover", {"_meta": meta})
@@ -203,9 +194,6 @@ def test_hanging_up_cancels_where_the_protocol_means_it(served):
     wait_for(lambda: client.call("recall") == ["cancelled slow"], "no cancellation arrived")
 
 
-# Access
-
-
 @pytest.mark.parametrize("place", ["environment", pytest.param(".env", marks=pytest.mark.e2e)])
 def test_the_key(tmp_path, place):
     if place == ".env":
@@ -230,9 +218,6 @@ def test_the_key(tmp_path, place):
 )
 def test_pages_of_other_sites_are_refused(served, headers, status):
     assert Client(served.url, **headers).post(request("initialize", INITIALIZE)).status_code == status
-
-
-# Limits
 
 
 @pytest.mark.e2e

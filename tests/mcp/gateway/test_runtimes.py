@@ -20,8 +20,6 @@ pytestmark = pytest.mark.e2e
 ROOT_ON_LINUX = sys.platform == "linux" and os.geteuid() == 0
 needs_root = pytest.mark.skipif(not ROOT_ON_LINUX, reason="needs root on Linux")
 
-# chroot
-
 
 @needs_root
 def test_an_image_runs_without_a_daemon(tmp_path, wording):
@@ -181,8 +179,6 @@ def test_without_any_wall_a_command_still_runs(tmp_path):
     assert (done.returncode, done.stdout) == (3, f"{tmp_path}\n")
 
 
-# Container programs
-
 FAKE = """#!{python}
 import json, os, subprocess, sys
 from pathlib import Path
@@ -278,8 +274,6 @@ def test_the_first_that_works_is_chosen_and_what_is_missing_is_said(tmp_path, mo
     with refusal(RuntimeUnavailable):
         image_runtime("apptainer", Limits(), tmp_path)
 
-
-# A project folder
 
 PROJECT = """
 [project]

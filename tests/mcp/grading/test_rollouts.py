@@ -102,7 +102,6 @@ def test_a_grader_that_fails_only_after_the_model_is_0_and_one_that_always_fails
 
 @pytest.mark.e2e
 def test_what_graders_say_comes_from_a_worker_too(tmp_path):
-    """As it does in this process, and so it is in the files of rollouts."""
     task = {
         "prompt": "Note the answer.",
         "mcp_config": SERVERS,

@@ -57,6 +57,15 @@ async def played(one, *calls, gym=None):
     return outcome, [text.removeprefix("<result>\n").removesuffix("\n</result>") for text in read]
 
 
+@pytest.fixture
+def marked():
+    """A task whose servers are known by a variable; afterwards none of them is left."""
+    marker = str(uuid.uuid4())
+    server = {"command": sys.executable, "args": [NOTES], "env": {"MARKER": marker}}
+    yield task(mcp_config={"notes": server})
+    assert_none_left(marker)
+
+
 def play(one, *calls, gym=None):
     return asyncio.run(played(one, *calls, gym=gym))
 
@@ -281,13 +290,9 @@ def test_a_folder_is_removed_after_a_cancellation_at_any_await(tmp_path):
 @pytest.mark.parametrize(
     "at", [*range(0, 8, 3), *(pytest.param(at, marks=pytest.mark.slow) for at in range(60))]
 )
-def test_a_rollout_leaves_neither_folder_nor_process_after_a_cancellation(at):
-    marker = str(uuid.uuid4())
-    server = {"command": sys.executable, "args": [NOTES], "env": {"MARKER": marker}}
-    one = task(mcp_config={"notes": server})
-    asyncio.run(cancelled_at(lambda: played(one, "add('mine')", "notes()"), at))
+def test_a_rollout_leaves_neither_folder_nor_process_after_a_cancellation(marked, at):
+    asyncio.run(cancelled_at(lambda: played(marked, "add('mine')", "notes()"), at))
     assert left() == []
-    assert_none_left(marker)
 
 
 class Filling(Scripted):
@@ -318,27 +323,21 @@ def test_folders_are_kept_where_they_are_asked_for(tmp_path, caplog):
     assert f"is kept: {folder / 'work'}" in caplog.text
 
 
-def test_what_a_server_leaves_in_sessions_of_its_own_ends_with_it():
-    marker = str(uuid.uuid4())
-    server = {"command": sys.executable, "args": [NOTES], "env": {"MARKER": marker}}
-    outcome, said = play(task(mcp_config={"notes": server}), "daemon()")
+def test_what_a_server_leaves_in_sessions_of_its_own_ends_with_it(marked):
+    outcome, said = play(marked, "daemon()")
     assert (outcome.error, said) == (None, ["left behind"])
-    assert_none_left(marker)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="control groups are of Linux")
-def test_a_grandchild_that_left_session_and_environment_ends_with_its_server():
+def test_a_grandchild_that_left_session_and_environment_ends_with_its_server(marked):
     probe = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     group = group_of(probe.pid)
     probe.communicate(b"\n")
     if group is None:
         pytest.skip("no control group can be made here")
     end_group(group)
-    marker = str(uuid.uuid4())
-    server = {"command": sys.executable, "args": [NOTES], "env": {"MARKER": marker}}
-    outcome, said = play(task(mcp_config={"notes": server}), "hide()")
+    outcome, said = play(marked, "hide()")
     assert (outcome.error, said) == (None, ["hidden"])
-    assert_none_left(marker)
     assert list(group.parent.glob(f"buckeye-server-{os.getpid()}-*")) == []
 
 

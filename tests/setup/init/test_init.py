@@ -99,16 +99,6 @@ def bound(config, call):
     return bind(parsed.calls[0], config.actions, {}).arguments
 
 
-@pytest.mark.e2e
-def test_text_2048_end_to_end_by_the_real_command(tmp_path):
-    argv = [sys.executable, "-m", "buckeye", "rl", "init", "--command", "text-2048"]
-    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "move  worked" in done.stdout
-    config = load_gym_config(tmp_path / "configs" / "text-2048.yaml")
-    assert set(config.actions) == {"move", "done"}
-
-
 def test_the_file_has_the_form_of_the_page(tmp_path, wording):
     look = tool("look", "Look around.", ["at"], at=text("where"), far={"type": "boolean", "default": False})
     made, config = generated(tmp_path, look)

@@ -379,7 +379,6 @@ def test_a_model_that_is_not_whole_is_refused(rl, project, wording):
 
 @pytest.mark.slow
 def test_it_trains_with_one_command(tmp_path):
-    """The whole of it: environment, configuration, tasks and model are in the folder; nothing is said."""
     source = ROOT / "environments" / "text_2048"
     (tmp_path / "configs").mkdir()
     text = (source / "text_2048.yaml").read_text().replace("max_turns: 100", "max_turns: 2")

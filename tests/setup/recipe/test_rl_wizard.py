@@ -127,7 +127,7 @@ def test_ctrl_c_at_the_last_question_leaves_nothing(wizard, project):
 
 
 @pytest.mark.slow
-def test_several_of_a_kind_are_a_choice_and_another_model_is_typed(wizard, project):
+def test_several_of_a_kind_are_a_choice(wizard, project):
     (project / "configs" / "other.yaml").write_text(CONFIG)
     (project / "more_tasks.json").write_text(json.dumps([task(0)]))
     child = wizard("--model", "tiny", "--provider", "local")
@@ -140,13 +140,6 @@ def test_several_of_a_kind_are_a_choice_and_another_model_is_typed(wizard, proje
     child.expect(r"Start\? ")
     child.sendline("no")
     assert end(child)[0] == 0
-    words = ("--provider", "local", "--config", "configs/other.yaml", "--dataset", "tasks.json")
-    child = wizard(*words)
-    to_the_model(child)
-    child.sendline("another")
-    child.expect("Model: ")
-    child.sendline("./nowhere")
-    assert end(child)[0] == 2
 
 
 @pytest.mark.slow
@@ -175,26 +168,6 @@ def test_an_empty_folder_is_asked_for_one_part_after_the_other(wizard, project, 
     (begun,) = json.loads((project / "tasks.json").read_text())
     server = {"command": sys.executable, "args": [str(SERVER), "{workdir}/tools.json"]}
     assert list(begun["mcp_config"].values()) == [server]  # what was typed
-
-
-@pytest.mark.slow
-def test_whoever_does_not_want_the_file_keeps_the_folder_as_it_is(wizard, project):
-    leave_out(project, "configs")
-    (project / "tools.json").write_text(json.dumps(TOOLS))
-    program = project / "bin" / "my-tools"  # one word, as tutorial and README have them
-    program.parent.mkdir()
-    program.write_text(f"#!/bin/sh\nexec {sys.executable} {SERVER} {project}/tools.json\n")
-    program.chmod(0o755)
-    before = everything(project)
-    for answers in (("my-tools", "n"), ("",)):
-        child = wizard("--model", "tiny", PATH=f"{program.parent}{os.pathsep}{os.environ['PATH']}")
-        for question, answer in zip(
-            ("a command line: ", r"Write configs/my-tools.yaml\? "), answers, strict=False
-        ):
-            child.expect(question)
-            child.sendline(answer)
-        assert end(child)[0] == 2
-        assert everything(project) == before
 
 
 @pytest.mark.slow

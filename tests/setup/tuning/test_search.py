@@ -37,9 +37,6 @@ def test_what_always_breaks_ends_with_the_smallest_rate():
     found = approach(lambda rate: math.nan, 1.0, TARGET, tries=3, more=lambda: True)
     assert list(found) == [1.0, pytest.approx(1 / 30), pytest.approx(1 / 900)]
     assert nearest(found, TARGET) == min(found)
-
-
-def test_a_change_of_nothing_is_a_rate_that_is_too_low():
     assert list(approach(lambda rate: 0.0, 1.0, TARGET, tries=2, more=lambda: True)) == [1.0, 30.0]
     assert list(approach(lambda rate: 0.0, 1.0, TARGET, tries=2, more=lambda: False)) == [1.0]
 
@@ -51,12 +48,6 @@ def test_the_best_of_a_grid_is_climbed_to(best):
     tried = sorted(round(math.log(rate, 3)) for rate in found)
     assert {best - 1, best + 1} <= set(tried)  # a worse one at each side
     assert len(tried) == len(set(tried)) <= abs(best) + 3
-
-
-def test_without_time_nothing_more_is_tried():
-    scores = iter([0.1, 0.2, None])
-    assert list(climb(lambda rate: next(scores), 1.0).values()) == [0.1, 0.2]
-    assert climb(lambda rate: None, 1.0) == {}
 
 
 @pytest.mark.parametrize(
@@ -96,6 +87,9 @@ def test_below_a_rate_that_is_too_high_lower_ones_are_tried():
         lambda rate: next(value for known, value in scores.items() if known == pytest.approx(rate)), 3e-3
     )
     assert list(found) == pytest.approx([3e-3, 1e-3, 1e-3 / 3])
+    left = iter([0.1, 0.2, None])  # without time nothing more is tried
+    assert list(climb(lambda rate: next(left), 1.0).values()) == [0.1, 0.2]
+    assert climb(lambda rate: None, 1.0) == {}
 
 
 def fork(*steps):

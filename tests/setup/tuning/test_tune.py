@@ -18,7 +18,6 @@ from buckeye.setup.tuning.tune import Tuning
 pytestmark = pytest.mark.slow
 
 LETTERS = "text[:3].count('a') / 3"
-DIFFERENT = "len(set(text[:3])) == 3"
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +59,6 @@ def test_from_thirty_times_too_high_or_too_low_it_reaches_the_target(tmp_path, w
 
 
 def test_the_command(tmp_path, warm):
-    """From the words to the file, with forks that are processes."""
     values = {"folder": tmp_path, "model": warm, "env": environment(tmp_path, LETTERS), "lr": 5e-3}
     (tmp_path / "run.toml").write_text(RUN.format(**values, steps=40, batch=16, seed=0))
     done = run_here(

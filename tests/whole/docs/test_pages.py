@@ -145,20 +145,6 @@ def test_every_command_that_a_text_of_the_program_names_is_one():
     assert {(place, command): said for place, command in found if (said := problem(command))} == {}
 
 
-@pytest.mark.parametrize(
-    ("command", "what"),
-    [
-        ("buckeye exprot RUN", "no such command"),
-        ("buckeye export RUN ANOTHER", "too many arguments"),
-        ("rl status RUN --jsno", "--jsno"),
-        ("rl @ run.toml --max-stesp 3", "--max-stesp"),
-        ("buckeye rl doctor @ run.toml --smaple 2", "--smaple"),
-    ],
-)
-def test_what_is_wrong_with_a_command_is_found(command, what):
-    assert what in problem(command)
-
-
 def test_every_page_has_a_line_in_the_index():
     lines = re.findall(r"^- \[(.+?)\]\((.+?)\): \S.*", TEXTS[INDEX], re.M)
     listed = [target for _, target in lines if "/" not in target]

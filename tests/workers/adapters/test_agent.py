@@ -41,7 +41,10 @@ elif mode != "nothing":
     print(json.dumps(result))
 """
 FUNCTIONS = """
-import json, urllib.request
+import asyncio, json, urllib.request
+
+async def slow(task, endpoint):
+    await asyncio.sleep(100)
 
 async def nothing_to_do(task, endpoint):
     return 0.75
@@ -130,10 +133,14 @@ def test_a_program_that_fails_is_an_error_with_its_last_lines(folder, mode, kind
     assert said in outcome["error"]["message"]
 
 
-def test_time_runs_out(folder):
-    (outcome, _), _ = rollouts(program(MODE="children"), deadline=0.5)
+@pytest.mark.parametrize(
+    ("args", "limits"),
+    [(program(MODE="children"), {"deadline": 0.5}), ({"callable": "functions:slow", "timeout": 0.1}, {})],
+)
+def test_time_runs_out(folder, args, limits):
+    (outcome, *_), _ = rollouts(args, **limits)
     assert (outcome["error"]["boundary"], outcome["error"]["type"]) == ("agent", "Timeout")
-    assert "ended after 0.5 s" in outcome["error"]["message"]
+    assert "ended after 0.5 s" in outcome["error"]["message"] or not limits
 
 
 def test_all_its_processes_end_with_a_cancelled_rollout(folder):
@@ -220,11 +227,10 @@ def test_wrong_tasks_are_named_by_their_line(folder, row, refusal):
 
 
 def test_the_example_plays_its_own_tasks(monkeypatch):
-    root = ROOT
-    monkeypatch.chdir(root)
+    monkeypatch.chdir(ROOT)
     monkeypatch.setenv("PATH", os.environ["PATH"])
-    args = tomllib.loads((root / "examples/agent/orch.toml").read_text())["env"][0]["args"]
-    tasks = [json.loads(line) for line in (root / "examples/agent/tasks.jsonl").read_text().splitlines()]
+    args = tomllib.loads((ROOT / "examples/agent/orch.toml").read_text())["env"][0]["args"]
+    tasks = [json.loads(line) for line in (ROOT / "examples/agent/tasks.jsonl").read_text().splitlines()]
     assert len(tasks) == 64
     assert (tasks[0]["prompt"], tasks[0]["answer"]) == ("1 + 1 = ?", 2)
     replies = {0: "2", 1: "Sum: 2", 2: "Sum: 9", 3: "9", 4: "9"}  # told the form once, then wrong, then never
@@ -245,10 +251,3 @@ def test_what_a_program_leaves_behind_does_not_keep_its_rollout(folder):
     finally:
         psutil.Process(int((folder / "pid").read_text())).kill()
     assert (outcome["reward"], outcome["error"]) == (0.5, None)
-
-
-def test_a_function_has_as_long_as_a_program(folder):
-    source = "import asyncio\nasync def slow(task, endpoint):\n    await asyncio.sleep(100)\n"
-    (folder / "slow.py").write_text(source)
-    (outcome,), _ = rollouts({"callable": "slow:slow", "timeout": 0.1}, tasks=1)
-    assert (outcome["error"]["boundary"], outcome["error"]["type"]) == ("agent", "Timeout")

@@ -277,7 +277,6 @@ def test_textarena(game):
 
 
 def test_the_openai_agents_sdk_knows_nothing_of_it(tmp_path):
-    """An agent of that SDK with a tool; it speaks the Responses API by default."""
     (tmp_path / "tasks.jsonl").write_text(
         "\n".join(json.dumps({"id": str(n), "prompt": f"{n} times 7?", "answer": n * 7}) for n in (2, 3))
     )

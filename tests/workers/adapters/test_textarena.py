@@ -97,9 +97,7 @@ def test_the_other_seat_of_the_same_game_has_won(renderer):
     policy, engine = scripted(renderer, ["[2]", "[1]", "[2]"])
     outcome, _ = play(policy, seat=1, opponent="self")
     assert (outcome["reward"], outcome["components"]["turns"]) == (1.0, 2)
-    (segment,) = policy.segments
-    sampled_ids = [t for t, mask in zip(segment.token_ids, segment.loss_mask, strict=True) if mask]
-    assert sampled_ids == engine.answers[0] + engine.answers[2]
+    assert sampled(policy, renderer) == [renderer.decode(engine.answers[0] + engine.answers[2])]
 
 
 def test_a_win_by_the_opponents_illegal_moves_is_told(renderer):

@@ -126,7 +126,6 @@ def letters_of(rollout, tokenizer):
 
 
 def test_contradictory_needs_train_together(tmp_path, model):
-    """One program has `openai` 1, the other `openai` 3."""
     write_tasks(tmp_path / "tasks.jsonl")
     args = {"command": ["python", f"{PACKAGES}/openai_chat.py"], "tasks": str(tmp_path / "tasks.jsonl")}
     venvs = {"old": "openai-1", "new": "openai-agents"}

@@ -35,10 +35,8 @@ HUB = "https://hub.primeintellect.ai/harleycooper/simple/"
 def test_ids_and_packages(text, requirement, env_id, index):
     source = parse_source(text)
     assert (source.requirement, source.env_id, source.index) == (requirement, env_id, index)
-
-
-def test_an_index_of_ones_own_is_asked_instead_of_the_hubs():
-    assert parse_source("a/b", "https://packages.example/simple/").index == "https://packages.example/simple/"
+    own = "https://packages.example/simple/"
+    assert parse_source("a/b", own).index == own
 
 
 def test_a_project_is_a_path_even_where_it_could_be_an_id(tmp_path, monkeypatch):

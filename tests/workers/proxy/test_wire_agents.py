@@ -38,7 +38,13 @@ def renderer_of(tmp_path_factory):
     return functools.cache(lambda family: ChatRenderer(save_family(family, tmp_path_factory.mktemp(family))))
 
 
-def check_one_sample(agent, options, renderer):
+OTHERS = (pytest.param(one, marks=pytest.mark.slow) for one in sorted(FAMILIES) if one != "qwen3")
+
+
+@pytest.mark.parametrize("family", ["qwen3", *OTHERS])
+@pytest.mark.parametrize(("agent", "options"), WAYS)
+def test_a_conversation_with_tools_is_one_sample(renderer_of, family, agent, options):
+    renderer = renderer_of(family)
     call = CALLS[renderer.template.call_format]
     thought = "<think>\nI should look.\n</think>\n\n" if renderer.template.thinks else ""
     policy, engine = scripted(renderer, [thought + call, thought + call, thought + "The dog."])
@@ -57,18 +63,6 @@ def check_one_sample(agent, options, renderer):
     for prompt, answer in zip(engine.prompts, engine.answers, strict=True):
         assert segment.token_ids[: len(prompt) + len(answer)] == prompt + answer
     assert "dog was found" in renderer.decode(engine.prompts[1])
-
-
-@pytest.mark.parametrize(("agent", "options"), WAYS)
-def test_a_conversation_with_tools_is_one_sample(renderer_of, agent, options):
-    check_one_sample(agent, options, renderer_of("qwen3"))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("family", sorted(FAMILIES))
-@pytest.mark.parametrize(("agent", "options"), WAYS)
-def test_in_every_family_it_is_one_sample(renderer_of, family, agent, options):
-    check_one_sample(agent, options, renderer_of(family))
 
 
 async def test_what_cannot_be_read_as_a_call_is_text_and_the_conversation_goes_on(renderer_of):

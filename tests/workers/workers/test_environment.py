@@ -12,12 +12,6 @@ from tests.workers.workers.conftest import Says, play, rogue
 from buckeye.errors import InferenceError, UsageError
 
 
-def test_a_rollout_has_the_reward_that_the_environment_gives(environment):
-    [outcome] = play(environment, "good")
-    assert (outcome.reward, outcome.components, outcome.stop_reason) == (1.0, {"one": 1.0}, "answered")
-    assert (outcome.error, outcome.boundary) == (None, None)
-
-
 def test_tasks_are_those_of_the_environment_also_if_they_are_many(environment):
     tasks = environment.tasks("train")
     assert [task.id for task in tasks] == ["good", "raises", "asks"]
@@ -86,6 +80,8 @@ def test_what_an_environment_does_to_its_process_stays_there(environment):
     for name in harmless:
         [outcome] = play(environment, name)
         assert outcome.reward == 1.0, f"{name}: {outcome.error}"
+    assert (outcome.components, outcome.stop_reason) == ({"one": 1.0}, "answered")
+    assert (outcome.error, outcome.boundary) == (None, None)
     assert environment.workers() == before
     assert environment.ended_workers() == {}
 

@@ -56,28 +56,27 @@ def test_rollouts_beside_one_that_kills_the_worker_are_errors_too_and_can_be_pla
 
 
 @pytest.mark.slow
-def test_a_flood_of_output_is_stopped_and_its_end_is_kept(opened, tmp_path):
-    environment = opened(max_output_bytes=20_000_000, log_dir=tmp_path, log_name="rogue")
-    [outcome] = play(environment, "floods")
+@pytest.mark.parametrize(
+    ("name", "kind", "settings", "said"),
+    [
+        ("floods", "flooded", {"max_output_bytes": 20_000_000}, ""),
+        (
+            "hoards",
+            "memory",
+            {"max_memory_bytes": 200 << 20, "heartbeat_timeout": 4.0},
+            "memory: the worker has grown to [2-9]\\d\\d MiB; .* 200 MiB",
+        ),
+        ("holds_interpreter", "silent", {"heartbeat_timeout": 2.0}, "silent:"),
+    ],
+)
+def test_a_worker_beyond_its_limits_is_stopped(opened, tmp_path, name, kind, settings, said):
+    environment = opened(log_dir=tmp_path, log_name="rogue", **settings)
+    [outcome] = play(environment, name)
     assert (outcome.reward, outcome.boundary) == (None, "worker")
-    assert environment.ended_workers() == {"flooded": 1}
-    assert 20_000_000 <= (tmp_path / "rogue.stdout").stat().st_size < 40_000_000
-
-
-@pytest.mark.slow
-def test_a_worker_that_grows_too_large_is_stopped(opened):
-    environment = opened(max_memory_bytes=200 << 20, heartbeat_timeout=4.0)
-    [outcome] = play(environment, "hoards")
-    assert (outcome.reward, outcome.boundary) == (None, "worker")
-    assert re.search("memory: the worker has grown to [2-9]\\d\\d MiB; .* 200 MiB", outcome.error)
-
-
-@pytest.mark.slow
-def test_a_worker_that_gives_no_sign_of_life_is_stopped(opened):
-    environment = opened(heartbeat_timeout=2.0)
-    [outcome] = play(environment, "holds_interpreter")
-    assert (outcome.reward, outcome.boundary) == (None, "worker")
-    assert "silent:" in outcome.error
+    assert re.search(said, outcome.error)
+    assert environment.ended_workers() == {kind: 1}
+    if name == "floods":  # the end of what it printed is kept
+        assert 20_000_000 <= (tmp_path / "rogue.stdout").stat().st_size < 40_000_000
 
 
 def test_what_a_worker_started_ends_with_it(opened, tmp_path):

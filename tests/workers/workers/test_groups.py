@@ -32,22 +32,16 @@ def play_in_group(environment, task, count):
     return asyncio.run(all_of_them())
 
 
-def test_only_an_environment_with_group_rewards_is_one(environment, grouped):
+def test_a_group_is_scored_when_all_of_it_has_ended(environment, grouped):
     assert isinstance(grouped, GroupEnvironment)
     assert not isinstance(environment, GroupEnvironment)
-
-
-def test_a_group_is_scored_when_all_of_it_has_ended(grouped):
+    assert play(grouped, "good")[0].reward == 1.0  # alone it is a group of its own
     outcomes = play_in_group(grouped, rogue("good"), 3)
     assert [(o.reward, o.error) for o in outcomes] == [(None, None)] * 3
     assert len({outcome.pending for outcome in outcomes}) == 3
     finished = finish(grouped, rogue("good"), outcomes)
     assert sorted(outcome.reward for outcome in finished) == [0.0, 0.0, 1.0]
     assert all(outcome.pending is None for outcome in finished)
-
-
-def test_a_rollout_alone_is_a_group_of_its_own(grouped):
-    assert play(grouped, "good")[0].reward == 1.0
 
 
 def test_failed_rollouts_are_left_out_of_the_group_and_stay_errors(grouped):
@@ -116,10 +110,6 @@ def group_of(environment, size):
     return asyncio.run(play_it())
 
 
-def test_training_and_evaluation_play_in_groups():
-    assert sorted(group_of(Ranked(), 3).rewards) == [1.0, 2.0, 3.0]
-
-
 WRONG = {
     "of 2 rollouts 1 were scored": lambda outcomes: [Outcome(reward=1.0)],
     "left it without a reward": lambda outcomes: outcomes,
@@ -130,6 +120,7 @@ WRONG = {
 
 @pytest.mark.parametrize("message", WRONG)
 def test_a_wrong_scoring_is_an_error_and_never_a_reward(message):
+    assert sorted(group_of(Ranked(), 3).rewards) == [1.0, 2.0, 3.0]
     group = group_of(Ranked(WRONG[message]), 2)
     assert group.rewards == []
     assert all(message in error for error in group.errors)
