@@ -13,16 +13,8 @@ from tests.mcp.gateway.test_gateway import HAS_NAMESPACES
 
 from buckeye.mcp.gateway.state import own_folder
 
-<<<<<<< HEAD
 pytestmark = pytest.mark.e2e
 
-HAS_NAMESPACES = sys.platform == "linux" and os.geteuid() == 0
-
-
-# What is left
-
-=======
->>>>>>> c8
 
 def sessions_folders(folder):
     return [path for path in (folder / "cache" / "buckeye" / "gateway").glob("*/*") if path.is_dir()]
