@@ -12,7 +12,7 @@ from tests.mcp.environment.leaks import assert_none_left
 from tests.mcp.gateway.test_runtimes import FAKE
 from tests.places import ROOT
 from tests.ports import free_port
-from tests.run.test_supervision import child, ended_well, events, start, trained
+from tests.run.test_supervision import child, ended_well, events, trained
 from tests.waiting import wait_for
 from tests.workers.workers.test_elsewhere import site
 
@@ -22,8 +22,6 @@ from buckeye.launch.mcp_gateways import ensure_gateway, task_gateway
 from buckeye.launch.worker_hosts import run_hosts
 
 pytestmark = pytest.mark.e2e
-
-__all__ = ["start"]  # a fixture
 
 
 def answers(port):
