@@ -274,8 +274,8 @@ def test_a_job_that_nobody_looks_after_is_stopped_and_brought_home(host, tmp_pat
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     script = (
         "import pathlib, signal, sys, time\n"
-        "run = pathlib.Path('run'); run.mkdir()\n"
-        "def end(*_):\n    (run / 'last.txt').write_text('checkpoint'); print('stopped'); sys.exit(3)\n"
+        "logs = pathlib.Path('run/logs'); logs.mkdir(parents=True)\n"
+        "def end(*_):\n    (logs / 'last.log').write_text('checkpoint'); print('stopped'); sys.exit(3)\n"
         "signal.signal(signal.SIGTERM, end)\n"
         "print('begun', flush=True)\n"
         "while True: time.sleep(0.1)\n"
@@ -305,7 +305,7 @@ def test_a_job_that_nobody_looks_after_is_stopped_and_brought_home(host, tmp_pat
     )
     done = stop_remote(run, now=False, timeout=None, tell=bench.told.append)
     assert done.was_running
-    assert (run / "last.txt").read_text() == "checkpoint"
+    assert (run / "logs" / "last.log").read_text() == "checkpoint"
     assert b"stopped" in (run / "remote.log").read_bytes()
     assert "asking root@127.0.0.1" in bench.told[-2]
     assert stop_remote(run, now=False, timeout=None, tell=bench.told.append).was_running is False
