@@ -32,7 +32,7 @@ format: setup  ## Format the code and apply the safe fixes
 	$(BIN)/ruff check --fix .
 
 test: setup  ## The tests that every change must pass: units, and one short run of each kind of process
-	$(PYTEST) -m "not slow and not gpu and (smoke or not e2e)" $(TESTS)
+	$(PYTEST) --hypothesis-profile quick -m "not slow and not gpu and (smoke or not e2e)" $(TESTS)
 
 test-all: setup  ## All tests, those for a GPU where there is one; the units also in three random orders
 	$(BIN)/pytest
