@@ -57,7 +57,7 @@ ROOMS = {
     "collector": Room(
         ("orchestrator/collector.py", "orchestrator/deterministic_sampling.py"), ("tests/orchestrator",)
     ),
-    "tasks": Room(("orchestrator/curriculum.py", "orchestrator/task_sampler.py"), ("tests/orchestrator",)),
+    "tasks": Room(("orchestrator/task_sampler.py",), ("tests/orchestrator",)),
     "batches": Room(
         ("transport/*.py", "orchestrator/batch.py"),
         ("tests/transport", "tests/orchestrator"),
