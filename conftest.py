@@ -38,6 +38,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Give the session its own home, cache, configuration, state and temporary folders, for workers too."""
     if "PYTEST_XDIST_WORKER" in os.environ:
         return
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # a session starts hundreds of interpreters
     home, root = Path.home(), Path(tempfile.mkdtemp(prefix="buckeye-tests-"))
     config.stash[_SESSION_FOLDER] = root
     for name, usual in _SHARED_CACHES.items():

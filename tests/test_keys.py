@@ -4,7 +4,7 @@ import os
 import stat
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from buckeye.base.dotenv import read_dotenv
@@ -107,7 +107,6 @@ def test_what_cannot_be_written_is_refused_without_its_value(home, name, value):
     assert not (home / ".buckeye" / ".env").exists()
 
 
-@settings(max_examples=40)
 @given(st.text(min_size=1).filter(lambda text: text.replace("\n", "").isprintable()))
 def test_any_value_comes_back(tmp_path_factory, value):
     folder = tmp_path_factory.mktemp("home")

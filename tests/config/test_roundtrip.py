@@ -4,7 +4,7 @@ import json
 import tempfile
 from pathlib import Path
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from buckeye.config.inference import InferenceConfig
@@ -79,7 +79,6 @@ def _loaded_from_json(model, text):
         return load_config(model, ["@", str(file)])
 
 
-@settings(max_examples=60)
 @given(some_of_a_run)
 def test_what_is_written_comes_back(flat):
     config = _loaded_from_json(RLConfig, json.dumps(_nested(flat)))
@@ -106,7 +105,6 @@ def _text(value):
     return value if isinstance(value, str) else json.dumps(value)
 
 
-@settings(max_examples=60)
 @given(st.data(), some_of_a_run)
 def test_the_order_of_flags_does_not_matter_and_files_say_the_same(data, flat):
     flat.pop("inference.server.host", None)
@@ -132,7 +130,6 @@ words = st.lists(
 )
 
 
-@settings(max_examples=200)
 @given(st.sampled_from(ROOTS), words)
 def test_any_command_line_is_read_or_refused(model, argv):
     try:
@@ -146,7 +143,6 @@ lines = ["a = 1\n", "[a]\n", "[[b]]\n", "toml_files = ['f.toml']\n", "[" * 3000,
 pieces = st.sampled_from([*PIECES.split(" "), *lines]) | st.text(max_size=4)
 
 
-@settings(max_examples=200)
 @given(st.lists(pieces, max_size=12).map("".join), st.sampled_from([".toml", ".json"]))
 def test_any_file_is_read_or_refused(text, suffix):
     with tempfile.TemporaryDirectory() as folder:
@@ -158,7 +154,6 @@ def test_any_file_is_read_or_refused(text, suffix):
             assert_is_message(error, f"f{suffix}")
 
 
-@settings(max_examples=100)
 @given(st.binary(max_size=40))
 def test_any_bytes_are_read_or_refused(content):
     with tempfile.TemporaryDirectory() as folder:

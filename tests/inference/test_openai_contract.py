@@ -183,8 +183,10 @@ NAMED = {"type": "function", "function": {"name": "find"}}
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("choice", "finish"), [("required", "tool_calls"), (NAMED, "stop")])
-def test_a_call_can_be_forced(client, name, choice, finish, stream):
+def test_a_call_can_be_forced(server, client, name, choice, finish, stream):
     """The model was asked something else, and it says nothing beside the call."""
+    if not isinstance(server, LocalServer):
+        pytest.skip("so small a model never ends the JSON that vLLM forces on it")
     answer = client.chat.completions.create(
         model=name, messages=ASK_HELLO, tools=[FIND], tool_choice=choice, stream=stream, **GREEDY
     )

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from buckeye.errors import InferenceError, UsageError
@@ -53,7 +53,6 @@ def test_stop_tokens_are_those_of_tokenizer_generation_config_and_template(save_
     assert text == ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 
 
-@settings(max_examples=60)
 @given(data=st.data())
 def test_a_later_turn_extends_the_earlier_ids_verbatim(renderer, data):
     """Sampled ids are arbitrary: not what the tokenizer would make of their text, and no whole UTF-8."""

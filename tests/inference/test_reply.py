@@ -1,7 +1,7 @@
 """Replies read while they are written."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from buckeye.inference.render import ChatRenderer
@@ -106,7 +106,6 @@ MARKERS = ["<think>", "</think>", "<tool_call>", "</tool_call>", "<", "tool_call
 PIECES = st.sampled_from([*MARKERS, "\n", " ", "x", "I look.", CALL, BARE_CALL])
 
 
-@settings(max_examples=100)
 @given(data=st.data())
 def test_the_parts_do_not_depend_on_how_the_text_comes(renderers, data):
     renderer = renderers[data.draw(st.sampled_from(sorted(FAMILIES)))]
@@ -122,7 +121,6 @@ def test_the_parts_do_not_depend_on_how_the_text_comes(renderers, data):
 WORDS = st.text("ab <>{\n", max_size=12)
 
 
-@settings(max_examples=100)
 @given(data=st.data())
 def test_a_reply_is_told_as_the_renderer_reads_it(renderers, data):
     family = data.draw(st.sampled_from(sorted(FAMILIES)))

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from buckeye.inference.engine.sampling import SamplingBatch, mix, sample, uniforms
@@ -72,7 +72,6 @@ def test_rows_of_one_batch_keep_their_own_settings():
     )
 
 
-@settings(max_examples=200)
 @given(
     logits=st.lists(st.floats(-40, 40, width=32) | st.just(float("-inf")), min_size=1, max_size=200).filter(
         lambda values: max(values) > float("-inf")

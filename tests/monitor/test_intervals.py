@@ -2,7 +2,7 @@
 tests/benchmarks/test_intervals.py."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from buckeye.monitor.intervals import (
@@ -153,7 +153,6 @@ def test_equal_rewards_are_no_certainty():
     assert (got.low, got.high) == pytest.approx(wilson_interval(0.2 * 7, 7))
 
 
-@settings(max_examples=40)
 @given(st.lists(st.tuples(st.floats(-1e30, 1e30), st.integers(0, 12)), min_size=1, max_size=40))
 def test_an_interval_of_whatever_holds_its_value(drawn):
     values, clusters = zip(*drawn, strict=True)
@@ -161,7 +160,6 @@ def test_an_interval_of_whatever_holds_its_value(drawn):
     assert got.low <= got.value <= got.high
 
 
-@settings(max_examples=40)
 @given(st.lists(st.tuples(SHARES, st.integers(0, 12)), min_size=1, max_size=40))
 def test_an_interval_holds_its_value(drawn):
     values, clusters = zip(*drawn, strict=True)
@@ -172,7 +170,6 @@ def test_an_interval_holds_its_value(drawn):
     assert got == mean_over_tasks(values, clusters)
 
 
-@settings(max_examples=40)
 @given(st.lists(st.tuples(SHARES, SHARES, st.integers(0, 12)), min_size=1, max_size=40))
 def test_a_change_the_other_way_round_is_its_mirror_image(drawn):
     before, after, clusters = zip(*drawn, strict=True)

@@ -4,7 +4,7 @@ import json
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from buckeye.base.json_lines import LineFile, read_json_lines
@@ -178,7 +178,6 @@ def counted_by_hand(lines):
     return counts
 
 
-@settings(max_examples=200, deadline=None)
 @given(lines=runs(), data=st.data())
 def test_whatever_the_order_the_records_of_the_last_line_of_training_count(lines, data):
     records = [written(line) for line in lines if line is not None]
@@ -189,7 +188,6 @@ def test_whatever_the_order_the_records_of_the_last_line_of_training_count(lines
         assert counts == expected
 
 
-@settings(max_examples=50, deadline=None)
 @given(lines=runs(), data=st.data())
 def test_a_file_that_is_read_while_it_grows_says_the_same_as_the_whole(tmp_path_factory, lines, data):
     path = tmp_path_factory.mktemp("run") / "metrics.jsonl"

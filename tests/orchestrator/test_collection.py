@@ -6,7 +6,7 @@ import statistics
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from buckeye.orchestrator.batch_account import Collected
@@ -58,7 +58,6 @@ def test_every_play_is_in_one_account_and_every_draw_counts_once():
         max_size=8,
     )
 )
-@settings(max_examples=100, deadline=None)
 def test_accounts_add_up(groups):
     failed = played(None, 1.0)
     batch = collected(

@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from buckeye.orchestrator.rollout import leaves_room
@@ -35,7 +35,7 @@ def ages(result):
 @pytest.mark.parametrize("law", LAWS)
 @pytest.mark.parametrize(("level", "scarce"), [(0, False), (1, True), (2, False), (4, True)])
 def test_without_oversampling_nothing_is_lost_and_long_rollouts_are_trained_as_often(law, level, scarce):
-    result = checked(simulate("buckeye", law, level=level, scarce=scarce, batches=20))
+    result = checked(simulate("buckeye", law, level=level, scarce=scarce, batches=12))
     bias, noise = result.bias
     assert not any(batch.dropped for batch in result.batches)
     assert abs(bias) <= noise
@@ -45,13 +45,13 @@ def test_without_oversampling_nothing_is_lost_and_long_rollouts_are_trained_as_o
 @pytest.mark.parametrize("law", LAWS)
 @pytest.mark.parametrize("age", [1, 3])
 def test_a_young_age_makes_batches_wait_and_loses_nothing(law, age):
-    result = checked(simulate("buckeye", law, level=1, age=age, batches=20))
+    result = checked(simulate("buckeye", law, level=1, age=age, batches=12))
     assert max(ages(result)) <= age
     assert not any(batch.dropped for batch in result.batches)
 
 
 def test_oversampling_beyond_what_may_wait_takes_the_first_to_finish_and_ends_the_others():
-    result = checked(simulate("buckeye", "log-normal", level=0, oversampling=1.5, batches=20))
+    result = checked(simulate("buckeye", "log-normal", level=0, oversampling=1.5, batches=12))
     dropped = [group for batch in result.batches for _, group in batch.dropped_groups]
     assert {reason for batch in result.batches for reason in batch.dropped} == {"stale"}
     assert any(
@@ -63,7 +63,7 @@ def test_oversampling_beyond_what_may_wait_takes_the_first_to_finish_and_ends_th
 
 
 def test_with_room_to_wait_oversampling_loses_nothing():
-    result = checked(simulate("buckeye", "log-normal", level=1, oversampling=1.5, batches=20))
+    result = checked(simulate("buckeye", "log-normal", level=1, oversampling=1.5, batches=12))
     assert not any(batch.dropped for batch in result.batches)
 
 
@@ -91,7 +91,6 @@ def possible(size, waiting, *, open_places, batch, batch_size):
     open_places=st.integers(1, 4),
     batch_size=st.integers(1, 4),
 )
-@settings(max_examples=300, deadline=None)
 @example(due=4, waiting=[(3, 1)], open_places=1, batch_size=1)
 def test_a_group_has_a_place_exactly_if_all_that_are_due_sooner_still_find_one(
     due, waiting, open_places, batch_size

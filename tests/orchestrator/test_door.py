@@ -10,7 +10,7 @@ from decimal import Decimal
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from buckeye.config.orchestrator import OrchestratorConfig
@@ -134,7 +134,6 @@ def outcomes(draw):
 
 
 @given(st.lists(outcomes(), min_size=1, max_size=3), st.sampled_from([Given, GivenInGroup]))
-@settings(max_examples=60)
 def test_whatever_comes_the_step_goes_on_and_counts_it(tmp_path, given_outcomes, environment):
     good = Outcome(reward=1.0, components={"right": 1.0})
     group = play(good, *given_outcomes, environment=environment)

@@ -6,7 +6,7 @@ import functools
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from buckeye.envs.base import CallOptions
@@ -97,7 +97,6 @@ async def play(policy, plan):
             conversations.append([*messages, reply.message])
 
 
-@settings(max_examples=60)
 @given(plan=PLAN)
 def test_every_token_is_trained_once_however_a_rollout_branches(plan):
     engine = Numbered([ord(c) for c in "cdefghijkl"], ord("$"))
@@ -112,7 +111,6 @@ def renderer_of(tmp_path_factory):
 
 
 @pytest.mark.slow
-@settings(max_examples=150)
 @given(plan=PLAN, family=st.sampled_from(sorted(FAMILIES)))
 def test_the_same_in_every_family_of_models(renderer_of, plan, family):
     renderer = renderer_of(family)

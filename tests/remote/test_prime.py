@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from buckeye.errors import AccountError, OfferRefusedError, RemoteError, UsageError
@@ -336,7 +336,6 @@ json_values = st.recursive(
 )
 
 
-@settings(max_examples=50)
 @given(connection=json_values, ip=json_values, mapping=json_values)
 def test_no_answer_makes_an_address_of_something_else(connection, ip, mapping):
     found = {"status": "ACTIVE", "sshConnection": connection, "ip": ip, "primePortMapping": mapping}

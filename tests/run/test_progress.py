@@ -4,7 +4,7 @@ import io
 import re
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from buckeye.launch.progress import Progress
 from tests.monitor.test_metrics import counted_by_hand, record, runs, written
@@ -66,7 +66,6 @@ def test_a_step_that_is_done_again_is_shown_again_and_counts_again(shown):
     assert shown(batch(2, 0.35, 2), record("trainer", 2, 2)) == (["Step 3/20 | reward 0.3500"], 3, 4)
 
 
-@settings(max_examples=50, deadline=None)
 @given(lines=runs())
 def test_no_step_is_ever_shown_with_the_reward_of_another(tmp_path_factory, lines):
     folder, stream = tmp_path_factory.mktemp("run"), io.StringIO()

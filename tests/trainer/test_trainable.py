@@ -193,6 +193,10 @@ def folder(tiny_model, tmp_path):
         ({"model_type": "bloom"}, "model_type is 'bloom'"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope type 'dynamic'"),
         ({"final_logit_softcapping": 30.0}, "final_logit_softcapping is 30.0"),
+        (
+            {"layer_types": ["sliding_attention"] * 2, "use_sliding_window": False},
+            "use_sliding_window is False",
+        ),
     ],
 )
 def test_what_cannot_be_trained_is_refused_before_it_is_loaded(folder, changes, said):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from environments.dakota1890.tests.second_grader import audited_reward, edits_between
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dakota1890.corpus import load_corpus
@@ -146,14 +146,12 @@ replies = st.one_of(
 )
 
 
-@settings(max_examples=300)
 @given(TASKS, replies, st.booleans())
 def test_both_graders_agree_on_anything(task, reply, shaping):
     result = graded(reply, task.data, shaping=shaping)
     assert 0.0 <= result.reward <= 0.2 or result.reward in (0.3, 1.0)
 
 
-@settings(max_examples=300)
 @given(TASKS, st.integers(0, 2**32), st.integers(1, 3), st.booleans())
 def test_both_graders_agree_on_spoilt_answers(task, seed, edits, shaping):
     rng = random.Random(seed)
@@ -166,14 +164,12 @@ def test_both_graders_agree_on_spoilt_answers(task, seed, edits, shaping):
     assert audited_reward(reply, task.data, shaping=shaping) == pytest.approx(result.reward, abs=1e-12)
 
 
-@settings(max_examples=200)
 @given(TASKS, st.data(), st.sampled_from(["NFC", "NFD", "NFKD"]))
 def test_every_accepted_answer_is_right_in_every_encoding(task, data, encoding):
     answer = data.draw(st.sampled_from(task.data["accept"]))
     assert graded(tagged(unicodedata.normalize(encoding, answer)), task.data).reward == 1.0
 
 
-@settings(max_examples=200)
 @given(TASKS)
 def test_two_answers_at_once_are_never_right(task):
     first, prompt = task.data["accept"][0], task.messages[0]["content"]
@@ -183,7 +179,6 @@ def test_two_answers_at_once_are_never_right(task):
     assert graded(tagged(f"{first} zzz"), task.data, shaping=False).reward == 0.0
 
 
-@settings(max_examples=200)
 @given(st.text(alphabet="abŋ ", max_size=12), st.text(alphabet="abŋ ", max_size=12))
 def test_both_edit_distances_are_the_textbook_one(one, other):
     table = [[i + j for j in range(len(other) + 1)] for i in range(len(one) + 1)]
@@ -205,7 +200,6 @@ def test_every_probe_gets_its_score():
         assert graded(probe.reply, probe.item.data, shaping=False).reward == probe.reward, probe
 
 
-@settings(max_examples=200)
 @given(st.text(alphabet="0123456789,. ", max_size=12))
 def test_both_graders_read_numbers_alike(answer):
     assert graded(tagged(answer), READ).reward in (0.0, 1.0)

@@ -11,7 +11,7 @@ from importlib import resources
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dakota1890.corpus import load_corpus
@@ -299,7 +299,6 @@ def test_small_numbers_make_up_training_and_large_ones_the_range_axis():
     assert all(n < 100 or len(str(n).rstrip("0")) == 1 for n in numbers)
 
 
-@settings(max_examples=50)
 @given(st.integers(-(2**63), 2**63), st.integers(0, 10**9))
 def test_any_seed_and_index_make_a_task(seed, index):
     task = TrainTasks(TaskOptions(seed=seed, invented_fraction=0.5), 10**9 + 1)[index]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import zstandard
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.mcp.images.oci import (
     INDEX,
@@ -302,7 +302,6 @@ members = st.builds(
 )
 
 
-@settings(max_examples=150)
 @given(layers=st.lists(st.lists(members, max_size=6), max_size=3))
 def test_any_layers_stay_inside(layers, tmp_path_factory):
     folder = tmp_path_factory.mktemp("any")

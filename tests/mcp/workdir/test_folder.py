@@ -13,7 +13,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.cancelling import cancelled_at
 from tests.mcp.environment.leaks import assert_none_left
@@ -398,7 +398,6 @@ LEAVES = TEXTS | st.sampled_from(["{workdir}", "in {workdir}/x"]) | st.integers(
 VALUES = st.lists(LEAVES | st.dictionaries(TEXTS, LEAVES, max_size=3), max_size=4)
 
 
-@settings(max_examples=50)
 @given(VALUES)
 def test_what_is_placed_is_hidden_again(value):
     workdir = Workdir(place=Path("/somewhere/private"))

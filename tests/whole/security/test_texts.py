@@ -70,7 +70,7 @@ def test_the_name_of_a_control_token_is_words(family, role):
             assert renderer.decode(hostile.ids) == hostile.text.replace(MARK, "")
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_any_text_of_others_leaves_the_turns_as_they_are(family, data):
     _, renderer = family

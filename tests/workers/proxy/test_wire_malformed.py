@@ -153,7 +153,7 @@ def check(route, body):
         assert json.loads(answer)["error"]["message"]
 
 
-@settings(max_examples=100, suppress_health_check=list(HealthCheck))
+@settings(suppress_health_check=list(HealthCheck))
 @given(route=ROUTES, body=BODIES)
 def test_anything_is_answered_or_refused(route, body):
     check(route, body)

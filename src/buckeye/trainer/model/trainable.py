@@ -74,9 +74,12 @@ def _unpackable(config: Mapping[str, Any]) -> Iterator[str]:
             yield f"{key} is {shown(config[key])}"
     if config.get("is_causal") is False:
         yield "is_causal is False"
-    kinds = {str(kind) for kind in config.get("layer_types") or ()} - set(_LAYERS)
-    if kinds:
-        yield f"layer_types has {', '.join(sorted(kinds))}; only {' and '.join(_LAYERS)} are computed"
+    kinds = {str(kind) for kind in config.get("layer_types") or ()}
+    if kinds - set(_LAYERS):
+        others = ", ".join(sorted(kinds - set(_LAYERS)))
+        yield f"layer_types has {others}; only {' and '.join(_LAYERS)} are computed"
+    if "sliding_attention" in kinds and config.get("use_sliding_window") is False:
+        yield "layer_types has sliding_attention, and use_sliding_window is False"
     for kind in _rope_kinds(config.get("rope_scaling") or config.get("rope_parameters") or {}):
         if kind in _ROPE_OF_LENGTH:
             yield f"rope type {kind!r} depends on how long a sample is, and a row holds several"
