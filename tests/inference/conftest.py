@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from buckeye.config.inference import InferenceConfig
+from buckeye.inference.access import access_rules
 from buckeye.inference.client import InferenceClient, SamplingParams
 from buckeye.inference.engine.architecture import read_spec
 from buckeye.inference.engine.decoder import Decoder
@@ -25,7 +26,6 @@ from buckeye.inference.engine.kv_cache import KVCache
 from buckeye.inference.engine.sequences import Sequence
 from buckeye.inference.engine.weights import Checkpoint, Weights
 from buckeye.inference.server import server as server_module
-from buckeye.inference.server.access import access_rules
 from buckeye.inference.vllm.interpreter import find_vllm, install_vllm
 from tests.ports import free_port
 from tests.rounding import logprob_error

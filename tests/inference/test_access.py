@@ -1,17 +1,19 @@
 """What a web page, another user and a client without the key can do to an inference server."""
 
 import os
+import re
 import shutil
 import stat
+import subprocess
 import tempfile
 from pathlib import Path
 
 import httpx
 import pytest
 
-from buckeye.inference.server.access import PUBLIC
+from buckeye.inference.access import PUBLIC
 
-from .conftest import LocalServer
+from .conftest import KEY_VARIABLE, LocalServer
 from .test_server import post
 
 JSON = {"content-type": "application/json"}
@@ -67,6 +69,21 @@ def test_a_key_is_made_for_the_start_and_found_by_clients_of_this_user(chat_mode
         assert made.read_text() not in caplog.text
         assert str(made) in caplog.text
     assert not made.exists()
+
+
+@pytest.mark.parametrize("settings", [{"key": None}, {"key": "chosen"}, {"key": None, "no_key": True}])
+def test_the_line_of_the_start_is_all_that_a_client_needs(chat_model, tmp_path, caplog, settings):
+    caplog.set_level("INFO")
+    with LocalServer(chat_model.directory, tmp_path, **settings):
+        exports, name = re.search(r"Clients: (export .*)  # model (.*)", caplog.text).groups()
+        shell = f'{exports}; printf "%s %s" "$OPENAI_BASE_URL" "$OPENAI_API_KEY"'
+        environment = {**os.environ, KEY_VARIABLE: settings["key"] or ""}
+        url, key = subprocess.check_output(["sh", "-c", shell], text=True, env=environment).split()
+        assert "/" not in name
+        with httpx.Client(headers={"Authorization": f"Bearer {key}"}, trust_env=False) as http:
+            listed = {model["id"] for model in http.get(f"{url}/models").json()["data"]}
+            assert listed == {name, str(chat_model.directory)}
+            assert http.post(f"{url}/chat/completions", json={"model": name, **CHAT}).status_code == 200
 
 
 def test_a_server_without_a_key_is_not_steered(chat_model, tmp_path):

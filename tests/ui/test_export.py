@@ -1,6 +1,7 @@
 """A run in one file: everything the page asks for is in it, and nothing in it can run but the page."""
 
 import base64
+import functools
 import hashlib
 import json
 import re
@@ -8,7 +9,17 @@ import shutil
 from unittest import mock
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from buckeye.config.load import load_config, to_json
+from buckeye.config.rl import RLConfig
+from buckeye.errors import UsageError
+from buckeye.launch.changed_settings import as_recorded
+from buckeye.run_files.logs import read_logs
+from buckeye.runs.checkpoint_facts import read_config, trained_on
+from buckeye.ui.answers import answer
+from buckeye.ui.sources import OpenRun
 from tests.command import run_here
 from tests.run.made_runs import made_run
 from tests.ui.made import HOSTILE, make_run
@@ -48,6 +59,43 @@ def test_the_file_holds_every_answer(exported):
     assert told["messages"][-1]["text"] == HOSTILE
     assert "runs/a%20run/tokens?group=3&number=0&step=1" in answers
     assert "runs/a%20run/group?env=sums&group=0&split=eval&step=0" in answers
+
+
+def keys_of(settings, above=()):
+    for key, value in settings.items():
+        yield (*above, key)
+        if isinstance(value, dict):
+            yield from keys_of(value, (*above, key))
+
+
+RECORDED = json.loads(to_json(as_recorded(load_config(RLConfig, ["--trainer", "--orchestrator"]))))
+
+
+@given(st.sampled_from(sorted(keys_of(RECORDED))), st.sampled_from([None, 7, "x", [], {}, "left out"]))
+def test_a_report_and_a_model_card_need_no_setting(exported, path, value):
+    """Of runs of other versions."""
+    run = exported / "a run"
+    settings = json.loads(json.dumps(RECORDED))
+    holder = functools.reduce(dict.__getitem__, path[:-1], settings)
+    holder[path[-1]] = value
+    if value == "left out":
+        del holder[path[-1]]
+    (run / "configs" / "rl.json").write_text(json.dumps(settings))
+    for question in ("status", "overview", "settings", "timeline"):
+        answer(OpenRun("a run", run), question, {})
+    try:
+        kind, config = read_config(run)
+    except UsageError:
+        assert path in {("trainer",), ("trainer", "model"), ("trainer", "model", "name")}
+    else:
+        assert trained_on(kind, config)
+
+
+def test_a_run_without_attempts_is_refused(tmp_path, refusal):
+    run = make_run(tmp_path / "run", steps=1)
+    (run / "run.json").write_text(json.dumps({"run_id": "a", "attempt": 1, "attempts": []}))
+    with refusal(UsageError):
+        read_logs(run)
 
 
 def test_no_secret_and_no_folder_of_this_machine_is_in_it(exported):

@@ -85,7 +85,8 @@ def test_what_cannot_be_asked_is_said(client, path, wording):
 @pytest.mark.smoke
 def test_the_command_serves_a_recorded_run(folder):
     with serving(folder) as base:
-        assert httpx.get(f"{base}api/runs", timeout=HANG).json()["runs"][0]["name"] == "one"
+        listed = httpx.get(f"{base}api/runs", timeout=HANG).json()
+        assert (listed["runs"][0]["name"], listed["only"]) == ("one", None)
         assert httpx.get(f"{base}api/runs/one/overview", timeout=HANG).json()["steps"] == [0, 1, 2, 3]
         assert "<main" in httpx.get(base, timeout=HANG).text
 
@@ -98,6 +99,8 @@ def test_runs_with_the_same_name_are_told_apart(tmp_path):
     assert len(set(names)) == 2
     assert [run.name for run in sources.all()] == names
     assert sources.find(names[1]).path == tmp_path / "b" / "run"
+    assert sources.only is None
+    assert Sources(str(tmp_path / "b" / "run")).only == "run"
 
 
 def test_a_directory_without_a_run_is_refused(tmp_path):

@@ -141,7 +141,7 @@ def set_key(name: str, value: str) -> Path:
 def made_key(name: str, port: int) -> Iterator[str]:
     """A key for one start of a server on a port of this machine, in a file that only this user may read while
     the block runs. `local_key` finds it."""
-    value, path = secrets.token_urlsafe(24), made_keys() / f"{name}-{port}"
+    value, path = secrets.token_urlsafe(24), made_key_file(name, port)
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     write_file(path, value, mode=0o600)
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -164,7 +164,7 @@ def local_key(name: str, url: str) -> str:
     """The key `name` that a server of this user made for itself, "" if none has at that address."""
     with contextlib.suppress(OSError, ValueError):
         parts = urlsplit(url)
-        path = made_keys() / f"{name}-{parts.port or 80}"
+        path = made_key_file(name, parts.port or 80)
         if is_loopback(parts.hostname or "") and is_locked(path):
             return read_regular(path, limit=256).decode("ascii")
     return ""
@@ -173,6 +173,11 @@ def local_key(name: str, url: str) -> str:
 def made_keys() -> Path:
     """The folder of the keys that servers of this user made for themselves."""
     return home_folder() / "servers"
+
+
+def made_key_file(name: str, port: int) -> Path:
+    """Return the file of the key that a server on this port made for one start."""
+    return made_keys() / f"{name}-{port}"
 
 
 def masked(value: str) -> str:

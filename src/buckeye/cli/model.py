@@ -63,7 +63,7 @@ def chat(
 
 
 async def _talk(model: str, prompt: str | None, temperature: float, max_tokens: int) -> None:
-    """Answer `prompt` and return, or hold a conversation until an empty line or Ctrl-D."""
+    """Answer `prompt` and return, or hold a conversation until the user leaves."""
     with status_line(f"fetching {model}"):
         path = fetch_served(model)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # asyncio's waits for input() to return
@@ -71,9 +71,11 @@ async def _talk(model: str, prompt: str | None, temperature: float, max_tokens: 
         with status_line(f"waiting for a server of {model} to start"):
             server = await stack.enter_async_context(served_model(path))
         messages: list[dict[str, str]] = []
+        if prompt is None:
+            typer.echo("/exit, an empty line or Ctrl-D leaves.", err=True)
         while True:
             question = prompt or _ask()
-            if not question:
+            if question in _LEAVE:
                 return
             messages.append({"role": "user", "content": question})
             with status_line(f"waiting for the reply of {model}"):
@@ -82,6 +84,9 @@ async def _talk(model: str, prompt: str | None, temperature: float, max_tokens: 
             messages.append({"role": "assistant", "content": reply})
             if prompt is not None:
                 return
+
+
+_LEAVE = ("", "/exit", "/quit")
 
 
 def _ask() -> str:

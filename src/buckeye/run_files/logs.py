@@ -81,9 +81,12 @@ def attempt_starts(output_dir: Path) -> dict[int, float]:
     path = output_dir / RUN_FILE
     try:
         attempts: list[dict[str, Any]] = read_json(path)["attempts"]
-        return {int(entry["attempt"]): float(entry["started"]) for entry in attempts}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        starts = {int(entry["attempt"]): float(entry["started"]) for entry in attempts}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(f"{path} cannot be read ({error})") from None
+    if not starts:
+        raise UsageError(f"{path} cannot be read (it has no attempts)")
+    return starts
 
 
 def _start_of(path: Path, starts: Mapping[int, float]) -> float:

@@ -11,6 +11,7 @@ from buckeye.base.distribution import versions
 from buckeye.base.storage import read_json
 from buckeye.errors import UsageError
 from buckeye.monitor.metrics import read_run
+from buckeye.runs.reader import value_at
 from buckeye.transport.checkpoint import (
     CheckpointInfo,
     Score,
@@ -78,6 +79,9 @@ def _best_by_loss(checkpoints: Mapping[int, CheckpointInfo], run: Path) -> Choic
     return Choice(info=checkpoints[best], reason=reason)
 
 
+_UNKNOWN = "unknown"
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunFacts:
     """`base` is the model that training started from, a directory or a name on the hub; `base_id` is the same
@@ -97,17 +101,18 @@ class RunFacts:
 
 
 def read_config(run: Path) -> tuple[str, dict[str, Any]]:
-    """Which kind of run it was, `rl` or `sft`, and its resolved configuration. Raises UsageError."""
-    for kind, part in (("rl", "trainer"), ("sft", "model")):
+    """Return the kind of a run, `rl` or `sft`, and its resolved configuration. Raise UsageError where that
+    lacks the model's name."""
+    for kind, model in (("rl", "trainer.model.name"), ("sft", "model.name")):
         path = run / "configs" / f"{kind}.json"
         if path.exists():
             try:
                 config = read_json(path)
-                if not isinstance(config[part], dict):
-                    raise TypeError(f"`{part}` is no table")
-                return kind, config
-            except (OSError, ValueError, LookupError, TypeError) as error:
-                raise UsageError(f"{path} cannot be read: {error!r}") from error
+            except (OSError, ValueError) as error:
+                raise UsageError(f"{path} cannot be read: {error}") from error
+            if not isinstance(value_at(config, model), str):
+                raise UsageError(f"{path} cannot be read: `{model}` is missing")
+            return kind, config
     raise UsageError(f"{run} holds no run of `rl` or `sft`: it has no configs/rl.json or configs/sft.json.")
 
 
@@ -123,7 +128,7 @@ def gather_facts(run: Path, choice: Choice, scores: Sequence[Score]) -> RunFacts
         kind=kind,
         base=base,
         base_id=None if _is_local(base) else base,
-        trained_on=_trained_on(kind, config),
+        trained_on=trained_on(kind, config),
         progress={name: int(progress[name]) for name in ("step", "samples", "tokens")},
         before=[s for s in scores if s.step == first and s.step < step],
         after=scores_of(choice.info, scores),
@@ -143,10 +148,12 @@ def _is_local(name: str) -> bool:
     return name.startswith((".", "/", "~")) or name.count("/") > 1
 
 
-def _trained_on(kind: str, config: Mapping[str, Any]) -> str:
+def trained_on(kind: str, config: Mapping[str, Any]) -> str:
+    """Return the names of the data or environments."""
     if kind == "sft":
-        return Path(config["data"]["path"]).name
-    names = [str(env["id"]) for env in config["orchestrator"]["env"]]
+        return Path(str(value_at(config, "data.path") or _UNKNOWN)).name
+    environments = value_at(config, "orchestrator.env") or [{}]
+    names = [str(value_at(environment, "id") or _UNKNOWN) for environment in environments]
     return ", ".join(Path(name).stem if name.endswith(".py") else public_name(name) for name in names)
 
 

@@ -25,6 +25,14 @@ from buckeye.runs.index import open_index
 if TYPE_CHECKING:
     from buckeye.runs.trained import TrainedStep
 
+
+def value_at(settings: Any, name: str) -> Any:
+    """Return a value of recorded settings, as `trainer.optim.lr`; None where it is not recorded."""
+    for part in name.split("."):
+        settings = settings.get(part) if isinstance(settings, dict) else None
+    return settings
+
+
 _OF_A_RUN = ("metrics.jsonl", "events.jsonl", "run.json", "status.json", "rollouts", "trained")
 
 
@@ -60,11 +68,8 @@ class Run:
         return found if isinstance(found, dict) else {}
 
     def setting(self, name: str) -> Any:
-        """One of them, as `trainer.optim.lr`; None where it is not recorded."""
-        value: Any = self.settings
-        for part in name.split("."):
-            value = value.get(part) if isinstance(value, dict) else None
-        return value
+        """Return one of them, as `trainer.optim.lr`; None where it is not recorded."""
+        return value_at(self.settings, name)
 
     @cached_property
     def index(self) -> sqlite3.Connection:

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from buckeye.runs.reader import value_at
+
 if TYPE_CHECKING:
     from buckeye.trainer.output.release import Passages
 
@@ -22,7 +24,7 @@ def passages_of(run: Path, kind: str, config: Mapping[str, Any], step: int) -> P
     from buckeye.trainer.output.release import Passages  # needs torch
 
     if kind == "sft":
-        data = Path(str(config["data"]["path"]))
+        data = Path(str(value_at(config, "data.path")))
         return Passages(chats=_some(_read(data)), source=f"{data.name}, which it was trained on")
     for at, path in sorted(_rollout_files(run).items(), reverse=True):
         rows = [row for row in _read(path) if row.get("text")] if at < step else []

@@ -65,7 +65,7 @@ def _without_folders(text: str, run: Path) -> str:
 
 def _answers(run: OpenRun) -> tuple[dict[str, Any], Exported]:
     """Collect every answer by its address, as the page asks for it."""
-    answers: dict[str, Any] = {"runs": {"runs": [summary(run)]}}
+    answers: dict[str, Any] = {"runs": {"runs": [summary(run)], "only": run.name}}
     for name in _WHOLE:
         answers[address(run, name)] = answer(run, name, {})
     answers[address(run, "metrics")] = answer(run, "metrics", {"pattern": "", "most": "1000000"})

@@ -165,13 +165,13 @@ class _Served:
         self._slow = ThreadPoolExecutor(_MOST_LISTENERS)
 
     async def runs(self, request: Request) -> Response:
-        """GET /runs: all runs, the newest first."""
+        """GET /runs: all runs, the newest first; in `only` the name of the run that was asked for."""
 
         def listed() -> list[dict[str, Any]]:
             found = [summary(run) for run in self._sources.all()]
             return sorted(found, key=lambda one: one["started"] or 0.0, reverse=True)
 
-        return _json({"runs": await run_in_threadpool(listed)})
+        return _json({"runs": await run_in_threadpool(listed), "only": self._sources.only})
 
     async def question(self, request: Request) -> Response:
         """GET /runs/RUN/QUESTION: what `ANSWERS` has of a run."""

@@ -104,6 +104,12 @@ class Sources:
                 self._open[name] = OpenRun(name, path)
         return [run for run in self._open.values() if run.path.is_dir()]
 
+    @property
+    def only(self) -> str | None:
+        """The name of the run that was asked for; None if a directory of runs was, or nothing."""
+        runs = self.all()
+        return runs[0].name if [run.path for run in runs] == [self.place and self.place.absolute()] else None
+
     def find(self, name: str) -> OpenRun:
         """One of them, as it is now. Raises UsageError for a name that none has."""
         found = self._open.get(name) or next((run for run in self.all() if run.name == name), None)

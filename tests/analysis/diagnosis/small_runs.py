@@ -23,8 +23,8 @@ from buckeye.config.inference import InferenceConfig
 from buckeye.config.load import load_config, to_json
 from buckeye.config.rl import RLConfig
 from buckeye.config.sft import SFTConfig
+from buckeye.inference.access import PUBLIC
 from buckeye.inference.render import ChatRenderer
-from buckeye.inference.server.access import PUBLIC
 from buckeye.inference.server.server import HttpThread, load_engine
 from buckeye.inference.server.service import Service
 from buckeye.orchestrator.loop import Orchestrator

@@ -50,8 +50,8 @@ async def health(service: Service, request: Request) -> Response:
 
 
 async def models(service: Service, request: Request) -> Response:
-    """The model, and the adapter in it if there is one, in OpenAI's form."""
-    names = [service.model_name, *([service.adapter] if service.adapter else [])]
+    """The model, the adapter in it if there is one, and the short name, in OpenAI's form."""
+    names = dict.fromkeys(name for name in (service.model_name, service.adapter, service.short_name) if name)
     return json_response({"object": "list", "data": [_model(service, name) for name in names]})
 
 

@@ -24,6 +24,7 @@ from buckeye.base.process import cpu_threads, die_with_parent
 from buckeye.base.request_gate import Rules
 from buckeye.config.inference import InferenceConfig
 from buckeye.errors import InferenceError, UsageError
+from buckeye.inference.access import access_rules, client_line
 from buckeye.inference.engine.adapters import AdaptedCheckpoint
 from buckeye.inference.engine.architecture import model_directory, read_spec
 from buckeye.inference.engine.decoder import Decoder
@@ -32,7 +33,6 @@ from buckeye.inference.engine.kv_cache import KVCache, cache_budget, count_slots
 from buckeye.inference.engine.sequences import Sequence
 from buckeye.inference.engine.weights import Checkpoint, Weights, auto_dtype
 from buckeye.inference.render import ChatRenderer
-from buckeye.inference.server.access import access_rules
 from buckeye.inference.server.app import create_app
 from buckeye.inference.server.service import Service
 from buckeye.inference.vllm.interpreter import Vllm, find_vllm, require_vllm
@@ -96,6 +96,7 @@ def _run(config: InferenceConfig, adapter: Path | None, rules: Rules) -> None:
         service.dtype,
         engine.decoder.cache.slots,
     )
+    log.info("Clients: %s  # model %s", client_line(config, rules), service.short_name)
     heartbeat.ready()
     engine.run()
     if http.failed:

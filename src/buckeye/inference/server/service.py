@@ -16,6 +16,7 @@ from buckeye.chat.messages import ChatMessage
 from buckeye.chat.openai_api import Sampling
 from buckeye.envs.base import Tool
 from buckeye.errors import UsageError
+from buckeye.inference.access import short_name
 from buckeye.inference.engine.engine import Engine
 from buckeye.inference.engine.sequences import Sequence
 from buckeye.inference.render import ChatRenderer, Conversation
@@ -200,10 +201,15 @@ class Service:
                 made.append(Sequence(ids, params, streamed=streamed))
         return made
 
+    @property
+    def short_name(self) -> str:
+        """The name of the model, or of the adapter in it, without its folder."""
+        return short_name(self.adapter or self.model_name)
+
     def check_model(self, name: str | None) -> None:
         """404 if a request names another model than the one that is served, or the adapter in it."""
-        if name not in (None, self.model_name, self.adapter):
-            message = f"The model `{name}` does not exist here; this server serves `{self.model_name}`."
+        if name not in (None, self.model_name, self.short_name, self.adapter):
+            message = f"The model `{name}` does not exist here; this server serves `{self.short_name}`."
             raise HTTPException(404, message)
 
     def _stop_token_ids(self, sampling: Sampling) -> tuple[int, ...]:

@@ -19,6 +19,7 @@ from buckeye.base.process import ChildProcess, StopFlag, cpu_threads
 from buckeye.base.request_gate import Rules
 from buckeye.config.inference import InferenceConfig
 from buckeye.errors import InferenceError, UsageError
+from buckeye.inference.access import client_line, short_name
 from buckeye.inference.engine.architecture import read_config
 from buckeye.inference.vllm.interpreter import Vllm
 from buckeye.monitor.log import SUCCESS
@@ -56,6 +57,7 @@ def serve_vllm(config: InferenceConfig, vllm: Vllm, directory: Path, *, rules: R
             vllm.version,
             seconds,
         )
+        log.info("Clients: %s  # model %s", client_line(config, rules), short_name(config.model.name))
         heartbeat.report("requests", on="orchestrator")
         heartbeat.ready()
         while not stop.requested:
@@ -177,7 +179,7 @@ def server_command(config: InferenceConfig, vllm: Vllm, directory: Path, *, cpu:
     cache_gb = config.kv_cache_gb or (_CPU_CACHE_GB if cpu else None)  # else vLLM takes most of the RAM
     arguments: dict[str, Any] = {
         "model": str(directory),
-        "served_model_name": model.name,
+        "served_model_name": list(dict.fromkeys((model.name, short_name(model.name)))),
         "host": config.server.host or "127.0.0.1",
         "port": config.server.port,
         "max_num_seqs": config.max_num_seqs,

@@ -13,7 +13,8 @@ function progress(one) {
 }
 
 async function runsPage(main) {
-  const { runs } = await ask("runs");
+  const { runs, only } = await ask("runs");
+  if (only) { location.replace(link(only, "overview")); return; }
   const chosen_ = new Set(), side = h("button", { disabled: true, onclick: () => { location.hash = address("#/compare", { runs: [...chosen_].join(",") }); } }, "Side by side");
   const find = h("input", { type: "search", placeholder: "name or folder", "aria-label": "Filter runs", oninput: () => fill() });
   const rows = h("tbody");

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 from collections.abc import Iterator
+from pathlib import Path
 
-from buckeye.base.keys import made_key
+from buckeye.base.keys import made_key, made_key_file
 from buckeye.base.request_gate import Rules, is_loopback
 from buckeye.config.inference import InferenceConfig
 from buckeye.errors import UsageError
@@ -23,6 +25,26 @@ PUBLIC = (
     "/detokenize",
 )
 """What a server without a key answers: nothing of it changes the server."""
+_ANY_ADDRESS = ("0.0.0.0", "::")  # noqa: S104  a comparison
+
+
+def client_line(config: InferenceConfig, rules: Rules) -> str:
+    """Return a line for a shell that points OpenAI clients to this server. It holds no key."""
+    variable, port = config.server.api_key_var, config.server.port
+    if rules.key is None:
+        key = "none"
+    elif os.environ.get(variable):
+        key = f'"${variable}"'
+    else:
+        key = f'"$(cat {shlex.quote(str(made_key_file(variable, port)))})"'
+    host = "127.0.0.1" if rules.host in _ANY_ADDRESS else rules.host
+    host = f"[{host}]" if ":" in host else host
+    return f"export OPENAI_BASE_URL=http://{host}:{port}/v1 OPENAI_API_KEY={key}"
+
+
+def short_name(model: str) -> str:
+    """Return the name by which clients may ask for a model: the last part of a path, a hub name unchanged."""
+    return Path(model).name if Path(model).is_absolute() else model
 
 
 @contextlib.contextmanager

@@ -1,0 +1,40 @@
+"""`buckeye chat`: what ends a conversation."""
+
+from contextlib import asynccontextmanager
+
+import pytest
+
+from buckeye.cli import model
+
+
+class Parrot:
+    def __init__(self):
+        self.asked = []
+
+    async def chat(self, messages, **_):
+        self.asked.append(messages[-1]["content"])
+        return "yes"
+
+
+@pytest.mark.parametrize("leave", ["/exit", " /quit ", "", EOFError])
+def test_a_conversation_ends_where_the_user_says_so(monkeypatch, capsys, leave):
+    parrot, lines = Parrot(), iter(["/etc/passwd is what?", leave])
+
+    @asynccontextmanager
+    async def served(_):
+        yield parrot
+
+    def typed(_):
+        line = next(lines)
+        if line is EOFError:
+            raise EOFError
+        return line
+
+    monkeypatch.setattr(model, "fetch_served", lambda name: name)
+    monkeypatch.setattr(model, "served_model", served)
+    monkeypatch.setattr("builtins.input", typed)
+    model.chat("a model")
+    assert parrot.asked == ["/etc/passwd is what?"]
+    out = capsys.readouterr()
+    assert out.out == "yes\n"
+    assert "/exit" in out.err
