@@ -1,5 +1,6 @@
 """What is said of how a batch was collected: accounts, and whether lengths of what is lost differ."""
 
+import logging
 import math
 import random
 import statistics
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from buckeye.orchestrator.batch_account import Collected
+from buckeye.orchestrator.loop import report_losses
 from buckeye.orchestrator.sampling_bias import CollectionWatch
 
 from .played import group, rollout
@@ -101,6 +103,30 @@ def test_the_difference_is_that_of_welch():
     assert values["collection/bias/seconds"] == pytest.approx(statistics.fmean(kept) / everything - 1)
     assert values["collection/bias/completion_len"] == 0.0
     assert values["collection/bias/completion_len/errors"] == 0.0
+
+
+def test_a_prompt_that_was_refused_has_no_length():
+    refused = rollout(None, turns=(), seconds=0.0)
+    usable = [(None, group(played(1.0, seconds))) for seconds in (9.0, 10.0, 11.0)]
+    lost = [("errored", group(refused, refused)) for _ in range(3)]
+    values = CollectionWatch().record(collected(*usable, *lost))
+    assert values["collection/finished/seconds/mean"] == 10.0
+    assert not [name for name in values if name.startswith(("collection/bias", "collection/failures/"))]
+
+
+@pytest.mark.parametrize(
+    ("rollouts", "level"),
+    [
+        ([played(1.0, 1.0), played(0.0, 1.0)], None),
+        ([replace(played(1.0, 1.0), truncated=True)] * 2, logging.WARNING),
+        ([played(None, 1.0)] * 2, logging.ERROR),
+    ],
+)
+def test_a_step_that_came_to_nothing_is_told_in_a_line_of_its_own(caplog, wording, rollouts, level):
+    caplog.set_level(logging.INFO)
+    report_losses(3, collected((None, group(*rollouts))), 0)
+    assert [record.levelno for record in caplog.records][:1] == [level] * (level is not None)
+    assert caplog.messages == wording
 
 
 def test_what_is_dropped_by_a_filter_is_no_bias_of_the_collection():

@@ -77,7 +77,7 @@ class Collected:
         return len(self.lost) > MOST_LOST * len(self.all_groups)
 
     def level(self) -> tuple[int, str]:
-        """The level of the line of its step, and how that ends if it is not SUCCESS."""
+        """Return the log level of what became of the rollouts, and their counts if it is not SUCCESS."""
         played = self.rollouts
         errored = sum(rollout.reward is None for rollout in played)
         truncated = sum(rollout.truncated for rollout in played if rollout.reward is not None)

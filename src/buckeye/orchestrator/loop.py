@@ -326,39 +326,42 @@ class Orchestrator:
             **self.client.metrics(),
         }
         await self.metrics.write_async("orchestrator", step, metrics)
-        level, came_to_nothing = collected.level()
         log.log(
-            level,
+            SUCCESS,
             "Step %d | Time: %.2fs | Reward: %.4f | Throughput: %.1f tokens/s"
-            " | Seq. Length: %.1f tokens/sample%s",
+            " | Seq. Length: %.1f tokens/sample",
             step,
             metrics["time/step"],
             metrics["reward/mean"],
             metrics["perf/throughput"],
             metrics["seq_len/mean"],
-            came_to_nothing,
         )
-        self._tell_dropped(step, collected, unaccounted)
+        report_losses(step, collected, unaccounted)
         self.run_watch.look()
 
-    def _tell_dropped(self, step: int, collected: Collected, unaccounted: int) -> None:
-        errors = collected.errors
-        if collected.dropped or errors:
-            log.log(
-                logging.WARNING if errors or collected.loses_too_much else logging.INFO,
-                "Step %d: groups dropped: %s; rollouts errored: %d%s",
-                step,
-                ", ".join(f"{n} {reason}" for reason, n in sorted(collected.dropped.items())) or "none",
-                len(errors),
-                f", the last with: {errors[-1]}" if errors else "",
-            )
-        if unaccounted:
-            log.error(
-                "Step %d: %d plays are in no account: rollouts were lost, or counted twice. This is a defect "
-                "of Buckeye: please report it",
-                step,
-                unaccounted,
-            )
+
+def report_losses(step: int, collected: Collected, unaccounted: int) -> None:
+    """Log what of a step was not trained on: rollouts that came to nothing, dropped groups, lost plays."""
+    errors = collected.errors
+    level, unusable = collected.level()
+    if level != SUCCESS:
+        log.log(level, "Step %d: next to nothing to learn from%s", step, unusable)
+    if collected.dropped or errors:
+        log.log(
+            logging.WARNING if errors or collected.loses_too_much else logging.INFO,
+            "Step %d: groups dropped: %s; rollouts errored: %d%s",
+            step,
+            ", ".join(f"{n} {reason}" for reason, n in sorted(collected.dropped.items())) or "none",
+            len(errors),
+            f", the last with: {errors[-1]}" if errors else "",
+        )
+    if unaccounted:
+        log.error(
+            "Step %d: %d plays are in no account: rollouts were lost, or counted twice. This is a defect "
+            "of Buckeye: please report it",
+            step,
+            unaccounted,
+        )
 
 
 def _log_once_per_step() -> Callable[[int], None]:

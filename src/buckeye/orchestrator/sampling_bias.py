@@ -96,7 +96,8 @@ class CollectionWatch:
     """Compares, over the last steps: the groups that could be used with those that were lost
     (`collection/bias/...`; groups are independent of each other, rollouts of a group are not), the plays that
     have a reward with those that failed (`collection/failures/...`), and the rewards of groups without and
-    with failures (`collection/failures/reward`, of groups that have both some and no reward)."""
+    with failures (`collection/failures/reward`, of groups that have both some and no reward). A play without
+    a sampled token has no length: a refused prompt is left out of the first two."""
 
     def __init__(self) -> None:
         names = [f"bias/{name}" for name in _MEASURES] + [f"failures/{name}" for name in _MEASURES]
@@ -107,10 +108,11 @@ class CollectionWatch:
         lost = {id(group) for group in collected.lost}
         arrived = [group for group in collected.all_groups if id(group) not in lost]
         plays = [play for group in collected.all_groups for play in group.plays]
+        sampled = _sampled(plays)
         for name, measure in _MEASURES.items():
             self._add(f"bias/{name}", _means(arrived, measure), _means(collected.lost, measure))
-            scored = [measure(play) for play in plays if play.reward is not None]
-            self._add(f"failures/{name}", scored, [measure(play) for play in plays if play.reward is None])
+            scored = [measure(play) for play in sampled if play.reward is not None]
+            self._add(f"failures/{name}", scored, [measure(play) for play in sampled if play.reward is None])
         sound, failing = list[float](), list[float]()
         for group in collected.all_groups:
             if group.rewards:
@@ -148,4 +150,10 @@ def _of_step(collected: Collected, plays: Sequence[Rollout]) -> dict[str, float]
 
 
 def _means(groups: Iterable[Group], measure: Callable[[Rollout], float]) -> list[float]:
-    return [statistics.fmean(map(measure, group.rollouts)) for group in groups]
+    sampled = (_sampled(group.rollouts) for group in groups)
+    return [statistics.fmean(map(measure, rollouts)) for rollouts in sampled if rollouts]
+
+
+def _sampled(plays: Iterable[Rollout]) -> list[Rollout]:
+    """Return the plays that the policy sampled a token of."""
+    return [play for play in plays if play.completion_tokens]
