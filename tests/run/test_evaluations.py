@@ -1,13 +1,14 @@
-"""A run that is ended in the middle of an evaluation."""
+"""Evaluations of a run: ended in the middle of one, and shown at the end."""
 
+import json
 import signal
 
 import pytest
 
 from buckeye.base.json_lines import read_json_lines
+from buckeye.launch.rl import evaluation_lines
+from buckeye.transport.checkpoint import read_scores
 from tests.waiting import wait_for
-
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 WORDS = ("--orchestrator.eval.env.0.id", "letters.py", "--orchestrator.eval.num-examples", 3)
 WORDS += ("--orchestrator.eval.interval", 3, "--ckpt.interval", 1)
@@ -16,6 +17,8 @@ SLOW = """import asyncio
         reply = await"""
 
 
+@pytest.mark.e2e
+@pytest.mark.slow
 @pytest.mark.parametrize("level", [0, 1])
 def test_a_run_that_is_ended_in_an_evaluation_repeats_and_leaves_out_none(runner, level):
     source = (runner.root / "letters.py").read_text()
@@ -29,3 +32,18 @@ def test_a_run_that_is_ended_in_an_evaluation_repeats_and_leaves_out_none(runner
     runner.ok(runner.rl("out", *WORDS, "--resume", steps=8, level=level))
     records = read_json_lines(runner.root / "out" / "metrics.jsonl")
     assert [record["step"] for record in records if record["process"] == "eval"] == [0, 3, 6, 8]
+
+
+def test_the_end_of_a_run_shows_each_environment_before_and_after(tmp_path, wording):
+    def evaluate(step, name, **figures):
+        folder = tmp_path / "evals" / f"step_{step}"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{name}.json").write_text(json.dumps({"n": 40, **figures}))
+        (folder / f"{name}.jsonl").write_text("")
+
+    evaluate(0, "letters", mean_reward=0.1, exact=0.05, ci95=[0.01, 0.2])
+    evaluate(10, "letters", mean_reward=0.3, exact=0.2, ci95=[0.1, 0.3])
+    evaluate(20, "letters", mean_reward=0.5, exact=0.4, ci95=[0.3, 0.5])
+    evaluate(20, "words", mean_reward=0.25)
+    evaluate(20, "broken", mean_reward=None)
+    assert "\n".join(evaluation_lines(read_scores(tmp_path))) == wording

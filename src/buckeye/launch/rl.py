@@ -6,7 +6,7 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -58,7 +58,7 @@ from buckeye.run_files.directory import (
 from buckeye.run_files.known_runs import register
 from buckeye.run_files.logs import LAUNCHER, prune_logs
 from buckeye.run_files.record import RunRecord
-from buckeye.transport.checkpoint import checkpoints_by_age, list_checkpoints
+from buckeye.transport.checkpoint import Score, checkpoints_by_age, list_checkpoints, read_scores
 from buckeye.transport.checkpoint_resume import bring
 
 log = logging.getLogger(__name__)
@@ -192,8 +192,31 @@ def _last_words(config: RLConfig, seconds: float) -> str | None:
         log.log(_success(steps), "RL training finished!")
     else:
         log.warning("RL training finished! But %s", why)
+    try:
+        for line in evaluation_lines(read_scores(config.output_dir)):
+            log.info("%s", line)
+    except UsageError as error:  # a damaged file ends no finished run
+        log.warning("%s", error)
     log.info("%s | %s", human_duration(seconds), _what_is_there(config))
     return why
+
+
+def evaluation_lines(scores: Sequence[Score]) -> Iterator[str]:
+    """Yield a line for each environment: its first evaluation and its last, with intervals."""
+    by_environment: dict[str, list[Score]] = {}
+    for score in scores:
+        by_environment.setdefault(score.environment, []).append(score)
+    for name, (*before, last) in by_environment.items():
+        shown = [f"{_evaluated(score)} at step {score.step}" for score in (*before[:1], last)]
+        yield f"Evaluation of {name} ({last.rollouts} rollouts): {', '.join(shown)}"
+
+
+def _evaluated(score: Score) -> str:
+    text = f"reward {score.mean_reward:.4f}"
+    if score.exact is not None:
+        exact, low, high = (100 * value for value in score.exact)
+        text += f", full reward {exact:.1f}% [{low:.1f}, {high:.1f}]"
+    return text
 
 
 def _run(

@@ -254,7 +254,8 @@ def _hashes(directory: Path) -> dict[str, str]:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Score:
     """The evaluation of one environment after `step` steps, by the run's `attempt`. `restarts` has the step
-    that each attempt up to this one went on from; an attempt that began from the model is not in it."""
+    that each attempt up to this one went on from; an attempt that began from the model is not in it. `exact`
+    is the share of rollouts with full reward and its 95 % interval, None where it was not measured."""
 
     environment: str
     step: int
@@ -263,6 +264,7 @@ class Score:
     rollouts: int
     split: str
     restarts: Mapping[int, int]
+    exact: tuple[float, float, float] | None = None
 
     def is_of(self, info: CheckpointInfo) -> bool:
         """Whether the evaluated weights come before or after a checkpoint in one line of training. They do
@@ -306,9 +308,17 @@ def _score(path: Path, step: int, figures: Mapping[str, Any], restarts: Mapping[
             rollouts=int(figures["n"]),
             split=str(figures.get("split", "eval")),
             restarts=restarts,
+            exact=_exact(figures),
         )
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise UsageError(f"The evaluation {path} cannot be read: {error!r}") from None
+
+
+def _exact(figures: Mapping[str, Any]) -> tuple[float, float, float] | None:
+    if figures.get("exact") is None or figures.get("ci95") is None:
+        return None
+    low, high = figures["ci95"]
+    return float(figures["exact"]), float(low), float(high)
 
 
 def scores_of(info: CheckpointInfo, scores: Sequence[Score]) -> list[Score]:
