@@ -26,6 +26,8 @@ from buckeye.launch.plan import Hosts, Role
 from buckeye.mcp.config import GymConfig, load_gym_config
 from buckeye.mcp.environment import NAME
 from buckeye.mcp.gateway.settings import API_KEY_VARIABLE, DEFAULT_SESSIONS, set_variables
+from buckeye.mcp.grading.schema import needs_math
+from buckeye.mcp.tasks.dataset import is_dataset
 from buckeye.mcp.tasks.task_schema import HttpServer, McpTask
 from buckeye.mcp.tasks.trust import read_taskset
 from buckeye.mcp.tasks.variables import names_in_servers, resolve
@@ -170,6 +172,21 @@ def files_of(environments: Sequence[EnvConfig]) -> list[Path]:
     functions = [grader.python for one in written for grader in one.graders if grader.python is not None]
     named = [one.files for one in written] + [function.rpartition(":")[0] for function in functions]
     return [Path(name) for name in dict.fromkeys(filter(None, named))]
+
+
+def extras_of_mcp(environments: Sequence[EnvConfig]) -> set[str]:
+    """Return the extras whose libraries the MCP environments import where they run. Raises UsageError as
+    `files_of` does."""
+    tasksets, configs = _named(environments, *_TASKSETS), _named(environments, "config_path")
+    here = [name for name in tasksets if Path(name).expanduser().exists()]
+    written: list[GymConfig | McpTask] = [*_tasks_of(here)]
+    written += [load_gym_config(Path(name).expanduser()) for name in configs]
+    extras = {"mcp"} if tasksets or configs else set[str]()
+    if len(here) < len(tasksets) or any(is_dataset(Path(name).expanduser()) for name in here):
+        extras.add("hub")
+    if any(needs_math(grader) for one in written for grader in one.graders):
+        extras.add("math")
+    return extras
 
 
 def variables_of(environments: Iterable[EnvConfig]) -> list[str]:

@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import re
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from buckeye.base.distribution import requirements
@@ -29,7 +29,9 @@ _VLLM, _INSTALLED = "vLLM", "environments"
 _TORCH_INDEX = "https://download.pytorch.org/whl"
 _SAID = "buckeye: "
 EXTRAS = ("train", "mcp")
-"""Of Buckeye, for a machine that trains alone."""
+"""Extras of Buckeye that every machine gets; a run adds its own."""
+_TOOLS = ("uv>=0.9",)
+"""What users expect on a machine that Buckeye has set up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +65,12 @@ class Software:
     vllm: str | None
 
 
-def steps(environments: Sequence[NeededEnvironment] = ()) -> list[Step]:
-    """All of them, in order; the fourth makes the environment whose key is its own."""
+def steps(environments: Sequence[NeededEnvironment] = (), extras: Iterable[str] = ()) -> list[Step]:
+    """All of them, in order; the fourth makes the environment whose key is its own. `extras` are those that
+    the run needs."""
     files = code_files()
     code = _key(*(part for name in sorted(files) for part in (name.encode(), files[name])))
-    needed = requirements(EXTRAS)
+    needed = sorted({*requirements({*EXTRAS, *extras}), *_TOOLS})
     fixed = pins(needed)
     torch = torch_version()
     packages = _key("\n".join([*needed, "", *fixed, torch]).encode(), scripts.PACKAGES.encode())
@@ -116,9 +119,10 @@ async def bootstrap(
     *,
     tell: Callable[[str], None],
     environments: Sequence[NeededEnvironment] = (),
+    extras: Iterable[str] = (),
 ) -> Software:
     """Carry out what is not done yet. Raises RemoteError with the last words of a step that fails."""
-    needed = steps(environments)
+    needed = steps(environments, extras)
     for number, step in enumerate(needed, 1):
         tell(f"{number}/{len(needed)} {step.title} ...")
         if await _carry_out(link, step, tell):

@@ -20,6 +20,7 @@ from buckeye.config.cluster import ClusterConfig
 from buckeye.errors import BuckeyeError, PodGoneError, RemoteError, UsageError
 from buckeye.inference.vllm.interpreter import PYTHON_VARIABLE
 from buckeye.launch.changed_settings import record_config
+from buckeye.launch.preflight.software import extras_of
 from buckeye.launch.resume import where_it_left_off
 from buckeye.mcp.tasks.trust import TRUSTED_VARIABLE, trusted_digests
 from buckeye.remote import job as jobs
@@ -189,7 +190,10 @@ class _RemoteRun:
             self._notes.tell(f"Connecting to {self._link.target} ...")
             await self._link.connect(patience=_CONNECT_SECONDS)
             software = await bootstrap(
-                self._link, tell=self._notes.tell, environments=self._project.environments
+                self._link,
+                tell=self._notes.tell,
+                environments=self._project.environments,
+                extras=extras_of(self._project.config),
             )
             folder = f"{await jobs.home_of(self._link)}/.buckeye/jobs/{self._run_id}"
             job = jobs.Job(run_id=self._run_id, folder=folder, python=software.python)

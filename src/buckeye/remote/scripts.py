@@ -77,6 +77,7 @@ purelib() { "$1/bin/python" -c 'import sysconfig; print(sysconfig.get_path("pure
 packages=$(purelib "$root/packages-@PACKAGES@")
 printf 'import site; site.addsitedir("%s")\\n%s\\n' "$packages" "$root/code-@CODE@" \\
   > "$(purelib "$place")/buckeye-layers.pth"
+[ ! -e "$root/packages-@PACKAGES@/bin/uv" ] || ln -s "$root/packages-@PACKAGES@/bin/uv" "$place/bin/uv"
 "$place/bin/python" -c 'import buckeye.cli.main, torch'
 """
 

@@ -29,9 +29,11 @@ def _package(folder: Path) -> dict[str, bytes]:
 
 def _metadata(here: metadata.Distribution) -> dict[str, bytes]:
     folder = f"{here.name.replace('-', '_')}.dist-info"
-    known = f"Metadata-Version: 2.1\nName: {here.name}\nVersion: {here.version}\n"
+    fields = [("Metadata-Version", "2.1"), ("Name", here.name), ("Version", here.version)]
+    fields += [("Provides-Extra", extra) for extra in here.metadata.get_all("Provides-Extra") or ()]
+    fields += [("Requires-Dist", line) for line in here.requires or ()]
     return {
-        f"{folder}/METADATA": known.encode(),
+        f"{folder}/METADATA": "".join(f"{name}: {value}\n" for name, value in fields).encode(),
         f"{folder}/entry_points.txt": (here.read_text("entry_points.txt") or "").encode(),
     }
 

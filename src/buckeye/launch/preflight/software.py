@@ -7,6 +7,7 @@ import os
 import platform
 import sys
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from importlib import metadata
 
 from packaging.requirements import Requirement
@@ -21,21 +22,31 @@ from buckeye.inference.vllm.interpreter import (
     find_vllm,
     require_vllm,
 )
+from buckeye.launch.mcp_gateways import extras_of_mcp
 from buckeye.launch.preflight.check import Check, failed, ok, skipped
+from buckeye.launch.run_keys import played_environments
 from buckeye.monitor.tracking import tracker_of
+from buckeye.transport.object_store import MODULES
 
 PYTHON, VLLM = "Python", "vLLM"
 LIBRARIES = "libraries"
 
 
 def extras_of(config: RLConfig | None) -> list[str]:
-    """The extras whose libraries a run with this configuration imports."""
-    extras = ["model"]
-    if config is not None and config.trainer.optim.type == "adamw8bit":
-        extras.append("optim8bit")
-    if config is not None:
-        extras += [tracker_of(one).folder for one in config.trackers(config.trainer.wandb)]
-    return extras
+    """Return the extras whose libraries a run with this configuration imports."""
+    if config is None:
+        return ["model"]
+    extras = {"model", *(tracker_of(one).folder for one in config.trackers(config.trainer.wandb))}
+    if config.trainer.optim.type == "adamw8bit":
+        extras.add("optim8bit")
+    if config.cluster.nodes > 1 and config.cluster.engine == "ray":
+        extras.add("ray")
+    store = config.trainer.ckpt.store if config.trainer.ckpt is not None else None
+    if store is not None and (kind := store.partition("://")[0]) in MODULES:
+        extras.add(kind)
+    with suppress(UsageError):  # what cannot be read is reported by the check of the environments
+        extras |= extras_of_mcp(played_environments(config))
+    return sorted(extras)
 
 
 def check_libraries(

@@ -12,7 +12,7 @@ from buckeye.mcp.client.errors import McpFault
 from buckeye.mcp.client.session import CallResult
 from buckeye.mcp.grading.judge import MadeCall, Verdict
 from buckeye.mcp.grading.outside import GraderFailed, judged, run_command, run_function
-from buckeye.mcp.grading.schema import Grader, StateGrader
+from buckeye.mcp.grading.schema import Grader, StateGrader, needs_math
 
 _WORKDIR = "{workdir}"
 _MOST_RESULT = 2**20
@@ -71,9 +71,7 @@ async def verdict_of(grader: Grader, played: Played) -> Verdict:
         request |= {"text": ran.output}
     else:
         request |= {"folder": str(played.workdir)}
-    match = grader.reply or grader.result or grader.state
-    needs_math = match is not None and match.math is not None
-    return await judged(request, library="math_verify" if needs_math else None)
+    return await judged(request, library="math_verify" if needs_math(grader) else None)
 
 
 async def _asked(grader: Grader, state: StateGrader, played: Played) -> CallResult:

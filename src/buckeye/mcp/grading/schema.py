@@ -257,6 +257,12 @@ def _check_json_path(path: str) -> None:
         raise conflict(f"is no JSON path: {str(error).splitlines()[0]}", "json_path") from None
 
 
+def needs_math(grader: Grader) -> bool:
+    """Return True if a grader compares mathematically, with a library of the extra `math`."""
+    match = grader.reply or grader.result or grader.state
+    return match is not None and match.math is not None
+
+
 def _check_math() -> None:
     from importlib.util import find_spec
 
