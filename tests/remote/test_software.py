@@ -5,7 +5,6 @@ from importlib import metadata
 
 import pytest
 from packaging.requirements import Requirement
-from tests.setup.recipe.rl_project import fill, task
 
 from buckeye.base.distribution import requirements
 from buckeye.config.load import load_config
@@ -15,6 +14,7 @@ from buckeye.mcp.tasks.dataset import write_dataset
 from buckeye.mcp.tasks.files import read_tasks
 from buckeye.remote.bootstrap import steps
 from buckeye.remote.software import code_files
+from tests.setup.recipe.rl_project import fill, task
 
 MATH = {"name": "right", "reply": {"math": "1/2"}}
 BASE = {"mcp", "model"}

@@ -9,9 +9,12 @@ import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
+from importlib.util import find_spec
 from pathlib import Path
 
 from buckeye.base.disk import free_bytes
+from buckeye.base.distribution import missing
+from buckeye.base.keys import key
 from buckeye.base.storage import write_file
 from buckeye.base.terminal import can_ask, confirm
 from buckeye.cli.dry_run import carry_out, nothing_written
@@ -105,6 +108,7 @@ def _plan(words: Words, flags: TrainFlags, place: Place, file: Path, dataset: st
     McpEnvironment(gym, {"train": tasks, "eval": held_out})  # refuses what no rollout could be run with
     model, evaluated = model_facts(name), [] if flags.no_eval else held_out
     layout, on_gpu = place.layout(model.parameters), place.gpus is not None
+    environment = str(gym.job.metadata.get("environment") or gym.job.name or file.stem)
     recipe = Recipe(
         config=file,
         dataset=dataset,
@@ -112,6 +116,7 @@ def _plan(words: Words, flags: TrainFlags, place: Place, file: Path, dataset: st
         sizes=choose_sizes(tasks, evaluated, gym, model, on_gpu=on_gpu, asked=words.seq_len),
         layout=layout,
         output_dir=_output(flags.output, file.stem),
+        wandb=_wandb_project(words, environment),
     )
     text = run_text(recipe, words.settings)
     config = _loaded(text, dry_run=flags.dry_run)
@@ -121,7 +126,7 @@ def _plan(words: Words, flags: TrainFlags, place: Place, file: Path, dataset: st
     return Plan(
         recipe=recipe,
         config=config,
-        environment=str(gym.job.metadata.get("environment") or gym.job.name or file.stem),
+        environment=environment,
         actions=tuple(gym.actions),
         images=images_of(tasks + held_out),
         uses=uses_of(tasks + held_out),
@@ -133,6 +138,18 @@ def _plan(words: Words, flags: TrainFlags, place: Place, file: Path, dataset: st
         price=price if place.remote else "nothing",
         text=text,
     )
+
+
+def _wandb_project(words: Words, environment: str) -> str | None:
+    """Return the project in Weights & Biases of a run for which its key is known; None where the run is
+    logged elsewhere, or not."""
+    if words.flags.no_wandb or words.logs_itself or not key("WANDB_API_KEY"):
+        return None
+    if not words.flags.remote and find_spec("wandb") is None:
+        print(f"warning: WANDB_API_KEY is set, but {missing('wandb', 'logging to it')}", file=sys.stderr)
+        return None
+    name = environment.rpartition("/")[2].partition("@")[0].partition(":")[0]
+    return re.sub(r"[^\w.-]+", "-", name) or None
 
 
 def _output(asked: Path | None, name: str) -> Path:

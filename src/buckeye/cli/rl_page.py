@@ -24,6 +24,7 @@ FLAGS: dict[str, Rows] = {
         ("--model MODEL", "A folder, or a name on the Hugging Face hub."),
         ("--output DIR", "Where all is written; with @ FILE it is --output-dir."),
         ("--no-eval", "No evaluation on held-out tasks, at start and end."),
+        ("--no-wandb", "No Weights & Biases, although its key is known."),
     ),
     "Where": (
         ("--gpus 4xH100", "Number and type; else the GPUs that are here."),

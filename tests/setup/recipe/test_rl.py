@@ -104,6 +104,33 @@ def test_it_writes_the_configuration_once_and_starts_it(rl, project, monkeypatch
     assert started[2][0].trainer == started[0][0].trainer.model_copy(update={"output_dir": Path("elsewhere")})
 
 
+@pytest.mark.parametrize(
+    ("words", "project_name"),
+    [
+        ((), "my-env"),
+        (("--no-wandb",), None),
+        (("--wandb.project", "other"), "other"),
+        (("--trackio.project", "p"), None),
+    ],
+)
+def test_a_known_key_of_wandb_is_used_under_the_name_of_the_environment(rl, project, words, project_name):
+    (project / ".env").write_text("WANDB_API_KEY=0123456789\n")
+    code, out, err = rl("--dry-run", "--json", *words)
+    assert code == 0, err
+    plan = json.loads(out)
+    assert tomllib.loads(plan["text"]).get("wandb", {}).get("project") == project_name
+    assert ("logs to" in plan) == (words == ())
+
+
+def test_without_the_library_of_wandb_its_key_is_no_reason_to_fail(rl, project, monkeypatch):
+    (project / ".env").write_text("WANDB_API_KEY=0123456789\n")
+    monkeypatch.setattr("buckeye.cli.from_flags.find_spec", lambda name: None)
+    code, out, err = rl("--dry-run", "--json")
+    assert (code, "logs to" in json.loads(out)) == (0, False)
+    assert "wandb" in err
+    assert rl("--no-wandb", "--wandb.project", "p")[0] == 2
+
+
 def test_a_run_that_cannot_begin_leaves_its_folder_free(rl, project, monkeypatch, wording):
     def fail(*_):
         raise UsageError("there is no such model")

@@ -26,7 +26,8 @@ _INTERVAL: KeyPath = ("orchestrator", "eval", "interval")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recipe:
-    """Everything that a run is made of. `layout` is None where there is no GPU."""
+    """Everything that a run is made of. `layout` is None where there is no GPU, `wandb` is the project in
+    Weights & Biases, None without one."""
 
     config: Path
     dataset: str
@@ -34,6 +35,7 @@ class Recipe:
     sizes: Sizes
     layout: GpuLayout | None
     output_dir: Path
+    wandb: str | None = None
 
     @property
     def file(self) -> Path:
@@ -72,6 +74,8 @@ def settings_of(recipe: Recipe) -> dict[str, Any]:
     if layout is not None:
         values["inference_gpu_ids"] = list(layout.inference)
         values["trainer_gpu_ids"] = list(layout.trainer)
+    if recipe.wandb is not None:
+        values["wandb"] = {"project": recipe.wandb}
     values["inference"] = {}  # without this section no server is started
     if layout is not None and layout.tp > 1:
         values["inference"] = {"parallel": {"tp": layout.tp}}

@@ -24,6 +24,7 @@ _RESUME = "--resume"
 _ELSEWHERE = {"host", "region", "max_price", "max_hours", "keep", "disk_gb", "identity_file"}
 _REMOTE = {"gpus"} | _ELSEWHERE
 _EVALUATION = ("orchestrator", "eval")
+_WANDB = "wandb"
 _WHOLE = ("--trainer", "--orchestrator")  # sections without which no configuration is a whole one
 _INSTEAD = {
     ("clean",): "a new run has a folder of its own, so that there is nothing to delete. Leave it out",
@@ -49,6 +50,8 @@ class TrainFlags(BaseConfig):
     """Where all is written; with @ FILE it is --output-dir."""
     no_eval: bool = False
     """No evaluation on held-out tasks, at start and end."""
+    no_wandb: bool = False
+    """No Weights & Biases, although its key is known."""
     max_price: PositiveFloat | None = None
     """The most that renting may cost, in US $ an hour."""
     max_hours: PositiveFloat | None = None
@@ -114,6 +117,8 @@ class Words:
                 raise UsageError(
                     f"{one.place.text} sets an evaluation, and --no-eval has none: leave one out"
                 )
+            if self.flags.no_wandb and _WANDB in one.path:
+                raise UsageError(f"{one.place.text} logs to W&B, and --no-wandb does not: leave one out")
         given = sorted(self.flags.model_fields_set & _ELSEWHERE)
         if given and not self.flags.remote:
             raise UsageError(
@@ -128,6 +133,12 @@ class Words:
             one.value for one in parse_flags(RLConfig, self.settings).assignments if one.path == ("seq_len",)
         ]
         return values[-1] if values and isinstance(values[-1], int) else None
+
+    @property
+    def logs_itself(self) -> bool:
+        """Return True if the settings say where the run is logged."""
+        names = {name for one in parse_flags(RLConfig, self.settings).assignments for name in one.path}
+        return not names.isdisjoint({_WANDB, "trackio", "tensorboard"})
 
     def plain_settings(self) -> list[str]:
         """The settings, where they are the whole run. Raises UsageError for flags that go with its parts

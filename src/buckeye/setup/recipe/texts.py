@@ -69,6 +69,7 @@ def _rows(plan: Plan) -> dict[str, str]:
     held_out = f"{plan.held_out} held out" if plan.held_out else "none held out"
     held_out += ", without evaluation" if plan.held_out and not orchestrator.eval else ""
     epochs = (steps or 0) * groups / plan.tasks
+    tracker = f"Weights & Biases, project {recipe.wandb}; --no-wandb turns it off"
     return {
         "environment": f"{plan.environment} ({recipe.config}: {', '.join(plan.actions)})",
         "tools": described_text(sizes, len(plan.actions) - 1),
@@ -83,6 +84,7 @@ def _rows(plan: Plan) -> dict[str, str]:
         "where": plan.where,
         "disk": f"{needed} {human_bytes(plan.free)} free",
         "price": plan.price,
+        **({"logs to": tracker} if recipe.wandb else {}),
         "writes": f"{plan.config.output_dir}",
     }
 
