@@ -207,7 +207,7 @@ def run_tests(copy: Path, words: list[str], plugin: object = None) -> int:
     os.chdir(copy)
     sys.path[:0] = [str(copy / "src"), str(copy)]
     os.environ["PYTHONPATH"] = os.pathsep.join(sys.path[:2])
-    options = ["-q", "-m", "not slow and not gpu", "-p", "no:cacheprovider"]
+    options = ["-q", "-m", "not slow and not gpu and not e2e", "-p", "no:cacheprovider"]
     return int(pytest.main([*options, *words], plugins=[plugin] if plugin else []))
 
 

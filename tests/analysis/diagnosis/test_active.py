@@ -64,7 +64,7 @@ def test_rewards_that_teach_nothing_are_named(tmp_path, warm, reward):
     [
         "text[:3].count('a') / 3",
         "text[:1] == 'b'",
-        "text[:3].count('a') / 3 + 2 * random.random()",
+        "text[:3].count('a') / 3 + random.random()",
     ],
 )
 def test_rewards_that_teach_are_not_accused(tmp_path, warm, reward):
