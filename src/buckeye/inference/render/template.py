@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import traceback
 from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Any
 
 from buckeye.envs.base import Message, Tool
+from buckeye.envs.call_arguments import read_arguments
 from buckeye.errors import UsageError
 from buckeye.inference.render.literal_text import Literal
 from buckeye.inference.render.tools_as_text import fold_calls, plain_messages
@@ -166,10 +166,7 @@ def readable(message: Message) -> dict[str, Any]:
 
 def _with_object(call: Mapping[str, Any]) -> dict[str, Any]:
     function = call["function"]
-    arguments = function["arguments"]
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments)
-        except (ValueError, RecursionError):
-            return dict(call)
-    return {**call, "function": {**function, "arguments": arguments}}
+    try:
+        return {**call, "function": {**function, "arguments": read_arguments(function["arguments"])}}
+    except ValueError:
+        return dict(call)
