@@ -63,16 +63,17 @@ def optimizer_state_lost(facts: Facts) -> Finding | None:
     for info in list_checkpoints(facts.run.path / "checkpoints"):
         folder = info.path / "trainer"
         try:
-            done = int(read_json(folder / "progress.json")["step"])
-            skipped = int(read_json(folder / "progress.json").get("skipped", 0))
+            progress = read_json(folder / "progress.json")
+            left_out = int(progress.get("skipped", 0)) + int(progress.get("empty", 0))
+            done = int(progress["step"]) - left_out
             with safe_open(folder / "optimizer.safetensors", "np") as file:
                 names = [name for name in file.keys() if name.endswith(".step")]  # noqa: SIM118  no mapping
                 counted = max((float(file.get_tensor(name)) for name in names), default=None)
         except (OSError, ValueError, KeyError, TypeError, SafetensorError):
             continue
-        if counted is None or counted >= done - skipped - 0.5 or info.step > facts.until:
+        if counted is None or counted >= done - 0.5 or info.step > facts.until:
             continue
-        since = int(done - skipped - counted)
+        since = int(done - counted)
         return facts.finding(
             "optimizer_state_lost",
             f"In the checkpoint of step {info.step} the optimizer has counted {counted:.0f} steps: it "
