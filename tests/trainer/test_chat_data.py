@@ -88,6 +88,14 @@ def test_a_template_that_rewrites_history_gives_several_samples(with_template):
     assert "\nb<|im_end|>" in chat.tokenizer.decode(second.token_ids)
 
 
+def test_the_header_of_a_reply_is_context_whatever_the_template_makes_of_the_flag(chat, with_template):
+    begin = chat.tokenizer.chat_template.index("{% if add_generation_prompt")
+    cut = with_template(chat.tokenizer.chat_template[:begin])
+    assert _plain(cut.samples(_messages("a", "b", "c", "d"))) == _plain(
+        chat.samples(_messages("a", "b", "c", "d"))
+    )
+
+
 @pytest.mark.parametrize(
     ("template", "message"),
     [
