@@ -128,6 +128,7 @@ def main() -> None:
     torch.manual_seed(0)
     tokenizer = AutoTokenizer.from_pretrained(args.model)
     model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32)
+    model.get_input_embeddings().padding_idx = None  # the token may also end a turn, and then has to train
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
     environment = load_environment(args.env)
     tasks = environment.tasks("train")

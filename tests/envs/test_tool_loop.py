@@ -110,6 +110,11 @@ def test_what_is_wrong_with_a_call_is_told_to_the_model(name, arguments, wording
     assert errors == 1
 
 
+@pytest.mark.parametrize("arguments", ["", "null", "{}", None])
+def test_a_call_may_have_no_arguments(arguments):
+    assert result_of("now", arguments)[1] == 0
+
+
 def test_what_a_tool_says_is_wrong_is_told_to_the_model():
     def call(name, arguments):
         raise ToolError("no such page")

@@ -1,6 +1,7 @@
 """Chat rendering: earlier tokens stay what they were."""
 
 import json
+import re
 
 import pytest
 from hypothesis import given
@@ -10,7 +11,7 @@ from buckeye.errors import InferenceError, UsageError
 from buckeye.inference.render import ChatRenderer, template_sandbox
 from buckeye.inference.render.template import PROBE_TOOLS, TOOL_TURN
 
-from .chat_families import FAMILIES, save_family
+from .chat_families import FAMILIES, save_family, template_of
 from .conftest import CHAT_TEMPLATE
 
 QUESTION = [{"role": "user", "content": "the dog?"}]
@@ -90,6 +91,44 @@ def test_a_template_that_trims_does_not_change_what_was_sampled(save_renderer, w
     reply = {"role": "assistant", "content": " the fox "}
     extended = renderer.extend(conversation, sampled, [*QUESTION, reply, *QUESTION])
     assert renderer.decode(extended.ids) == wording
+
+
+def _without_prompt(template):
+    """The template with its last block on `add_generation_prompt` cut off."""
+    begins = [found.start() for found in re.finditer(r"\{%-? if add_generation_prompt", template)]
+    return template[: begins[-1]]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_template_that_ignores_the_generation_prompt_gets_the_header_all_the_same(tmp_path, family):
+    whole = ChatRenderer(save_family(family, tmp_path / "whole"))
+    cut = ChatRenderer(save_family(family, tmp_path / "cut", _without_prompt(template_of(family))))
+    assert (whole.template.missing_header, whole.template.header) == ("", cut.template.missing_header)
+    replied = [*QUESTION, {"role": "assistant", "content": "it"}, *QUESTION]
+    for messages in (QUESTION, replied):
+        assert cut.render(messages).ids == whole.render(messages).ids
+    first, sampled = cut.render(QUESTION), cut.encode("it")
+    extended = cut.extend(first, sampled, replied)
+    assert extended is None or extended.ids[: len(first.ids + sampled)] == [*first.ids, *sampled]
+    assert (extended is None) is (whole.extend(first, sampled, replied) is None)
+
+
+@pytest.mark.parametrize(
+    ("template", "header"),
+    [
+        (
+            "{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]{% else %} "
+            "{{ m.content }}</s>{% endif %}{% endfor %}",
+            "",
+        ),  # of Mistral: a reply follows at once
+        ("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>", ""),  # always there
+        ("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}", "<assistant>"),
+        ("{{ messages | length }}", ""),  # unknown
+        ("{{ raise_exception('no') }}", ""),
+    ],
+)
+def test_only_a_header_that_replies_have_is_added(save_renderer, template, header):
+    assert save_renderer(template).template.missing_header == header
 
 
 def test_a_template_that_refuses_is_one_message(save_renderer, refusal):

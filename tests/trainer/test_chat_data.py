@@ -88,6 +88,14 @@ def test_a_template_that_rewrites_history_gives_several_samples(with_template):
     assert "\nb<|im_end|>" in chat.tokenizer.decode(second.token_ids)
 
 
+def test_the_header_of_a_reply_is_context_whatever_the_template_makes_of_the_flag(chat, with_template):
+    begin = chat.tokenizer.chat_template.index("{% if add_generation_prompt")
+    cut = with_template(chat.tokenizer.chat_template[:begin])
+    assert _plain(cut.samples(_messages("a", "b", "c", "d"))) == _plain(
+        chat.samples(_messages("a", "b", "c", "d"))
+    )
+
+
 @pytest.mark.parametrize(
     ("template", "message"),
     [
@@ -206,6 +214,7 @@ BAD_LINES = [
             {"messages": [USER, {"role": "assistant", "content": "y"}], "tools": "z"},
             {"messages": [{"role": "usr", "content": "x"}, {"role": "assistant", "content": "y"}]},
             *({"messages": [USER, {"role": "assistant", **reply}]} for reply in BAD_REPLIES),
+            _messages("a", "cut \ud83d"),
         ],
     ),
 ]
@@ -237,6 +246,51 @@ def test_other_ways_to_write_a_conversation_give_the_same_sample(chat, tmp_path)
     bare["messages"][1]["tool_calls"][0]["function"]["arguments"] = {"word": "dog"}
     one, other = _samples_of(chat, tmp_path / "t.jsonl", TOOL_CHAT, bare)
     assert one == other
+
+
+def _calling(arguments, **fields):
+    call = {**CALL, "function": {"name": "find", "arguments": arguments}}
+    first, asked, *rest = TOOL_CHAT["messages"]
+    return {**TOOL_CHAT, "messages": [first, {**asked, "tool_calls": [call], **fields}, *rest]}
+
+
+@pytest.fixture(scope="module", params=["plain", "llama3"])
+def any_chat(request, chat, tmp_path_factory):
+    """A format whose template knows no tools, and one with tools."""
+    if request.param == "plain":
+        return chat
+    return ChatFormat(str(save_family("llama3", tmp_path_factory.mktemp("llama3"))))
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        *((nothing, {}) for nothing in ("", " ", None, "null", "{}", '""')),
+        *((twice, {"word": "dog"}) for twice in (json.dumps(CALL["function"]["arguments"]),)),
+    ],
+)
+def test_arguments_are_written_as_the_template_writes_them(any_chat, tmp_path, written, meant):
+    one, other = _samples_of(any_chat, tmp_path / "d.jsonl", _calling(meant), _calling(written))
+    assert one == other
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    ["[1]", [1], 5, "5", '"dog"', '{"word": "do', '{"a": NaN}', '{"a": 1, "a": 2}', '{"a": "\\ud83d"}'],
+)
+def test_a_call_without_an_object_is_left_out_and_counted(any_chat, tmp_path, arguments, caplog):
+    lines = [_calling({"word": "dog"}), _calling(arguments), _calling(arguments, weight=0)]
+    data = ChatFile(_write(tmp_path / "d.jsonl", *map(json.dumps, lines)), any_chat, seed=0, seq_len=999)
+    assert (len(data), data.counts.broken_calls) == (2, 1)  # what is context may be wrong
+    assert "d.jsonl:2: message 1: " in caplog.text
+    assert str(data.counts).count("left out: 1 ") == 1
+
+
+def test_a_file_of_broken_calls_is_refused(chat, tmp_path, refusal):
+    nameless = _calling({})
+    nameless["messages"][1]["tool_calls"][0]["function"]["name"] = ""
+    with refusal(UsageError):
+        ChatFile(_write(tmp_path / "d.jsonl", json.dumps(nameless)), chat, seed=0, seq_len=99)
 
 
 def test_an_empty_reply_of_weight_0_is_context(chat, tmp_path):

@@ -275,6 +275,59 @@ def test_a_batch_without_advantage_is_a_step_of_loss_zero(tmp_path, train, batch
     assert (tmp_path / "weights" / "step_2").exists()
 
 
+def _silent(batch):
+    return replace(batch, samples=tuple(_with(sample, advantages=0.0) for sample in batch.samples))
+
+
+def _masked(batch):
+    return replace(batch, samples=tuple(_with(sample, loss_mask=False) for sample in batch.samples))
+
+
+def _far(batch):
+    """A batch whose ratios are all outside of the loss's bounds."""
+    return replace(batch, samples=tuple(_with(sample, logprobs=-50.0) for sample in batch.samples))
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "teaches_nothing"),
+    [("adamw", _silent), ("adamw", _masked), ("adamw", _far), ("muon", _silent), ("sgd", _silent)],
+)
+def test_a_step_that_teaches_nothing_moves_nothing(tmp_path, train, batches, optimizer, teaches_nothing):
+    """With momentum and weight decay; the schedule and the weights of the run advance."""
+    optim = {"type": optimizer, "weight_decay": 0.1}
+    schedule = {"type": "linear", "warmup": 0, "decay": 4}
+    nothing = [teaches_nothing(batches[1]), teaches_nothing(batches[2])]
+    train(tmp_path, [batches[0], *nothing, batches[3]], max_async_level=3, optim=optim, scheduler=schedule)
+    found = records(tmp_path)
+    assert [r["empty_steps"] for r in found] == [0, 1, 2, 2]
+    assert [r["skipped"] for r in found] == [0, 0, 0, 0]
+    assert len({r["lr"] for r in found}) == 4
+    assert_equal(weights(tmp_path, 1), weights(tmp_path, 2))
+    assert_equal(weights(tmp_path, 1), weights(tmp_path, 3))
+    assert not torch.equal(*(weights(tmp_path, s)["model.embed_tokens.weight"] for s in (3, 4)))
+    assert len(warnings(tmp_path)) == 2
+    assert not (tmp_path / "skipped").exists()
+
+
+def test_a_run_of_steps_that_teach_nothing_resumes_bit_exactly(tmp_path, train, batches):
+    given = [batches[0], _silent(batches[1]), _silent(batches[2]), batches[3]]
+    common = {"scheduler": {"type": "cosine", "warmup": 1}, "max_steps": 4}
+    straight, broken = tmp_path / "straight", tmp_path / "broken"
+    train(straight, given, **common)
+    train(broken, given[:2], max_steps=2, scheduler={"type": "cosine", "warmup": 1})
+    (broken / "metrics.jsonl").unlink()
+    train(broken, given[2:], attempt=2, ckpt={"resume_step": -1}, **common)
+    assert [r["empty_steps"] for r in records(broken)] == [2, 2]
+    optimizers = [
+        load_file(resolve_checkpoint(run / "checkpoints", 4).path / "trainer" / "optimizer.safetensors")
+        for run in (straight, broken)
+    ]
+    assert {int(t) for n, t in optimizers[0].items() if n.endswith("step")} == {2}
+    assert_equal(*optimizers)
+    assert_equal(weights(broken, 4), weights(straight, 4))
+    assert [r["lr"] for r in records(broken)] == [r["lr"] for r in records(straight)[2:]]
+
+
 def test_samples_without_advantage_change_nothing_but_the_divisor(tmp_path, train, batches):
     samples = list(batches[0].samples)
     samples[0] = replace(samples[0], advantages=np.zeros_like(samples[0].advantages))

@@ -141,6 +141,30 @@ def test_a_family_is_packed_as_it_is_computed_alone(family):
     compare(config)
 
 
+@pytest.mark.parametrize(
+    "family", [f if f in QUICK else pytest.param(f, marks=pytest.mark.slow) for f in FAMILIES]
+)
+@pytest.mark.parametrize("token", [0, 5])
+def test_every_row_and_parameter_of_a_family_can_train(family, token):
+    config = small_config(family, **dict.fromkeys(("pad_token_id", "eos_token_id", "bos_token_id"), token))
+    model = AutoModelForCausalLM.from_config(
+        config, dtype=torch.float32, attn_implementation=PACKED_ATTENTION
+    )
+    everything = dict(model.named_parameters())
+    policy = make_policy(model, "of a test", CPU, flash=False, compute_dtype="float32")
+    policy.model.eval()
+    assert policy.trainable.keys() == everything.keys()
+    with torch.no_grad():
+        for parameter in everything.values():
+            parameter.copy_(torch.randn_like(parameter) * 0.2)
+    ids = torch.arange(12)
+    hidden = policy.hidden_states(ids, [len(ids)])
+    (hidden @ policy.head_weight.t()).log_softmax(-1)[ids, ids].sum().backward()
+    still = [name for name, p in policy.trainable.items() if p.grad is None or not p.grad.any()]
+    assert still == []
+    assert policy.model.get_input_embeddings().weight.grad[ids].any(-1).all()
+
+
 def packed_or_refused(family):
     known = small_config(family).to_dict().keys() | {"rope_scaling", "is_causal"}
     strategies = {key: strategy for key, strategy in FIELDS.items() if key in known}

@@ -19,7 +19,7 @@ from buckeye.config.rl import RLConfig
 from buckeye.evaluation.doctor_checks import spread_check, spread_of
 from buckeye.launch.preflight import software
 from buckeye.launch.preflight.devices import gpus, main_memory, read_gpus
-from buckeye.launch.preflight.model import has_template, missing_files
+from buckeye.launch.preflight.model import check_template, missing_files
 from buckeye.launch.preflight.places import (
     check_directory,
     check_ports,
@@ -150,10 +150,21 @@ def test_files_and_chat_template_of_a_model(tmp_path):
     assert missing_files(tmp_path) == ["model-2.safetensors"]
     (tmp_path / "model.safetensors.index.json").write_text("[]")
     assert missing_files(tmp_path) == ["a readable model.safetensors.index.json"]
-    for config, found in ((None, False), ({"eos_token": "x"}, False), ({"chat_template": "{{ a }}"}, True)):
-        if config:
+    named = [
+        {"name": "default", "template": "{{ messages[0].content }}"},
+        {"name": "tool_use", "template": "{{ b }}"},
+    ]
+    for config, state in (
+        (None, "failed"),
+        ({"eos_token": "x"}, "failed"),
+        ([], "failed"),
+        ({"chat_template": "{{ a }}"}, "failed"),
+        ({"chat_template": "{{ messages[0].content }}"}, "ok"),
+        ({"chat_template": named, "bos_token": {"content": "<s>"}}, "ok"),
+    ):
+        if config is not None:
             (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
-        assert has_template(tmp_path) is found
+        assert check_template(tmp_path).state == state
 
 
 def _played(groups, *, truncated=False) -> EvalResult:

@@ -18,9 +18,10 @@ from buckeye.config.rl import RLConfig
 from buckeye.errors import UsageError
 
 _WHAT = """\
-Finds a learning rate for a run by short forks of it: first by how far rates move the policy in a step, on
-batches that all share, then by what they earn. CONFIG is what `rl` takes: `@ run.toml`, flags. The setting is
-written into a new file, which nothing else reads. Exit code 1: there was nothing to learn from."""
+Finds a learning rate for a run by short forks of it: first by how far rates move the policy in a step, on the
+batches of one fork that trains nothing, then by the rewards of forks that train. CONFIG is what `rl` takes:
+`@ run.toml`, flags. The setting is written into a new file, which nothing else reads. Exit code 1: there was
+nothing to learn from."""
 _TIME = re.compile(r"(\d+(?:\.\d+)?)(s|m|h)")
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
@@ -59,6 +60,12 @@ def tune(argv: list[str]) -> int:
     if not found.by_training:
         how = "moves the policy as far as is usual; no fork has shown that it learns"
     print(f"lr {found.lr:.2e} {how}.")
+    end = (
+        ""
+        if found.reward_at_end is None
+        else f", {found.reward_at_end:.3g} in the last quarter of the best fork"
+    )
+    print(f"Mean reward: {found.reward_at_start:.3g} before training{end}.")
     print(f"To train with it: {shlex.join(['buckeye', 'rl', *settings, '@', found.file])}")
     return 0
 

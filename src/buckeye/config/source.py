@@ -96,4 +96,4 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not a number that a setting can have")
+    raise ValueError(f"{name} is not a JSON number")

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from buckeye.envs.base import Message, Policy, Reply, Tool
+from buckeye.envs.call_arguments import read_arguments
 
 StopReason = Literal["answered", "truncated", "turn_limit"]
 """`answered`: a reply without calls. `truncated`: cut off by a length limit.
@@ -139,13 +140,10 @@ def _checked(function: Mapping[str, Any], tools: Sequence[Tool]) -> tuple[str, M
     schemas = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools}
     if name not in schemas:
         raise ToolError(f"there is no tool {name!r}. {_choices(name, schemas)}")
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments)
-        except (ValueError, RecursionError):
-            raise ToolError(f"the arguments of {name} are not JSON.") from None
-    if not isinstance(arguments, dict):
-        raise ToolError(f"the arguments of {name} must be a JSON object.")
+    try:
+        arguments = read_arguments(arguments)
+    except ValueError as error:
+        raise ToolError(f"the arguments of {name} {error}.") from None
     _check_arguments(name, arguments, schemas[name])
     return name, arguments
 

@@ -24,7 +24,7 @@ from buckeye.launch.hosts import Nodes, site_of, sites_of
 from buckeye.launch.plan import RolePlan, make_plan
 from buckeye.launch.preflight.devices import this_machine
 from buckeye.launch.preflight.disk import check_disk
-from buckeye.launch.preflight.model import fetch_model
+from buckeye.launch.preflight.model import check_tokenizer, fetch_model
 from buckeye.launch.preflight.ports import Ports, held_ports
 from buckeye.launch.processes import TERM_GRACE_SECONDS, Child, Origin, Processes, write_role_configs
 from buckeye.launch.progress import Progress, human_duration
@@ -88,6 +88,9 @@ def run_rl(config: RLConfig, command: Sequence[str]) -> int:
         if afresh:  # what was left may have come to the end of a step
             refuse_used(output_dir, resume_command=resume_command(command))
         model_path = fetch_model(config.trainer.model.name)
+        tokenizer = check_tokenizer(config)
+        if tokenizer.state == "failed":  # of a model that was not here before
+            raise UsageError(tokenizer.line)
         if config.cluster.nodes > 1:  # nodes are waited for, which is said before the run has its log
             setup_logging(config.log.level, LAUNCHER, None)
         with other_nodes(config) as nodes:

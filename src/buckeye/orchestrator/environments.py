@@ -10,7 +10,7 @@ from pathlib import Path
 
 from buckeye.base.keys import check_variables
 from buckeye.config.environments import EnvConfig, TrainEnvConfig
-from buckeye.envs.base import TRAIN, Environment, Task, split_names
+from buckeye.envs.base import TRAIN, Environment, Message, Task, split_names
 from buckeye.envs.settings import WorkerSettings, placed
 from buckeye.errors import UsageError
 from buckeye.inference.render import ChatRenderer
@@ -131,11 +131,16 @@ def prompt_lengths(tasks: Sequence[Task], renderer: ChatRenderer) -> list[int]:
     """How many tokens the first prompts of some of the tasks have at least: an environment may add to them.
     Those that the template does not take as they are, are left out."""
     lengths = []
-    for index in range(min(_SAMPLE, len(tasks))):
+    for messages in first_prompts(tasks):
         with suppress(UsageError):
-            if tasks[index].messages:
-                lengths.append(len(renderer.render(tasks[index].messages).ids))
+            lengths.append(len(renderer.render(messages).ids))
     return lengths
+
+
+def first_prompts(tasks: Sequence[Task]) -> list[Sequence[Message]]:
+    """Return the first messages of some of the tasks, of those that have any."""
+    some = (tasks[index].messages for index in range(min(_SAMPLE, len(tasks))))
+    return [messages for messages in some if messages]
 
 
 def evaluated_split(env: NamedEnvironment, asked: str | None) -> str:

@@ -49,7 +49,8 @@ class Schedule:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Progress:
     """How far training is: optimizer steps done, steps of the learning-rate schedule, samples of the data set
-    taken since its start, tokens and samples seen, steps left out for a non-finite loss or gradient."""
+    taken since its start, tokens and samples seen, steps left out for a non-finite loss or gradient, steps
+    whose gradient was 0."""
 
     step: int = 0
     schedule_step: int = 0
@@ -57,24 +58,34 @@ class Progress:
     tokens: int = 0
     samples: int = 0
     skipped: int = 0
+    empty: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Update:
-    """What an optimizer step did. `applied` is False for one left out, `skipped` is how many were so far."""
+    """What became of a step. It was `skipped` if loss or gradient are not finite, and `empty` if the gradient
+    is 0; `skipped_steps` and `empty_steps` are how many were so far."""
 
-    applied: bool
+    skipped: bool
+    empty: bool
     grad_norm: float
     lr: float
-    skipped: int
+    skipped_steps: int
+    empty_steps: int
+
+    @property
+    def applied(self) -> bool:
+        """Return True if the optimizer moved the weights."""
+        return not (self.skipped or self.empty)
 
     def values(self) -> dict[str, float]:
         """As entries of a step's record."""
         return {
             "grad_norm": self.grad_norm,
             "lr": self.lr,
-            "skipped": int(not self.applied),
-            "skipped_steps": self.skipped,
+            "skipped": int(self.skipped),
+            "skipped_steps": self.skipped_steps,
+            "empty_steps": self.empty_steps,
         }
 
 
@@ -111,17 +122,25 @@ class Learner:
     def update(self, loss: float, *, tokens: int, samples: int) -> Update:
         """Sum the gradients over the ranks, clip, step, clear them.
 
-        `loss` is the batch's, over all ranks. A non-finite loss or gradient norm leaves the weights and the
-        optimizer as they are; the step counts all the same, as skipped.
+        `loss` is the batch's, over all ranks. A loss or gradient norm that is not finite, or a gradient of 0,
+        leaves the weights and the optimizer unchanged: momentum and weight decay would move them although the
+        batch teaches nothing. The step counts all the same, as skipped or as empty.
         """
         parameters = self.policy.trainable
         sum_gradients(parameters, self.ranks, dtype=self.reduce_dtype)
         norm = gradient_norm(parameters.values(), self.ranks)
         rate = self.schedule.at(self.progress.schedule_step)
-        finite = math.isfinite(loss) and math.isfinite(norm)
-        if finite:
+        skipped = not (math.isfinite(loss) and math.isfinite(norm))
+        empty = not skipped and norm == 0
+        if not (skipped or empty):
             clip_gradients(parameters.values(), norm, self.max_norm)
             self.optimizer.step(rate)
+        elif empty:
+            logger.warning(
+                "Step %d has a gradient of 0: no trained token has an advantage, or the loss masks all that "
+                "have one. The weights are unchanged.",
+                self.progress.step,
+            )
         else:
             logger.warning(
                 "Step %d left out: loss %s, gradient norm %s. The weights are unchanged.",
@@ -138,9 +157,17 @@ class Learner:
             data_position=done.data_position + samples,
             tokens=done.tokens + tokens,
             samples=done.samples + samples,
-            skipped=done.skipped + (not finite),
+            skipped=done.skipped + skipped,
+            empty=done.empty + empty,
         )
-        return Update(applied=finite, grad_norm=norm, lr=rate, skipped=self.progress.skipped)
+        return Update(
+            skipped=skipped,
+            empty=empty,
+            grad_norm=norm,
+            lr=rate,
+            skipped_steps=self.progress.skipped,
+            empty_steps=self.progress.empty,
+        )
 
     def clear_gradients(self) -> None:
         """Forget what was differentiated."""

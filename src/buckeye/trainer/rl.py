@@ -125,7 +125,7 @@ class RLTrainer:
         self.output.wait()
         self.metrics.close()
         if self._complete():
-            left_out = self.learner.progress.skipped
+            left_out = self.learner.progress.skipped + self.learner.progress.empty
             logger.log(training_level(self.step, left_out=left_out), "RL trainer finished!")
         return self._complete()
 
@@ -157,7 +157,7 @@ class RLTrainer:
             fault_point("trainer.step")
             heartbeat.report(f"updates the weights of step {step}")
             update = self.learner.update(record["loss"], tokens=tokens, samples=len(batch.samples))
-        self._keep_left_out(batch, found, applied=update.applied)
+        self._keep_left_out(batch, found, skipped=update.skipped)
         self._orchestrator_state = batch.orchestrator_state
         self._publish()
         seconds = time.monotonic() - started
@@ -171,7 +171,7 @@ class RLTrainer:
             **self.learner.speed(tokens, seconds),
             **self.stopwatch.take(),
         }
-        left_out = len(found.left_out) if update.applied else len(batch.samples)
+        left_out = len(batch.samples) if update.skipped else len(found.left_out)
         logger.log(training_level(len(batch.samples), left_out=left_out), format_step(step, values))
         write_together(self.ranks, lambda: self.metrics.write("trainer", step, finite_only(values)))
         self._let_go(batch, samples, values)
@@ -257,9 +257,9 @@ class RLTrainer:
             return {"loss": math.nan}  # so that the step is left out
         return self.batch_loss.backward(found.usable, samples)
 
-    def _keep_left_out(self, batch: Batch, found: Inspection, *, applied: bool) -> None:
+    def _keep_left_out(self, batch: Batch, found: Inspection, *, skipped: bool) -> None:
         """Keep what was not learned from: the whole batch of a step that was left out, else some samples."""
-        if not self.ranks.first or (applied and not found.left_out):
+        if not self.ranks.first or not (skipped or found.left_out):
             return
-        samples = tuple(batch.samples[i] for i in found.left_out) if applied else batch.samples
+        samples = batch.samples if skipped else tuple(batch.samples[i] for i in found.left_out)
         keep_skipped(self._skipped, replace(batch, samples=samples), self.receiver.identity)

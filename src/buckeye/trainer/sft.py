@@ -110,7 +110,7 @@ class SFTTrainer:
         self.output.wait()
         self.metrics.close()
         if self._complete():
-            left_out = self.learner.progress.skipped
+            left_out = self.learner.progress.skipped + self.learner.progress.empty
             logger.log(training_level(self.step, left_out=left_out), "SFT trainer finished!")
         return self._complete()
 
@@ -156,7 +156,7 @@ class SFTTrainer:
             **self.learner.speed(tokens, seconds),
             **self.stopwatch.take(),
         }
-        left_out = 0 if update.applied else len(samples)
+        left_out = len(samples) if update.skipped else 0
         logger.log(training_level(len(samples), left_out=left_out), format_step(progress.step, values))
         self._record("sft", progress.step, values)
 

@@ -18,6 +18,7 @@ from tests.analysis.diagnosis.small_runs import Small, make_model
 from buckeye.inference.client.fleet import Fleet
 from buckeye.inference.engine import adapters, engine, sampling
 from buckeye.inference.engine.weights import Weights
+from buckeye.inference.render.template import ChatTemplate
 from buckeye.orchestrator import batch, loop
 from buckeye.trainer.losses import policy_gradient
 from buckeye.trainer.optim.optimizer import NamedOptimizer
@@ -187,6 +188,10 @@ def without_header(warm: Path, folder: Path) -> Path:
     return model
 
 
+def header_not_added() -> Sequence[Any]:
+    return [mock.patch.object(ChatTemplate, "missing_header", "")]
+
+
 def other_tokenizer(warm: Path, folder: Path) -> Path:
     model = Path(shutil.copytree(warm, folder / "other-tokens"))
     other = make_model(folder, "other", shift=1)
@@ -205,7 +210,9 @@ FAULTS: Mapping[str, Fault] = {
     "mask shifted by one": Fault(Small(steps=6), ("mask_misplaced",), mask_shifted),
     "reward constant": Fault(Small(reward="0.5"), ("constant_reward",)),
     "grader random": Fault(Small(reward="__import__('random').random()"), ("grader_random",)),
-    "template without header": Fault(Small(), ("no_assistant_header",), model=without_header),
+    "template without header": Fault(
+        Small(), ("no_assistant_header",), header_not_added, model=without_header
+    ),
     "stale weights": Fault(Small(), ("stale_weights",), stale_weights()),
     "one engine of two": Fault(Small(engines=2), ("one_engine_stale",), stale_weights(1)),
     "temperature": Fault(

@@ -215,11 +215,17 @@ def test_native_calls(wording):
         assert parse_tool_calls(native(("move", written)), every, ACTIONS).calls == ()
 
 
-@pytest.mark.parametrize("written", [5, 0, 0.5, True, False, [], [1], ["a"], '"text"', "5", "null", "[]"])
+@pytest.mark.parametrize("written", [5, 0, 0.5, True, False, [], [1], ["a"], '"text"', "5", "[]"])
 def test_native_arguments_that_are_no_object_are_told_so(written, wording):
     reply = parse_tool_calls(native(("move", written)), ParserConfig(format="tools"), ACTIONS)
     assert reply.calls == ()
     assert str(reply.problems[0]) == wording
+
+
+@pytest.mark.parametrize("written", [None, "", " ", "null", "{}", {}, '"{}"'])
+def test_a_native_call_may_have_no_arguments(written):
+    (call,) = parse_tool_calls(native(("move", written)), ParserConfig(format="tools"), ACTIONS).calls
+    assert call.kwargs == {}
 
 
 @pytest.mark.parametrize(

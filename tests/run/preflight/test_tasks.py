@@ -8,6 +8,7 @@ import pytest
 
 from buckeye.config.load import load_config
 from buckeye.config.rl import RLConfig
+from buckeye.launch.preflight.model import check_template
 from buckeye.launch.preflight.tasks import check_tasks, check_tasks_at_once
 from tests.ports import free_port
 from tests.run.conftest import ENVIRONMENT
@@ -117,8 +118,61 @@ def test_prompts_that_the_template_refuses_are_told(project, tmp_path, monkeypat
     words = ["--trainer", "--orchestrator.env.0.id", "mixed.py"]
     (project.root / "mixed.py").write_text(ENVIRONMENT)
     (check,) = check_tasks(load_config(RLConfig, words), tmp_path / "strict")
-    assert check.state == "warning"
+    assert check.state == "failed"
     assert check.seen == wording
+
+
+NO_SYSTEM = """{% for m in messages %}
+{% if m.role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}
+<|{{ m.role }}|>{{ m.content }}
+{% endfor %}
+{% if add_generation_prompt %}<|assistant|>{% endif %}"""
+TEMPLATES = {
+    "raises": ("{{ raise_exception('only images') }}", ENVIRONMENT, "line 1: only images"),
+    "fails": ("\n{{ messages[0]['content']['text'] }}{{ 1 / 0 }}", ENVIRONMENT, "line 2: division by zero"),
+    "does not compile": ("{% for m in messages %}", ENVIRONMENT, "line 1: Unexpected end of template"),
+    "is missing": (None, ENVIRONMENT, "has no chat template"),
+    "drops the user": ("{{ messages | length }}", ENVIRONMENT, "does not write what the user says"),
+    "refuses a system message": (
+        NO_SYSTEM,
+        ENVIRONMENT.replace("messages=(p,)", "messages=({'role': 'system', 'content': 'Be brief.'}, p)"),
+        "32 of 32 first prompts are refused: ",
+    ),
+}
+
+
+@pytest.mark.parametrize(("template", "environment", "said"), TEMPLATES.values(), ids=TEMPLATES)
+def test_a_template_that_cannot_be_used_is_refused_before_a_start(
+    project, tmp_path, template, environment, said
+):
+    model = tmp_path / "model"
+    shutil.copytree(project.model, model)
+    (model / "chat_template.jinja").unlink()
+    if template is not None:
+        (model / "chat_template.jinja").write_text(template)
+    (project.root / "asks.py").write_text(environment)
+    started = project.here(project.rl("out", "--model.name", model, "--orchestrator.env.0.id", "asks.py"))
+    assert (started.returncode, said in started.stderr) == (2, True), started.stderr
+    assert not (project.root / "out").exists()
+
+
+def test_a_template_without_system_messages_may_be_used_without_any(project, tmp_path, monkeypatch):
+    (tmp_path / "chat_template.jinja").write_text(NO_SYSTEM)
+    check = check_template(tmp_path)
+    assert (check.state, "line 2: System role not supported" in check.seen) == ("ok", True)
+    (project.root / "asks.py").write_text(ENVIRONMENT)
+    monkeypatch.chdir(project.root)
+    words = ["--trainer", "--orchestrator.env.0.id", "asks.py"]
+    assert [check.state for check in check_tasks_at_once(load_config(RLConfig, words), tmp_path)] == ["ok"]
+
+
+def test_a_template_that_ignores_the_generation_prompt_is_a_warning(tmp_path, wording):
+    (tmp_path / "chat_template.jinja").write_text(
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    )
+    check = check_template(tmp_path)
+    assert check.state == "warning"
+    assert check.line == wording
 
 
 def test_a_tokenizer_that_cannot_be_read_is_told(project, tmp_path):

@@ -46,7 +46,7 @@ from buckeye.inference.engine.architecture import read_spec, tensor_shapes
 from buckeye.inference.engine.weights import Checkpoint, Weights, auto_dtype
 from buckeye.inference.render import ChatRenderer
 from buckeye.inference.render.parse_reply import bare_call, tagged_calls
-from buckeye.launch.preflight.model import has_template, missing_files, read_shape
+from buckeye.launch.preflight.model import check_template, missing_files, read_shape
 from buckeye.mcp.actions import parser
 from buckeye.mcp.config import ParserConfig, load_gym_config
 from buckeye.mcp.gateway import frames as gateway
@@ -210,7 +210,7 @@ def _put_adapter(folder):
 
 def _engine(folder):
     """What the embedded engine and the renderer read of a model folder, and what is checked before."""
-    has_template(folder), missing_files(folder), read_shape(folder)
+    check_template(folder), missing_files(folder), read_shape(folder)
     spec, files = read_spec(folder), Checkpoint(folder)
     weights = Weights(spec, dtype=auto_dtype(files, CPU), device=CPU)
     weights.check(files)

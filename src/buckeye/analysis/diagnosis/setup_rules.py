@@ -33,27 +33,24 @@ def no_assistant_header(facts: Facts) -> Finding | None:
         if len(places):
             text = decoded(facts.model, sample.token_ids[: places[0]])
             contexts += [text] if text is not None else []
-    if header is None or len(contexts) < 3:
+    if not header or not header.strip() or len(contexts) < 3:
         return None
     without = [text for text in contexts if not text.rstrip().endswith(header.strip())]
-    if header.strip() and share_interval(len(without), len(contexts), 2.0)[0] < 0.3:
+    if share_interval(len(without), len(contexts), 2.0)[0] < 0.3:
         return None
     step = facts.batches[-1].batch.step
     return facts.finding(
         "no_assistant_header",
-        f"{len(without) or len(contexts)} of {len(contexts)} prompts end without the header of a reply "
-        f"({header.strip()!r})"
-        if header.strip()
-        else "The chat template puts nothing before a reply (add_generation_prompt makes no difference)",
+        f"{len(without)} of {len(contexts)} prompts end without the header of a reply ({header.strip()!r})",
         "the model is not told that it is its turn, so it goes on with the user's message",
-        "render prompts with add_generation_prompt, or add it to chat_template.jinja of the model",
+        "render prompts with add_generation_prompt, or write it in chat_template.jinja of the model",
         evidence=[
             (
                 f"the last prompt ends with {contexts[-1][-40:]!r}",
                 facts.rollouts(step, "--group", 0, "--rollout", 0),
             )
         ],
-        confidence="sure" if header.strip() else "likely",
+        confidence="sure",
         share=len(without) / len(contexts),
     )
 
@@ -63,16 +60,17 @@ def optimizer_state_lost(facts: Facts) -> Finding | None:
     for info in list_checkpoints(facts.run.path / "checkpoints"):
         folder = info.path / "trainer"
         try:
-            done = int(read_json(folder / "progress.json")["step"])
-            skipped = int(read_json(folder / "progress.json").get("skipped", 0))
+            progress = read_json(folder / "progress.json")
+            left_out = int(progress.get("skipped", 0)) + int(progress.get("empty", 0))
+            done = int(progress["step"]) - left_out
             with safe_open(folder / "optimizer.safetensors", "np") as file:
                 names = [name for name in file.keys() if name.endswith(".step")]  # noqa: SIM118  no mapping
                 counted = max((float(file.get_tensor(name)) for name in names), default=None)
         except (OSError, ValueError, KeyError, TypeError, SafetensorError):
             continue
-        if counted is None or counted >= done - skipped - 0.5 or info.step > facts.until:
+        if counted is None or counted >= done - 0.5 or info.step > facts.until:
             continue
-        since = int(done - skipped - counted)
+        since = int(done - counted)
         return facts.finding(
             "optimizer_state_lost",
             f"In the checkpoint of step {info.step} the optimizer has counted {counted:.0f} steps: it "

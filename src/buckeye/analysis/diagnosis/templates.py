@@ -10,44 +10,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from buckeye.base.storage import read_json
+from buckeye.errors import InferenceError
 
 
 @lru_cache(maxsize=4)
 def generation_header(model: Path) -> str | None:
-    """Return what the chat template adds for the reply to come; None where it cannot be rendered."""
-    from buckeye.inference.render.template_sandbox import Template
+    """Return what stands before the reply to come; None where the chat template cannot be rendered."""
+    from buckeye.inference.render.template_files import read_template
 
-    source, names = _template(model)
-    if source is None:
-        return None
-    chat = [{"role": "user", "content": "question"}]
     try:
-        template = Template(source)
-        without, with_it = (
-            template.render(chat, tools=None, add_generation_prompt=prompt, **names)
-            for prompt in (False, True)
-        )
-    except Exception:  # whatever a template raises
+        template = read_template(model)
+    except InferenceError:
         return None
-    return with_it[len(without) :] if with_it.startswith(without) else None
-
-
-def _template(model: Path) -> tuple[str | None, dict[str, Any]]:
-    """The template, and the special tokens that it may name."""
-    names, source = dict[str, Any](), None
-    try:
-        settings = read_json(model / "tokenizer_config.json")
-        names = {
-            name: value
-            for name, value in settings.items()
-            if isinstance(value, str) and name.endswith("_token")
-        }
-        source = settings.get("chat_template")
-        source = (model / "chat_template.jinja").read_text(encoding="utf-8")
-    except (OSError, ValueError, AttributeError):
-        pass
-    return (source if isinstance(source, str) else None), names
+    return None if template is None else template.header
 
 
 @lru_cache(maxsize=4)

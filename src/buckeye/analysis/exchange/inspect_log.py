@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import statistics
 from collections import Counter
@@ -39,6 +38,7 @@ from inspect_ai.scorer import Score
 from inspect_ai.tool import ToolCall
 
 from buckeye.analysis.exchange.played import Played
+from buckeye.envs.call_arguments import read_arguments
 from buckeye.monitor.conversation import Call, Message, conversation
 
 _UNSAFE = re.compile(r"[^\w.\-]+")
@@ -125,13 +125,10 @@ def _message(said: Message) -> ChatMessage:
 def _call(call: Call) -> ToolCall:
     """Inspect wants the arguments read; what cannot be is kept as the error."""
     try:
-        arguments = json.loads(call.arguments or "{}")
-    except (ValueError, RecursionError):
-        arguments = None
-    if isinstance(arguments, dict):
-        return ToolCall(id=call.id, function=call.name, arguments=arguments)
-    error = f"the arguments are no object of JSON: {call.arguments}"
-    return ToolCall(id=call.id, function=call.name, arguments={}, parse_error=error)
+        return ToolCall(id=call.id, function=call.name, arguments=read_arguments(call.arguments))
+    except ValueError as error:
+        problem = f"the arguments {error}: {call.arguments}"
+        return ToolCall(id=call.id, function=call.name, arguments={}, parse_error=problem)
 
 
 def _results(samples: Sequence[EvalSample]) -> EvalResults:

@@ -4,6 +4,7 @@ whose replies are begun for the model."""
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -25,6 +26,8 @@ from buckeye.inference.render.parse_reply import (
 from buckeye.inference.render.template import ChatTemplate, opens_thinking
 from buckeye.inference.render.tokenizer import load_tokenizer
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Conversation:
@@ -44,6 +47,13 @@ class ChatRenderer:
         self.model_path = str(model_path)
         self.tokenizer = load_tokenizer(self.model_path)
         self.template = ChatTemplate(self.tokenizer, self.model_path)
+        if self.template.missing_header:
+            log.warning(
+                "The chat template of %s ignores add_generation_prompt: prompts get the header %r, which it "
+                "writes before replies.",
+                self.model_path,
+                self.template.missing_header,
+            )
         self.token_text = lru_cache(maxsize=1 << 16)(self._token_text)
         self.stop_token_ids = self._find_stop_token_ids()
         """Every token that ends an assistant's turn, the tokenizer's and the template's."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import traceback
 from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Any
 
 from buckeye.envs.base import Message, Tool
+from buckeye.envs.call_arguments import read_arguments
 from buckeye.errors import UsageError
 from buckeye.inference.render.literal_text import Literal
 from buckeye.inference.render.tools_as_text import fold_calls, plain_messages
@@ -28,6 +28,8 @@ _PROBE_CALL = {
     "function": {"name": "probe", "arguments": {"key": "probe-value"}},
 }
 QUESTION = {"role": "user", "content": "What is it?"}
+SYSTEM = {"role": "system", "content": "Be brief."}
+_REPLY = {"role": "assistant", "content": _PROBE}
 TOOL_TURN = (
     QUESTION,
     {"role": "assistant", "content": "", "tool_calls": [_PROBE_CALL]},
@@ -58,8 +60,39 @@ class ChatTemplate:
         messages = [self.literal.marked(message) for message in messages]
         tools = [self.literal.marked_tool(tool) for tool in tools]
         if self.speaks_tools:
-            return self._render([readable(message) for message in messages], tools, prompt=prompt)
-        return self._render(plain_messages(messages, tools), (), prompt=prompt)
+            text = self._render([readable(message) for message in messages], tools, prompt=prompt)
+        else:
+            text = self._render(plain_messages(messages, tools), (), prompt=prompt)
+        return text + self.missing_header if prompt else text
+
+    @cached_property
+    def missing_header(self) -> str:
+        """What the template writes before a reply and leaves out of a prompt, because it ignores
+        `add_generation_prompt`; "" if nothing is missing. A model is trained on replies behind it, so prompts
+        get it here."""
+        without, with_it = (self._probe((QUESTION,), (), prompt=prompt) for prompt in (False, True))
+        written = self._probe((QUESTION, _REPLY), (), prompt=False)
+        if not without or without != with_it or not written.startswith(without):
+            return ""
+        header, found, _ = written.removeprefix(without).partition(_PROBE)
+        header = header.partition("<think>")[0]  # which the model writes
+        return header if found and header.strip() else ""
+
+    @cached_property
+    def header(self) -> str | None:
+        """What stands between the messages and the reply to come; None if that is unknown."""
+        without, with_it = (self._probe((QUESTION,), (), prompt=prompt) for prompt in (False, True))
+        if not without or not with_it.startswith(without):
+            return None
+        return with_it.removeprefix(without) or self.missing_header
+
+    def refusal(self, messages: Sequence[Message]) -> str | None:
+        """Return why the template cannot write a prompt of these messages, with its line; None if it can."""
+        try:
+            self.text(messages, (), prompt=True)
+        except UsageError as error:
+            return str(error)
+        return None
 
     @cached_property
     def speaks_tools(self) -> bool:
@@ -88,7 +121,7 @@ class ChatTemplate:
     def end_of_turn(self) -> tuple[str, int] | None:
         """The special token that follows an assistant's message, as text and id; None if there is none.
         (Base models with a template often name another token as their end of text.)"""
-        text = self._probe((QUESTION, {"role": "assistant", "content": _PROBE}), (), prompt=False)
+        text = self._probe((QUESTION, _REPLY), (), prompt=False)
         ids = self._tokenizer.encode(text[text.rfind(_PROBE) + len(_PROBE) :], add_special_tokens=False)
         known = self._tokenizer.added_tokens_decoder
         return (known[ids[0]].content, ids[0]) if text and ids and ids[0] in known else None
@@ -166,10 +199,7 @@ def readable(message: Message) -> dict[str, Any]:
 
 def _with_object(call: Mapping[str, Any]) -> dict[str, Any]:
     function = call["function"]
-    arguments = function["arguments"]
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments)
-        except (ValueError, RecursionError):
-            return dict(call)
-    return {**call, "function": {**function, "arguments": arguments}}
+    try:
+        return {**call, "function": {**function, "arguments": read_arguments(function["arguments"])}}
+    except ValueError:
+        return dict(call)

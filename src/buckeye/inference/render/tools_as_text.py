@@ -48,7 +48,9 @@ def fold_calls(message: Message) -> dict[str, Any]:
 
 def _call(function: Mapping[str, Any]) -> str:
     name, arguments = function["name"], function["arguments"]
-    if not isinstance(arguments, str):
+    if arguments is None or arguments == "":
+        arguments = "{}"
+    elif not isinstance(arguments, str):
         arguments = json.dumps(arguments, ensure_ascii=False)
     # A call without a name is what the model wrote and nobody could read: it is repeated as it was.
     body = (

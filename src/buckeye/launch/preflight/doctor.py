@@ -13,7 +13,13 @@ from buckeye.launch.preflight.check import Check, failed, warning
 from buckeye.launch.preflight.device_checks import check_cores, check_gpus, check_memory_plan, check_processes
 from buckeye.launch.preflight.devices import Gpu, gpus
 from buckeye.launch.preflight.disk import check_disk, estimate_disk
-from buckeye.launch.preflight.model import check_model, check_tokenizer, fetch_small_files, find_model
+from buckeye.launch.preflight.model import (
+    TOKENIZER,
+    check_model,
+    check_tokenizer,
+    fetch_small_files,
+    find_model,
+)
 from buckeye.launch.preflight.places import (
     check_directory,
     check_keys,
@@ -115,8 +121,12 @@ def _settings(this: Examination) -> Iterable[Check]:
 
 def _tasks(this: Examination) -> Iterable[Check]:
     this.progress("loading the environments")
-    has_tokenizer = this.model_path is not None and not this.has_failed("tokenizer")
+    has_tokenizer = this.model_path is not None and not this.has_failed(TOKENIZER)
     return check_tasks(this.run, this.model_path if has_tokenizer else None)
+
+
+def _tasks_at_once(this: Examination) -> list[Check]:
+    return check_tasks_at_once(this.run, None if this.has_failed(TOKENIZER) else this.model_path)
 
 
 CHECKS: Sequence[PreflightCheck] = (
@@ -140,7 +150,7 @@ CHECKS: Sequence[PreflightCheck] = (
     ),
     PreflightCheck(_model, ("start", "dry run", "doctor")),
     PreflightCheck(_model_on_hub),
-    PreflightCheck(lambda this: check_tokenizer(this.run), ("dry run", "doctor")),
+    PreflightCheck(lambda this: check_tokenizer(this.run), ("start", "dry run", "doctor")),
     PreflightCheck(_settings, ("start", "dry run", "doctor")),
     PreflightCheck(lambda this: check_processes(this.run, this.model_path), ("dry run", "doctor")),
     PreflightCheck(lambda this: check_memory_plan(this.run, this.gpus), ("start", "doctor")),
@@ -151,7 +161,7 @@ CHECKS: Sequence[PreflightCheck] = (
     PreflightCheck(lambda this: check_servers(this.run), ("start", "doctor")),
     PreflightCheck(lambda this: check_store(this.run), ("start", "doctor")),
     PreflightCheck(lambda this: check_keys(this.run), ("dry run", "doctor")),
-    PreflightCheck(lambda this: check_tasks_at_once(this.run), ("start",)),
+    PreflightCheck(_tasks_at_once, ("start",)),
     PreflightCheck(_tasks, ("dry run", "doctor")),
 )
 """Every check before a run but those that run rollouts, which `rl doctor` adds."""

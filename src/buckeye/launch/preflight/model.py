@@ -16,6 +16,8 @@ from buckeye.config.rl import RLConfig
 from buckeye.config.trainer import LoRAConfig
 from buckeye.errors import InferenceError, UsageError
 from buckeye.inference.engine.architecture import check_sizes, read_spec
+from buckeye.inference.render.template import QUESTION, SYSTEM
+from buckeye.inference.render.template_files import TEMPLATE_FILE, read_template
 from buckeye.launch.preflight.check import Check, failed, ok, skipped, warning
 from buckeye.launch.preflight.disk import count_parameters
 from buckeye.transport.checkpoint import refuse_old_shards
@@ -104,7 +106,6 @@ def shape_of(config: Mapping[str, Any], *, parameters: int | None = None) -> Mod
 
 MODEL, TOKENIZER = "model", "tokenizer"
 _SMALL_FILES = ("config.json", "tokenizer_config.json", "generation_config.json")
-_TEMPLATES = ("chat_template.jinja", "chat_template.json")
 _INDEX = "model.safetensors.index.json"
 
 
@@ -183,23 +184,39 @@ def check_tokenizer(config: RLConfig) -> Check:
         return skipped(TOKENIZER, "the model is not on this machine")
     if not any((path / file).is_file() for file in ("tokenizer.json", "tokenizer.model", "vocab.json")):
         return failed(TOKENIZER, f"{path} has no tokenizer", "copy the tokenizer's files beside the weights")
-    if not has_template(path):
+    return check_template(path)
+
+
+def check_template(path: Path) -> Check:
+    """Prompts can be written with the chat template of a model's folder."""
+    try:
+        template = read_template(path)
+    except InferenceError as error:
+        return failed(TOKENIZER, str(error), "fetch or copy the model again")
+    if template is None:
         return failed(
             TOKENIZER,
             f"{path} has no chat template, and environments speak in messages",
-            "use the instruction-tuned model of the family, or put a chat_template.jinja beside its files",
+            f"use the instruction-tuned model of the family, or put a {TEMPLATE_FILE} beside its files",
         )
+    refused, with_system = template.refusal([QUESTION]), template.refusal([SYSTEM, QUESTION])
+    if refused is not None and with_system is not None:
+        return failed(TOKENIZER, refused, f"correct {TEMPLATE_FILE}, or use another model of the family")
+    messages = [QUESTION] if refused is None else [SYSTEM, QUESTION]
+    if QUESTION["content"] not in template.text(messages, (), prompt=True):
+        return failed(
+            TOKENIZER, "the chat template does not write what the user says", f"correct {TEMPLATE_FILE}"
+        )
+    if template.missing_header:
+        return warning(
+            TOKENIZER,
+            f"the chat template ignores add_generation_prompt; prompts get the header "
+            f"{template.missing_header!r}, which it writes before replies",
+            f"write it under `if add_generation_prompt` in {TEMPLATE_FILE}: other servers do not add it",
+        )
+    if with_system is not None:
+        return ok(TOKENIZER, f"has a chat template that takes no system message: {with_system}")
     return ok(TOKENIZER, "has a chat template")
-
-
-def has_template(path: Path) -> bool:
-    """Whether a tokenizer comes with a chat template."""
-    if any((path / file).is_file() for file in _TEMPLATES):
-        return True
-    try:
-        return bool(read_json(path / "tokenizer_config.json").get("chat_template"))
-    except (OSError, ValueError, AttributeError):
-        return False
 
 
 _ADAPTER = "adapter_config.json"

@@ -20,10 +20,13 @@ from buckeye.envs.base import TRAIN, Environment, Task
 from buckeye.envs.settings import WorkerSettings
 from buckeye.errors import BuckeyeError
 from buckeye.inference.render import ChatRenderer
+from buckeye.inference.render.template import ChatTemplate
+from buckeye.inference.render.template_files import read_template
 from buckeye.launch.preflight.check import Check, failed, ok, warning
 from buckeye.orchestrator.environments import (
     NamedEnvironment,
     evaluated_split,
+    first_prompts,
     names_of,
     prompt_lengths,
     short_name,
@@ -48,6 +51,13 @@ def check_tasks(
     except BuckeyeError as error:
         yield failed("tokenizer", str(error), "")
         renderer = None
+    template = renderer.template if renderer is not None else None
+    yield from _check_named(config, open_one, template, renderer)
+
+
+def _check_named(
+    config: RLConfig, open_one: Open, template: ChatTemplate | None, renderer: ChatRenderer | None
+) -> Iterator[Check]:
     try:
         named = list(_named(config))
     except BuckeyeError as error:
@@ -62,7 +72,8 @@ def check_tasks(
             yield failed(title, f"{type(error).__name__}: {error}", f"buckeye env check {one.id}")
         else:
             if found is not None:
-                yield _check_prompts(title, *found, renderer, config.orchestrator.seq_len)
+                refused = _refused_prompts(title, found[1], template) if template is not None else None
+                yield refused or _count_prompts(title, *found, renderer, config.orchestrator.seq_len)
 
 
 def title_of(one: EnvConfig) -> str:
@@ -70,15 +81,15 @@ def title_of(one: EnvConfig) -> str:
     return f"tasks of {one.name or short_name(one.id)}"
 
 
-def check_tasks_at_once(config: RLConfig) -> list[Check]:
-    """What `check_tasks` finds in a second of computing, without workers and without prompts. A child looks,
-    so that nothing of the environments stays in this process; what takes it longer is not told."""
+def check_tasks_at_once(config: RLConfig, model_path: Path | None = None) -> list[Check]:
+    """What `check_tasks` finds in a second of computing, without workers and without a tokenizer. A child
+    looks, so that nothing of the environments stays in this process; what takes it longer is not told."""
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
         try:
             os.close(reading)
-            _look(config, writing)
+            _look(config, model_path, writing)
         finally:
             os._exit(0)
     os.close(writing)
@@ -91,14 +102,15 @@ def check_tasks_at_once(config: RLConfig) -> list[Check]:
     return [Check(**json.loads(line)) for line in lines if line.endswith(b"\n")]
 
 
-def _look(config: RLConfig, writing: int) -> None:
+def _look(config: RLConfig, model_path: Path | None, writing: int) -> None:
     die_with_parent()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CPU, (_CPU_SECONDS, _CPU_SECONDS))
     nowhere = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(nowhere, stream)
-    for check in check_tasks(config, None, open_one=open_here):
+    template = read_template(model_path) if model_path is not None else None
+    for check in _check_named(config, open_here, template, None):
         os.write(writing, json.dumps(asdict(check)).encode() + b"\n")
 
 
@@ -131,15 +143,24 @@ def _find(one: EnvConfig, name: str, split: str | None, open_one: Open) -> tuple
     return played, tasks_of(environment, played)
 
 
-def _check_prompts(
+def _refused_prompts(title: str, tasks: Sequence[Task], template: ChatTemplate) -> Check | None:
+    """What the chat template refuses of the first prompts; None if it takes them all."""
+    refusals = [template.refusal(messages) for messages in first_prompts(tasks)]
+    refused = [refusal for refusal in refusals if refusal is not None]
+    if not refused:
+        return None
+    seen = f"{len(refused)} of {len(refusals)} first prompts are refused: {refused[0]}"
+    do = "change these prompts (a system message?), or chat_template.jinja of the model, or the model"
+    return (failed if len(refused) == len(refusals) else warning)(title, seen, do)
+
+
+def _count_prompts(
     title: str, split: str, tasks: Sequence[Task], renderer: ChatRenderer | None, seq_len: int
 ) -> Check:
     counts = f"{len(tasks)} in {split}"
     if renderer is None:
         return ok(title, counts)
     lengths = prompt_lengths(tasks, renderer)
-    if not lengths and tasks[0].messages:
-        return warning(title, f"{counts}; the chat template takes none of the first prompts as they are", "")
     too_long = [length for length in lengths if length >= seq_len]
     if not too_long:
         return ok(title, f"{counts}; prompts of up to {max(lengths)} tokens" if lengths else counts)

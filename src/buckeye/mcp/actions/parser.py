@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from buckeye.config.problems import closest, did_you_mean
-from buckeye.config.source import load_json
+from buckeye.envs.call_arguments import read_arguments
 from buckeye.mcp.actions.literals import MAX_DEPTH, LiteralError, read_call, short
 
 if TYPE_CHECKING:
@@ -289,23 +288,19 @@ def _native(one: Mapping[str, Any], actions: Collection[str]) -> ParsedCall | Pa
     if name not in actions:
         return ParseProblem(message=_unknown(name, actions), call_id=call_id)
     try:
-        arguments = load_json(written or "{}") if isinstance(written, str | None) else written
-        json.dumps(arguments, allow_nan=False, ensure_ascii=False).encode()
+        arguments = read_arguments(written)
         _check_depth(arguments)
-    except (ValueError, RecursionError) as error:
-        reason = "nested too deeply" if isinstance(error, RecursionError) else error
-        return ParseProblem(message=f"the arguments of {name} are not valid JSON: {reason}", call_id=call_id)
-    if not isinstance(arguments, Mapping):
-        return ParseProblem(message=f"the arguments of {name} must be an object", call_id=call_id)
+    except ValueError as error:
+        return ParseProblem(message=f"the arguments of {name} {error}", call_id=call_id)
     return ParsedCall(name=name, kwargs=arguments, call_id=call_id)
 
 
 def _check_depth(arguments: Any) -> None:
-    """Raise RecursionError where others who walk the arguments, as the SDK and transforms do, might."""
+    """Raise ValueError where others who walk the arguments, as the SDK and transforms do, might."""
     level = [arguments] if isinstance(arguments, Mapping | list) else []
     for _ in range(MAX_DEPTH + 1):
         inner = [value.values() if isinstance(value, Mapping) else value for value in level]
         level = [item for items in inner for item in items if isinstance(item, Mapping | list)]
         if not level:
             return
-    raise RecursionError
+    raise ValueError("are not valid JSON: nested too deeply")

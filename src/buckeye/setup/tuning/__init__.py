@@ -1,1 +1,1 @@
-"""`buckeye rl tune`: a learning rate and a warm-up, found by short forks of a run."""
+"""`buckeye rl tune`: a learning rate, found by short forks of a run."""

@@ -56,6 +56,11 @@ class Fork:
         return self._quarters()[-1]
 
     @property
+    def every(self) -> Sequence[float]:
+        """The rewards of all steps."""
+        return self._pooled(0, len(self.rewards))
+
+    @property
     def fell(self) -> bool:
         """Return True if the last quarter earned less than the best one, beyond chance, or a few steps in a
         row less than the first one: then the fork had lost all, though it may have recovered."""
@@ -67,9 +72,14 @@ class Fork:
 
     @property
     def outcome(self) -> dict[str, Any]:
-        """Its score, whether it fell, its seconds, and why it failed."""
-        seconds = round(self.seconds, 1)
-        return {"score": self.score, "fell": self.fell, "seconds": seconds, "why": self.why}
+        """Its score, the mean reward of its last quarter, whether it fell, its seconds, and why it failed."""
+        return {
+            "score": self.score,
+            "reward_at_end": None if self.why else statistics.fmean(self.last),
+            "fell": self.fell,
+            "seconds": round(self.seconds, 1),
+            "why": self.why,
+        }
 
     def _quarters(self) -> Sequence[Sequence[float]]:
         size = max(1, len(self.rewards) // _PARTS)

@@ -34,11 +34,14 @@ _LONGEST = 1.5  # times the time that a fork is expected to take
 @dataclass(frozen=True, kw_only=True)
 class Tuned:
     """The setting that was found, every rate with the policy's change a step, and the forks. `by_training` is
-    True if the rate was chosen by training, and not by the policy's change alone."""
+    True if the rate was chosen by training, and not by the policy's change alone: then the rewards of the
+    best fork's last quarter (`reward_at_end` is their mean) are above those that the untrained policy earned
+    (`reward_at_start`), beyond chance. Without a fork that did not fail or fall `reward_at_end` is None."""
 
     lr: float
     by_training: bool
     reward_at_start: float
+    reward_at_end: float | None
     changes: list[dict[str, float]]
     forks: list[dict[str, Any]]
     file: str
@@ -63,7 +66,6 @@ class Tuning:
         start = float(self.config.trainer.optim.lr)
         self._note("begin", rate=start, budget=self.budget)
         still = self._still()
-        at_start = [reward for step in still.rewards for reward in step]
         changes = approach(
             partial(self._change, still),
             start,
@@ -78,7 +80,7 @@ class Tuning:
         drop_weights(still)
         kept = [fork for fork in self.forks if not fork.why and not fork.fell]
         best = max(kept, key=lambda fork: fork.score or 0.0, default=None)
-        sure = best is not None and is_below(at_start, best.last, _LEARNT)
+        sure = best is not None and is_below(still.every, best.last, _LEARNT)
         rate = best.rate if best is not None and sure else center
         file = self.root / "tuned.toml"
         write_file(file, f"# by `buckeye rl tune`\n[trainer.optim]\nlr = {rate:.3e}\n")
@@ -86,18 +88,20 @@ class Tuning:
         return Tuned(
             lr=rate,
             by_training=sure,
-            reward_at_start=still.score or 0.0,
+            reward_at_start=statistics.fmean(still.every),
+            reward_at_end=None if best is None else statistics.fmean(best.last),
             changes=[{"lr": tried, "kl": change} for tried, change in changes.items()],
             forks=[{"lr": fork.rate, "run": str(fork.directory), **fork.outcome} for fork in self.forks],
             file=str(file),
         )
 
     def _still(self) -> Fork:
-        """A fork that trains nothing: all that follows shares its batches."""
+        """A fork that trains nothing: the policy's changes are computed on its batches, and its rewards are
+        those at the start. Forks that train run rollouts of their own."""
         still = train_fork(self.config, self.root / "still", _STILL, _BATCHES, seconds=self._left())
         if still.score is None:
             raise RunError(f"Nothing can be tried: {still.why}. See {self.root / 'still.log'}")
-        self._note("still", reward=still.score, seconds=round(still.seconds, 1))
+        self._note("still", reward_at_start=statistics.fmean(still.every), seconds=round(still.seconds, 1))
         return still
 
     def _change(self, still: Fork, rate: float) -> float:

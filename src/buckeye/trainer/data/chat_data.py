@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,11 +17,14 @@ import numpy.typing as npt
 
 from buckeye.errors import InferenceError, UsageError
 from buckeye.inference.render import ChatRenderer
-from buckeye.trainer.data.chat_messages import is_trained, read_message
+from buckeye.trainer.data.chat_messages import BrokenCallError, is_trained, read_message
 
 logger = logging.getLogger(__name__)
 
 _SECONDS_BETWEEN_REPORTS = 10.0
+_MOST_SHOWN = 10
+"""Lines that are left out and named; the others are only counted."""
+_HALF_PAIR = re.compile(r"\\ud[89a-f]", re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -131,15 +135,25 @@ class ChatCounts:
     """Samples longer than `seq_len`."""
     untrained: int = 0
     """Conversations of which every assistant message has weight 0."""
+    broken_calls: int = 0
+    """Conversations with a trained call that has no name, or whose arguments are not an object."""
 
     def __str__(self) -> str:
         kept = (
             f"{self.conversations} conversations, {self.samples} samples, {self.tokens} tokens, "
             f"{self.trained_tokens} of them trained"
         )
-        reasons = ((self.too_long, "longer than seq_len"), (self.untrained, "without a trained message"))
-        left_out = "; ".join(f"{count} {reason}" for count, reason in reasons if count)
+        left_out = self.left_out()
         return f"{kept}; left out: {left_out}" if left_out else kept
+
+    def left_out(self) -> str:
+        """Return how many are left out for which reason; "" if none is."""
+        reasons = (
+            (self.too_long, "longer than seq_len"),
+            (self.untrained, "without a trained message"),
+            (self.broken_calls, "with a call that has no name or whose arguments are not a JSON object"),
+        )
+        return "; ".join(f"{count} {reason}" for count, reason in reasons if count)
 
 
 class ChatFile:
@@ -158,7 +172,7 @@ class ChatFile:
         self._seq_len = seq_len
         content = _read(path)
         self._digest = hashlib.sha256(content).hexdigest()
-        self._lines = self._usable(_parse_lines(content, path))
+        self._lines = self._usable(self._parse_lines(content))
 
     def identity(self) -> dict[str, Any]:
         """What a position means the same conversations by: the file, which of it is used, and the seed."""
@@ -201,10 +215,29 @@ class ChatFile:
         counts.conversations = len(usable)
         if not usable:
             raise UsageError(
-                f"No conversation of {self.path} can be trained on: {counts.too_long} samples are longer "
-                f"than seq_len = {self._seq_len}, {counts.untrained} conversations have no trained message."
+                f"No conversation of {self.path} can be trained on with seq_len = {self._seq_len}. "
+                f"Left out: {counts.left_out()}."
             )
         return usable
+
+    def _parse_lines(self, content: bytes) -> list[tuple[int, dict[str, Any]]]:
+        """The conversations by line. Those with a broken call are counted and left out."""
+        try:
+            lines = content.decode("utf-8").split("\n")
+        except UnicodeDecodeError as error:
+            raise UsageError(f"The chat data {self.path} cannot be read: {error}") from error
+        if not any(line.strip() for line in lines):
+            raise UsageError(f"The chat data {self.path} is empty.")
+        found = []
+        for number, line in enumerate(lines, 1):
+            try:
+                if line.strip():
+                    found.append((number, _parse(line, f"{self.path}:{number}")))
+            except BrokenCallError as error:
+                self.counts.broken_calls += 1
+                if self.counts.broken_calls <= _MOST_SHOWN:
+                    logger.warning("Conversation left out: %s", error)
+        return found
 
     def _fitting(self, number: int, conversation: Mapping[str, Any]) -> list[ChatSample]:
         samples = self._samples(number, conversation)
@@ -246,22 +279,13 @@ def _read(path: Path) -> bytes:
         raise UsageError(f"The chat data {path} cannot be read: {error}") from error
 
 
-def _parse_lines(content: bytes, path: Path) -> list[tuple[int, dict[str, Any]]]:
-    try:
-        lines = content.decode("utf-8").split("\n")
-    except UnicodeDecodeError as error:
-        raise UsageError(f"The chat data {path} cannot be read: {error}") from error
-    found = [(n, _parse(line, f"{path}:{n}")) for n, line in enumerate(lines, 1) if line.strip()]
-    if not found:
-        raise UsageError(f"The chat data {path} is empty.")
-    return found
-
-
 def _parse(line: str, where: str) -> dict[str, Any]:
     try:
         value = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{where}: not JSON: {error}") from error
+    if _HALF_PAIR.search(line) and not _is_unicode(value):
+        raise UsageError(f"{where}: half of a surrogate pair, as in a cut emoji, which no tokenizer can read")
     messages = value.get("messages") if isinstance(value, dict) else None
     if not isinstance(messages, list) or not all(isinstance(m, dict) and "role" in m for m in messages):
         raise UsageError(f'{where}: expected {{"messages": [{{"role": ..., "content": ...}}, ...]}}')
@@ -273,4 +297,12 @@ def _parse(line: str, where: str) -> dict[str, Any]:
     try:
         return {**value, "messages": [read_message(m, i) for i, m in enumerate(messages)]}
     except UsageError as error:
-        raise UsageError(f"{where}: {error}") from error
+        raise type(error)(f"{where}: {error}") from error
+
+
+def _is_unicode(value: Any) -> bool:
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True

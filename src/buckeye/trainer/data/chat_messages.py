@@ -9,7 +9,13 @@ from typing import Any
 import msgspec
 
 from buckeye.chat.messages import ChatMessage
+from buckeye.envs.call_arguments import read_arguments
 from buckeye.errors import UsageError
+
+
+class BrokenCallError(UsageError):
+    """A trained message with a call that no model should learn: its conversation is left out."""
+
 
 _KNOWN = frozenset(ChatMessage.__struct_fields__)
 
@@ -18,11 +24,14 @@ def read_message(message: Mapping[str, Any], index: int) -> dict[str, Any]:
     """Message `index` of a conversation, as a chat template gets it: parts of text joined, calls with an id
     and their arguments as JSON text, no empty fields. What OpenAI's format does not have is left as it is.
 
-    Raises `UsageError` for what is no message, and for a trained one that says nothing.
+    Raises `UsageError` for what is no message, and for a trained one that says nothing; `BrokenCallError` for
+    a trained one that has a call without a name, or one whose arguments are not an object.
     """
     known = {key: value for key, value in message.items() if key in _KNOWN}
+    broken: list[str] = []
     if isinstance(known.get("tool_calls"), list):
-        known["tool_calls"] = [_full_call(call, place) for place, call in enumerate(known["tool_calls"])]
+        calls = enumerate(known["tool_calls"])
+        known["tool_calls"] = [_full_call(call, place, broken) for place, call in calls]
     try:
         plain = msgspec.convert(known, ChatMessage).plain()
     except msgspec.ValidationError as error:
@@ -33,6 +42,8 @@ def read_message(message: Mapping[str, Any], index: int) -> dict[str, Any]:
             f"message {index} is the assistant's and has no content, tool_calls or reasoning_content: the "
             'model would be trained to say nothing; give it "weight": 0 to leave it out'
         )
+    if broken and plain["role"] == "assistant" and is_trained(message):
+        raise BrokenCallError(f"message {index}: {broken[0]}")
     return {**{key: value for key, value in message.items() if key not in _KNOWN}, **plain}
 
 
@@ -46,13 +57,25 @@ def is_trained(message: Mapping[str, Any]) -> bool:
     return all(flags)
 
 
-def _full_call(call: Any, place: int) -> Any:
-    """A call with an id, and with its arguments as text, where data sets leave out the one and give the other
-    as an object."""
+def _full_call(call: Any, place: int, broken: list[str]) -> Any:
+    """A call with an id, and with its arguments as the JSON text of an object, where data sets leave out the
+    one and write the other in many ways. Adds to `broken` what is wrong with it."""
     if not isinstance(call, dict):
         return call
     full = {"id": f"call{place}", **call}
     function = full.get("function")
-    if isinstance(function, dict) and isinstance(function.get("arguments"), dict):
-        full["function"] = {**function, "arguments": json.dumps(function["arguments"], ensure_ascii=False)}
+    if not isinstance(function, dict):
+        return full
+    written, name = function.get("arguments"), function.get("name")
+    if not name:
+        broken.append("a call has no name")
+    try:
+        found = read_arguments(written)
+    except ValueError as error:
+        broken.append(f"the arguments of {name} {error}")
+        text = written if isinstance(written, str) else json.dumps(written, ensure_ascii=False)
+    else:
+        is_object_text = isinstance(written, str) and written.lstrip().startswith("{")
+        text = written if is_object_text else json.dumps(found, ensure_ascii=False)
+    full["function"] = {**function, "arguments": text}
     return full

@@ -249,6 +249,7 @@ def make_policy(
             "true in its config.json. Set it to false if the model has a head of its own."
         )
     replace_norms(model)
+    _train_every_row(model)
     if compute_dtype == "auto":
         dtype = auto_compute_dtype(sum(p.numel() for p in model.parameters()), device)
     else:
@@ -257,3 +258,11 @@ def make_policy(
     if flash and device.type == "cuda" and not fast:
         logger.info("No flash attention for this GPU and %s: the padded kernel of torch is used", dtype)
     return Policy(PolicyModule(model.train(), compute_dtype=dtype, flash=fast), device)
+
+
+def _train_every_row(model: PreTrainedModel) -> None:
+    """Let the row of the padding token have a gradient: rows are packed and hold no padding, and in many
+    models that token also ends a turn."""
+    for module in model.modules():
+        if isinstance(module, nn.Embedding):
+            module.padding_idx = None

@@ -9,6 +9,7 @@ import msgspec
 
 from buckeye.chat.openai_api import convert
 from buckeye.envs.base import CallOptions, Reply
+from buckeye.envs.call_arguments import read_arguments
 from buckeye.workers.proxy.anthropic_requests import MessagesRequest, chat_messages
 from buckeye.workers.proxy.exchange import Exchange, new_id
 from buckeye.workers.proxy.reply_parts import Said, events, said
@@ -55,7 +56,7 @@ def _message(model: str, reply: Reply, parts: Said) -> dict[str, Any]:
     if parts.content:
         content.append({"type": "text", "text": parts.content})
     for call in parts.calls:
-        arguments = msgspec.json.decode(call.arguments)
+        arguments = read_arguments(call.arguments)
         content.append({"type": "tool_use", "id": call.id, "name": call.name, "input": arguments})
     stop_reason = _STOP_REASONS[parts.ending]
     if reply.stopped_by is not None and parts.ending == "stop":

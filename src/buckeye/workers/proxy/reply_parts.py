@@ -9,6 +9,7 @@ from typing import Any, Literal
 import msgspec
 
 from buckeye.envs.base import Reply
+from buckeye.envs.call_arguments import read_arguments
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,9 +64,10 @@ def _call(call: Any) -> SaidCall:
 
 def _is_object(text: str) -> bool:
     try:
-        return isinstance(msgspec.json.decode(text), dict)
-    except (msgspec.DecodeError, RecursionError):
+        read_arguments(text)
+    except ValueError:
         return False
+    return True
 
 
 def _as_text(call: SaidCall) -> str:

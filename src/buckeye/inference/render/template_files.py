@@ -1,0 +1,75 @@
+"""A chat template from a model's small files, for checks that have no time to load the tokenizer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from buckeye.base.storage import read_json
+from buckeye.errors import InferenceError
+from buckeye.inference.render.template import ChatTemplate
+
+TEMPLATE_FILE = "chat_template.jinja"
+_FOLDER = "additional_chat_templates"
+
+
+class TemplateFiles:
+    """What `ChatTemplate` needs of a tokenizer, as transformers reads it from a model's folder."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raise `InferenceError` if a file cannot be read."""
+        try:
+            settings = _settings(folder)
+            self._templates = _templates(folder, settings)
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise InferenceError(f"The chat template of {folder} cannot be read: {error!r}.") from None
+        names = {name: _text(value) for name, value in settings.items() if name.endswith("_token")}
+        self.special_tokens_map = {name: text for name, text in names.items() if text is not None}
+        self.added_tokens_decoder: dict[int, Any] = {}
+        """None: names of control tokens in messages change nothing that a check sees."""
+
+    @property
+    def chat_template(self) -> str | None:
+        """The template that is used without tools; None if the model has no template."""
+        return self._templates.get("default") or next(iter(self._templates.values()), None)
+
+    def get_chat_template(self, *, tools: Any = None) -> str:
+        """Return the template for a conversation. Raise `ValueError` if there is none."""
+        found = self._templates.get("tool_use") if tools else None
+        if found is None and self.chat_template is None:
+            raise ValueError("there is no chat template")
+        return found or self.chat_template or ""
+
+
+def read_template(folder: Path) -> ChatTemplate | None:
+    """Return the chat template in a model's folder; None if there is none. Raises `InferenceError` if a file
+    cannot be read."""
+    files = TemplateFiles(folder)
+    return ChatTemplate(files, str(folder)) if files.chat_template else None
+
+
+def _settings(folder: Path) -> dict[str, Any]:
+    path = folder / "tokenizer_config.json"
+    settings = read_json(path) if path.is_file() else {}
+    if not isinstance(settings, dict):
+        raise TypeError(f"{path} is not an object")
+    return settings
+
+
+def _templates(folder: Path, settings: dict[str, Any]) -> dict[str, str]:
+    """The templates by name, those in files before the one in the settings."""
+    files = {path.stem: path for path in sorted((folder / _FOLDER).glob("*.jinja"))}
+    if (folder / TEMPLATE_FILE).is_file():
+        files["default"] = folder / TEMPLATE_FILE
+    if files:
+        return {name: path.read_text(encoding="utf-8") for name, path in files.items()}
+    stored = settings.get("chat_template") or {}
+    if isinstance(stored, str):
+        return {"default": stored}
+    return stored if isinstance(stored, dict) else {one["name"]: one["template"] for one in stored}
+
+
+def _text(token: Any) -> str | None:
+    """A special token's text, which may be in an object."""
+    text = token.get("content") if isinstance(token, dict) else token
+    return text if isinstance(text, str) else None

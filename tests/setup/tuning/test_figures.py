@@ -1,0 +1,56 @@
+"""The figures that `rl tune` prints are those that it decides by; no fork is run."""
+
+import json
+import statistics
+
+import pytest
+from tests.setup.tuning.here import config_of
+
+from buckeye.cli.tune import tune as command
+from buckeye.setup.tuning import tune
+from buckeye.setup.tuning.forks import Fork
+
+AT_START = [[0.0, 0.1] * 8, [0.2, 0.3] * 8, [0.6, 0.8] * 8]  # its score would weigh the last step more
+
+
+@pytest.fixture
+def tuned(tmp_path, monkeypatch):
+    """`tuned(gain)`: what the command gets of forks whose rewards rise by `gain` to their end."""
+
+    def run(gain):
+        def train(config, directory, rate, steps, *, seconds):
+            rewards = (
+                AT_START if rate == tune._STILL else [[0.3 + gain * step / 11] * 8 for step in range(12)]
+            )
+            return Fork(rate=rate, directory=directory, seconds=1.0, step_seconds=0.1, rewards=rewards)
+
+        monkeypatch.setattr(tune, "train_fork", train)
+        monkeypatch.setattr(tune, "policy_changes", lambda *_: [0.01])
+        words = config_of(tmp_path / "run", tmp_path / "model", "env.py", lr=1e-3)
+        told = []
+        found = tune.Tuning(config=words, root=tmp_path / "tuned", budget=60.0, tell=told.append).run()
+        return found, told
+
+    return run
+
+
+@pytest.mark.parametrize(("gain", "learns"), [(0.6, True), (0.0, False)])
+def test_the_rewards_that_are_shown_are_those_that_decide(tuned, gain, learns):
+    found, told = tuned(gain)
+    every = [reward for step in AT_START for reward in step]
+    assert found.by_training is learns
+    assert found.reward_at_start == pytest.approx(statistics.fmean(every))
+    assert found.reward_at_end == pytest.approx(statistics.fmean([0.3 + gain * s / 11 for s in (9, 10, 11)]))
+    (still,) = (line for line in told if line.startswith("still: "))
+    assert f"reward_at_start {found.reward_at_start:.3g}" in still
+    assert {fork["reward_at_end"] for fork in found.forks} == {found.reward_at_end}
+
+
+def test_the_command_prints_them(tuned, tmp_path, monkeypatch, capsys, wording):
+    argv = ["@", str(tmp_path / "run" / "run.toml"), "--output", str(tmp_path / "tuned")]
+    found, _ = tuned(0.6)
+    monkeypatch.setattr(tune.Tuning, "run", lambda self: found)
+    assert command(argv) == 0
+    assert capsys.readouterr().out.splitlines()[1] == wording
+    assert command([*argv, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["reward_at_end"] == found.reward_at_end
