@@ -42,6 +42,13 @@ def test_ids_and_text_of_a_prompt_agree(renderer, wording):
     assert prompt.ids == renderer.encode(prompt.text)
 
 
+def test_half_a_surrogate_pair_is_replaced(renderer):
+    """What a server or an environment has cut within an emoji ends no rollout."""
+    cut, replaced = ([{"role": "user", "content": f"a{half}"}] for half in ("\ud83d", "\ufffd"))
+    assert renderer.render(cut).ids == renderer.render(replaced).ids
+    assert renderer.encode_prompt("a\ude00") == renderer.encode_prompt("a\ufffd")
+
+
 def test_no_prompt_depends_on_the_clock(save_renderer):
     """A run that goes on after midnight, or is resumed another day, asks the same."""
     renderer = save_renderer("{{ strftime_now('%Y-%m-%d %H:%M') }} {{ date_string }}: " + CHAT_TEMPLATE)
@@ -137,9 +144,26 @@ def test_a_template_that_refuses_is_one_message(save_renderer, refusal):
         renderer.render(QUESTION)
 
 
-def test_content_that_is_no_text_is_one_message(renderer, refusal):
+STRINGS_ONLY = CHAT_TEMPLATE.replace("m['content']", "m['content'] if m['content'] is string else ''")
+TEXT, IMAGE = {"type": "text", "text": "the dog?"}, {"type": "image_url", "image_url": {"url": "x"}}
+
+
+@pytest.mark.parametrize(
+    "content", [[TEXT, IMAGE], [{"type": "input_audio"}], [{"type": "text"}], ["the dog?"], 5, {"text": "a"}]
+)
+def test_content_that_is_no_text_is_one_message(renderer, content, refusal):
     with refusal(UsageError):
-        renderer.render([{"role": "user", "content": [{"type": "text", "text": "the dog?"}]}])
+        renderer.render([*QUESTION, {"role": "user", "content": content}])
+
+
+def test_text_parts_are_joined(save_renderer):
+    """Also for a template that would leave out what is no string."""
+    parts = [{"type": "text", "text": "What is "}, {"type": "text", "text": "the dog?", "cache_control": {}}]
+    for template in (CHAT_TEMPLATE, STRINGS_ONLY):
+        renderer = save_renderer(template)
+        whole = renderer.render([{"role": "user", "content": "What is the dog?"}])
+        assert renderer.render([{"role": "user", "content": parts}]).ids == whole.ids
+        assert renderer.render([{"role": "user", "content": tuple(parts)}]).ids == whole.ids
 
 
 def test_without_a_template_messages_cannot_be_rendered(tokenizer, tmp_path, refusal):

@@ -7,28 +7,25 @@ deadline, with no process left.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import shutil
 import sys
-from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import anyio
 import httpx2
 import mcp_types as types
 from mcp.client import Client, Transport
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
-from mcp.shared.message import SessionMessage
 from pydantic import ValidationError
 
 from buckeye.base.keys import local_key
 from buckeye.base.process import clean_environment, without_secrets
+from buckeye.mcp.client.content import text_and_dropped
 from buckeye.mcp.client.errors import (
     BadAnswer,
     McpFault,
@@ -38,6 +35,7 @@ from buckeye.mcp.client.errors import (
     ToolsChanged,
     ToolTimeout,
 )
+from buckeye.mcp.client.lines import over_stdio
 from buckeye.mcp.client.server_process import ServerProcess
 from buckeye.mcp.client.unreachable import BoundedTransport, shown_address, until_it_listens, why_unreachable
 from buckeye.mcp.fork_server.program import Program
@@ -73,8 +71,9 @@ class ToolInfo:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CallResult:
-    """What a call gave. `text` joins its text parts; `structured` is its structured content, None if there is
-    none; `dropped` counts parts by kind that are no text (images, audio, ...) and so are not shown."""
+    """What a call gave. `text` joins its texts, those of embedded files too, and the names of links;
+    `structured` is its structured content, None if there is none; `dropped` counts parts by kind that are no
+    text (images, audio, ...) and so are not shown."""
 
     text: str
     structured: Any = None
@@ -132,7 +131,7 @@ class Session:
                     self._changed = False
                     await self._check_tool(tool)
                 result = await self._client.call_tool(tool, dict(arguments))
-                if result.is_error and "unknown tool" in _text_of(result).lower():
+                if result.is_error and "unknown tool" in text_and_dropped(result.content)[0].lower():
                     await self._check_tool(tool)
         except TimeoutError:
             if not deadline.expired():
@@ -143,12 +142,12 @@ class Session:
             return await self._refused(tool, error, seconds)
         except (ValidationError, RuntimeError) as error:
             raise BadAnswer(self._message(f"the result of {tool} cannot be used: {_short(error)}")) from None
-        text = _text_of(result)
+        text, dropped = text_and_dropped(result.content)
         return CallResult(
             text=without_secrets(text, self._secrets) if result.is_error else text,
             structured=result.structured_content,
             is_error=result.is_error,
-            dropped=Counter(one.type for one in result.content if not isinstance(one, types.TextContent)),
+            dropped=dropped,
         )
 
     async def _refused(self, tool: str, error: MCPError, seconds: float) -> CallResult:
@@ -261,7 +260,7 @@ class Session:
             process = await start_program(program, name=self.name, preload=self._preload)
             self._process = process
             try:
-                yield _over_stdio(process)
+                yield over_stdio(process)
             finally:
                 await process.close(grace=self._grace)
         else:
@@ -269,7 +268,10 @@ class Session:
             self._http = BoundedTransport(server.url)
             timeout = httpx2.Timeout(30.0, read=None)  # calls have a deadline of their own
             # where the task names no key, that which a gateway of this user has made for itself
-            headers = _with_key(server.headers, local_key(API_KEY_VARIABLE, server.url))
+            # identity: what is compressed can be neither bounded nor mended
+            headers = {"Accept-Encoding": "identity"} | _with_key(
+                server.headers, local_key(API_KEY_VARIABLE, server.url)
+            )
             async with httpx2.AsyncClient(transport=self._http, headers=headers, timeout=timeout) as client:
                 yield streamable_http_client(server.url, http_client=client)
 
@@ -341,44 +343,6 @@ async def _ended(owner: asyncio.Task[None]) -> None:
         owner.exception()  # seen; what it says has been said
 
 
-@asynccontextmanager
-async def _over_stdio(process: ServerProcess) -> AsyncIterator[Any]:
-    """The SDK's two streams over a process's lines. Lines that are no messages are counted and left out."""
-    inbox, incoming = anyio.create_memory_object_stream[SessionMessage | Exception](0)
-    outgoing, outbox = anyio.create_memory_object_stream[SessionMessage](0)
-
-    async def read() -> None:
-        with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
-            async with inbox:
-                while (line := await process.read_line()) is not None:
-                    try:
-                        message = types.jsonrpc_message_adapter.validate_json(line, by_name=False)
-                    except ValueError:
-                        process.note_garbage(line)
-                        continue
-                    await inbox.send(SessionMessage(message))
-
-    async def write() -> None:
-        async with outbox:
-            async for item in outbox:
-                try:
-                    text = item.message.model_dump_json(by_alias=True, exclude_unset=True)
-                    await process.write_line(text.encode())
-                except ConnectionError:
-                    await inbox.aclose()  # nobody will answer
-                    return
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(read)
-        tasks.start_soon(write)
-        try:
-            yield incoming, outgoing
-        finally:
-            tasks.cancel_scope.cancel()
-            for stream in (inbox, incoming, outgoing, outbox):
-                stream.close()
-
-
 def found_program(command: str) -> str:
     """The command itself, or the program of that name that is installed beside this Python."""
     beside = Path(sys.executable).parent / command
@@ -394,10 +358,6 @@ def _tool_info(tool: types.Tool) -> ToolInfo:
         output_schema=tool.output_schema,
         annotations=tool.annotations.model_dump(exclude_none=True) if tool.annotations else {},
     )
-
-
-def _text_of(result: types.CallToolResult) -> str:
-    return "\n".join(part.text for part in result.content if isinstance(part, types.TextContent))
 
 
 def _root(error: BaseException | None) -> BaseException | None:
