@@ -69,6 +69,21 @@ def test_a_model_that_is_a_folder_elsewhere_travels(project, tmp_path):
     assert found.arguments[2:] == ("--model.name", ".buckeye-model/tiny")
 
 
+@pytest.mark.parametrize("base_is_here", [True, False])
+def test_an_adapter_to_start_from_travels_with_its_base(project, tmp_path, base_is_here):
+    base, adapter = tmp_path / "far" / "base", tmp_path / "far" / "adapter"
+    for folder, name in ((base, "config.json"), (adapter, "adapter_config.json")):
+        folder.mkdir(parents=True)
+        named = str(base) if base_is_here else "org/base"
+        (folder / name).write_text(json.dumps({"base_model_name_or_path": named}))
+    found = read_project(project(model=adapter), resume=False)
+    name_there = ".buckeye-model/base" if base_is_here else "org/base"
+    there = ("--trainer.model.adapter", ".buckeye-model/adapter/adapter", "--model.name", name_there)
+    assert found.arguments[2:] == there
+    assert ".buckeye-model/adapter/adapter/adapter_config.json" in found.manifest.files
+    assert (".buckeye-model/base/config.json" in found.manifest.files) is base_is_here
+
+
 def test_keys_that_are_known_or_given_to_servers_go_along_and_no_others(project, monkeypatch):
     values = {"HF_TOKEN": "1", "JUDGE_KEY": "2", "OTHER": "3", "PRIME_API_KEY": "4"}
     for name, value in values.items():

@@ -6,10 +6,11 @@ from pathlib import Path
 
 from buckeye.base.process import INTERRUPTED
 from buckeye.cli.load import load, of_model, with_local_model
+from buckeye.config.adapter import is_adapter
 from buckeye.config.inference import InferenceConfig
 from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.config.trainer import TrainerConfig
-from buckeye.launch.preflight.model import fetch_base, is_adapter
+from buckeye.launch.preflight.model import fetch_base
 
 
 def trainer(argv: list[str]) -> int:

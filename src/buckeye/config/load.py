@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from buckeye.config.adapter import start_from_adapter
 from buckeye.config.flags import apply, parse_flags
 from buckeye.config.problems import Problem, report
 from buckeye.config.resolve import resolve_run
@@ -46,6 +47,7 @@ def load_with_warnings(model: type[T], argv: Sequence[str]) -> tuple[T, list[str
     config, wrong = validate(model, settings, resolve_run if issubclass(model, RLConfig) else None)
     if config is None or problems:
         raise ConfigError(report([*problems, *wrong]))
+    config = start_from_adapter(config)
     return config, list(dict.fromkeys(_warnings(config, (), settings)))
 
 

@@ -73,7 +73,11 @@ class ModelConfig(BaseConfig):
     """The model to train and how it is run."""
 
     name: str = "Qwen/Qwen3-0.6B"
-    """A model directory, or a name on the Hugging Face hub."""
+    """A model directory, or a name on the Hugging Face hub; or the folder of an adapter, which sets `adapter`
+    and stands for its base."""
+    adapter: Path | None = None
+    """The folder of an adapter to start from: with experimental.lora it is trained further, without it is
+    merged into the model, which is trained whole."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where it is trained; auto takes a GPU if there is one."""
     compute_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
@@ -113,11 +117,11 @@ class ModelConfig(BaseConfig):
             raise conflict(f'sharding = "none" and {asks} asks for shards', "sharding", asks)
         if self.experimental.lora is not None and self.tp > 1:
             raise conflict("adapters are not divided by tensor parallelism; leave tp at 1", "tp")
-        if self.load_using_meta and self.experimental.lora is not None:
+        if self.load_using_meta and (self.experimental.lora is not None or self.adapter is not None):
             raise conflict(
                 "adapters are put on a model that is loaded whole: leave load_using_meta out",
                 "load_using_meta",
-                "experimental.lora",
+                "adapter" if self.experimental.lora is None else "experimental.lora",
             )
         return self
 

@@ -283,8 +283,9 @@ def _first_rollout(config: RLConfig) -> str:
 def _success(steps: Sequence[Step]) -> int:
     """The level of the last line."""
     trained = [step for step in steps if step.trained is not None]
-    left_out = sum(bool(step.value("trainer/skipped")) for step in trained)
-    return training_level(len(trained), left_out=left_out)
+    skipped = sum(bool(step.value("trainer/skipped")) for step in trained)
+    empty = max((int(step.value("trainer/empty_steps") or 0) for step in trained), default=0)
+    return training_level(len(trained), left_out=min(len(trained), skipped + empty))
 
 
 def _tell_unshown(warnings: ChildWarnings, config: RLConfig) -> None:

@@ -101,18 +101,16 @@ def project_of(config: RLConfig, config_path: Path, *, resume: bool, pack: bool 
 
 
 def _add_model(manifest: Manifest, config: RLConfig, model: Path, root: Path) -> list[str]:
-    """Let a model that is a folder here travel; the words that name it there."""
-    if not model.is_dir():
-        return []
-    place = model.resolve()
-    travels = place.is_relative_to(root) and not model.is_absolute()
-    folder = model.as_posix() if travels else f"{_MODEL_FOLDER}/{place.name}"
-    try:
-        for path in own_files(place):
-            manifest.files[f"{folder}/{path.relative_to(place).as_posix()}"] = path
-    except NotRegularError as error:
-        raise UsageError(f"{error}: it is not sent") from None
-    if travels:
+    """Let a model that is a folder here travel, and the adapter that it starts from; the words that name them
+    there."""
+    folder = _add_folder(manifest, model, root, f"{_MODEL_FOLDER}/{model.resolve().name}")
+    adapter, words = config.trainer.model.adapter, list[str]()
+    if adapter is not None:
+        words = [
+            "--trainer.model.adapter",
+            _add_folder(manifest, adapter, root, f"{_MODEL_FOLDER}/adapter/{adapter.name}"),
+        ]
+    elif folder == model.as_posix():
         return []
     sections = [
         name
@@ -120,7 +118,23 @@ def _add_model(manifest: Manifest, config: RLConfig, model: Path, root: Path) ->
         if getattr(config, name) is not None and "name" in getattr(config, name).model.model_fields_set
     ]
     names = ["--model.name"] if config.model is not None else [f"--{name}.model.name" for name in sections]
-    return [word for name in names for word in (name, folder)]
+    return [*words, *(word for name in names for word in (name, folder))]
+
+
+def _add_folder(manifest: Manifest, given: Path, root: Path, otherwise: str) -> str:
+    """Let a folder travel, to its path here or else to `otherwise`; return its path there. What is not a
+    folder here is a name and stays the same."""
+    if not given.is_dir():
+        return given.as_posix()
+    place = given.resolve()
+    travels = place.is_relative_to(root) and not given.is_absolute()
+    folder = given.as_posix() if travels else otherwise
+    try:
+        for path in own_files(place):
+            manifest.files[f"{folder}/{path.relative_to(place).as_posix()}"] = path
+    except NotRegularError as error:
+        raise UsageError(f"{error}: it is not sent") from None
+    return folder
 
 
 def _add_run(manifest: Manifest, config: RLConfig, there: str) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +37,7 @@ from buckeye.trainer.losses import (
     total_loss,
 )
 from buckeye.trainer.micro_batch_size import is_out_of_memory
+from buckeye.trainer.model.adapter_files import merge_into
 from buckeye.trainer.model.policy import load_policy
 from buckeye.trainer.parallel.fsdp import shard_policy
 from buckeye.transport.batches import Batch, Sample
@@ -258,14 +260,17 @@ def load_reference(config: TrainerConfig, learner: Learner) -> ReferenceLogprobs
     """The reference that the loss asks for; None without `kl_coef`.
 
     It is divided among the ranks like the policy. A run that trains adapters on the model it is compared with
-    needs no second copy. Raises `UsageError` if it has another vocabulary.
+    needs no second copy, unless it started from an adapter, which is part of the reference. Raises
+    `UsageError` if it has another vocabulary.
     """
+    model, named = config.model, config.loss.reference_model
     if not config.loss.kl_coef:
         return None
-    if config.model.experimental.lora is not None and config.loss.reference_model is None:
+    if model.experimental.lora is not None and named is None and model.adapter is None:
         reference = _without_adapter(learner)
     else:
-        reference = _frozen(config.loss.reference_model or config.model.name, config, learner)
+        start = model.adapter if named is None else None
+        reference = _frozen(named or model.name, start, config, learner)
     learner.reference_forwards.append(reference)
     return reference
 
@@ -283,7 +288,7 @@ def _without_adapter(learner: Learner) -> ReferenceLogprobs:
     return logprobs
 
 
-def _frozen(source: str, config: TrainerConfig, learner: Learner) -> ReferenceLogprobs:
+def _frozen(source: str, adapter: Path | None, config: TrainerConfig, learner: Learner) -> ReferenceLogprobs:
     logger.info("Loading the reference model %s", source)
     sharded = learner.ranks.mesh is not None
     reference = load_policy(
@@ -300,6 +305,8 @@ def _frozen(source: str, config: TrainerConfig, learner: Learner) -> ReferenceLo
             f"{vocabularies[1]}: they cannot be compared. Set trainer.loss.reference_model to a model with "
             "the same tokenizer."
         )
+    if adapter is not None:
+        merge_into(reference.model, source, adapter)
     reference.module.requires_grad_(False).eval()
     shard_policy(reference, config.model, learner.ranks)
 

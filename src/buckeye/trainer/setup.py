@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ from buckeye.errors import CheckpointError, UsageError
 from buckeye.monitor.log import run_log, setup_logging
 from buckeye.trainer.learner import Learner, Schedule
 from buckeye.trainer.micro_batch_size import micro_batch_size
-from buckeye.trainer.model.adapter_files import ADAPTER_DIRECTORY, load_adapter
+from buckeye.trainer.model.adapter_files import ADAPTER_DIRECTORY, load_adapter, merge_into
 from buckeye.trainer.model.policy import Policy, load_policy, pick_device
 from buckeye.trainer.optim.optimizer import NamedOptimizer, build_optimizer
 from buckeye.trainer.output.export import read_tokenizer_files
@@ -89,8 +90,13 @@ def build_learner(
     """The learner at the run's start, or as it was at the checkpoint. The schedule ends at `max_steps`."""
     source = _source(config, resume)
     policy = _load(source, config, ranks)
+    start = config.model.adapter if resume is None else None
     if config.model.experimental.lora is not None:
-        _adapt(policy, config.model.experimental.lora, source, resume)
+        directory = start if resume is None else trainer_state(resume) / ADAPTER_DIRECTORY
+        _adapt(policy, config.model.experimental.lora, source, directory)
+    elif start is not None:
+        merge_into(policy.model, source, start)
+        logger.info("Merged the adapter %s into the model", start)
     shard_policy(policy, config.model, ranks)
     if policy.model.device.type == "meta":
         fill_policy(policy, source, offloaded=offloads(config.model, ranks.device))
@@ -122,12 +128,14 @@ def _source(config: TrainerConfig | SFTConfig, resume: CheckpointInfo | None) ->
     return str(model)
 
 
-def _adapt(policy: Policy, lora: LoRAConfig, base: str, resume: CheckpointInfo | None) -> None:
+def _adapt(policy: Policy, lora: LoRAConfig, base: str, directory: Path | None) -> None:
+    """Put an adapter on the policy, with the values in `directory` where there are any."""
     from buckeye.trainer.model.lora import add_adapter  # takes seconds
 
     add_adapter(policy.model, lora, base=base, frozen_dtype=policy.compute_dtype)
-    if resume is not None:
-        load_adapter(policy.model, trainer_state(resume) / ADAPTER_DIRECTORY)
+    if directory is not None:
+        load_adapter(policy.model, directory)
+        logger.info("Training the adapter %s further", directory)
     logger.info(
         "Training %d parameters of an adapter; the model's %d are frozen",
         sum(p.numel() for p in policy.trainable.values()),

@@ -177,7 +177,8 @@ def _state(config: TrainerConfig, shape: ModelShape, shards: int, width: int) ->
     if adapter:
         parts.append(Part("frozen weights", width * shape.parameters // shards))
     loss = config.loss
-    if loss.kl_coef and (not adapter or loss.reference_model is not None):
+    switched_off = adapter and config.model.adapter is None and loss.reference_model is None
+    if loss.kl_coef and not switched_off:
         parts.append(Part("reference model (float32)", 4 * shape.parameters // shards))
     return parts
 

@@ -12,6 +12,7 @@ from typing import Any
 from buckeye.base.distribution import need
 from buckeye.base.keys import key
 from buckeye.base.storage import read_json
+from buckeye.config.adapter import base_of, is_adapter
 from buckeye.config.rl import RLConfig
 from buckeye.config.trainer import LoRAConfig
 from buckeye.errors import InferenceError, UsageError
@@ -219,9 +220,6 @@ def check_template(path: Path) -> Check:
     return ok(TOKENIZER, "has a chat template")
 
 
-_ADAPTER = "adapter_config.json"
-
-
 def find_model(name: str, revision: str | None = None) -> Path | None:
     """The local directory of a model, without any network; None if it would have to be downloaded."""
     if (Path(name) / "config.json").is_file():
@@ -241,25 +239,10 @@ def revision_of(model: Path) -> str | None:
     return model.name if model.parent.name == "snapshots" else None
 
 
-def is_adapter(name: str) -> bool:
-    """Whether a model's name is a directory with an adapter in peft's format, and no complete model."""
-    folder = Path(name)
-    return (folder / _ADAPTER).is_file() and not (folder / "config.json").is_file()
-
-
 def fetch_base(adapter: Path) -> Path:
     """The local directory of the model that an adapter belongs to, downloaded if need be. Raises UsageError
-    if it is neither here nor there, or the adapter does not say which it is."""
-    try:
-        content = read_json(adapter / _ADAPTER)
-        base, revision = content["base_model_name_or_path"], content.get("revision")
-        if not isinstance(base, str) or not isinstance(revision, str | None):
-            raise ValueError("base_model_name_or_path and revision must be texts")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise UsageError(
-            f"{adapter / _ADAPTER} does not say which model it belongs to ({error!r})."
-        ) from None
-    return fetch_model(base, revision)
+    if it is neither here nor there, or the adapter does not name it."""
+    return fetch_model(*base_of(adapter))
 
 
 def fetch_served(name: str) -> Path:

@@ -76,6 +76,6 @@ def _full_call(call: Any, place: int, broken: list[str]) -> Any:
         text = written if isinstance(written, str) else json.dumps(written, ensure_ascii=False)
     else:
         is_object_text = isinstance(written, str) and written.lstrip().startswith("{")
-        text = written if is_object_text else json.dumps(found, ensure_ascii=False)
+        text = str(written) if is_object_text else json.dumps(found, ensure_ascii=False)
     full["function"] = {**function, "arguments": text}
     return full

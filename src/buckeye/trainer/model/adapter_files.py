@@ -85,7 +85,7 @@ def load_adapter(model: PreTrainedModel, directory: Path) -> None:
     except (OSError, ValueError, SafetensorError) as error:
         raise CheckpointError(f"The adapter in {directory} cannot be read ({error}).") from error
     own = _config(model)
-    differing = [key for key in _MUST_AGREE if content.get(key) != own[key]]
+    differing = [key for key in _MUST_AGREE if _ends(content.get(key)) != _ends(own[key])]
     if differing:
         pairs = ", ".join(f"{key} = {content.get(key)} there and {own[key]} here" for key in differing)
         raise CheckpointError(
@@ -111,26 +111,44 @@ def merge_adapter(base: str, adapter: Path, out: Path) -> None:
     The sum is formed in float32 and stored in the type that the base is stored in. Raises `UsageError` if
     either cannot be loaded.
     """
-    from peft import PeftModel, get_peft_model_state_dict  # takes seconds
-
     try:
         stored_as = AutoConfig.from_pretrained(base).dtype or torch.float32
         model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise UsageError(f"The model {base!r} cannot be loaded: {error}") from error
+    merge_into(model, base, adapter)
+    save_model(model, read_tokenizer_files(base), out, dtype=stored_as)
+
+
+def merge_into(model: PreTrainedModel, base: str, adapter: Path) -> None:
+    """Add an adapter to the weights of `model`, which was loaded from `base`; all of them are trainable then.
+
+    Raises `UsageError` if the adapter cannot be read, or is of another model.
+    """
+    from peft import PeftModel, get_peft_model_state_dict  # takes seconds
+
+    try:
         adapted = PeftModel.from_pretrained(model, str(adapter))
         stored = load_file(adapter / WEIGHTS_FILE).keys()
+        check_base(adapter, base)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise UsageError(f"The adapter {adapter} cannot be merged into {base!r}: {error}") from error
     if stored != get_peft_model_state_dict(adapted, save_embedding_layers=False).keys():
         raise UsageError(f"The adapter {adapter} does not fit the model {base!r}: it is of another one.")
-    check_base(adapter, base)
-    merged = adapted.merge_and_unload()
-    save_model(merged, read_tokenizer_files(base), out, dtype=stored_as)
+    adapted.merge_and_unload()
+    model.requires_grad_(True)
 
 
 def check_base(adapter: Path, base: str) -> None:
     """Raise `UsageError` if an adapter was trained on other weights than those of `base`."""
     if _other_base(_recorded_base(adapter), base):
         raise UsageError(f"The adapter {adapter} was trained on other weights than those of {base!r}.")
+
+
+def _ends(value: Any) -> Any:
+    """A setting, of names of modules their sorted ends: what they are called in full depends on who wrote
+    them. Which modules are meant is seen from the names of the weights."""
+    return sorted({name.rpartition(".")[2] for name in value}) if isinstance(value, list) else value or None
 
 
 def _other_base(recorded: str | None, base: str) -> bool:
