@@ -159,7 +159,8 @@ def test_a_step_whose_gradient_is_no_number_is_left_out_and_counted(tmp_path, tr
         tmp_path, [replace(batches[0], samples=(poisoned, *batches[0].samples[1:])), batches[1]], max_steps=2
     )
     log = (tmp_path / "logs" / "run.log").read_text()
-    assert "WARNING Step 0 | Time: " in log
+    assert "SUCCESS Step 0 | Time: " in log
+    assert "WARNING Step 0 left out" in log
     assert "SUCCESS Step 1 | Time: " in log
     assert [r["skipped"] for r in records(tmp_path)] == [1, 0]
     assert_equal(weights(tmp_path, 0), weights(tmp_path, 1))

@@ -23,6 +23,7 @@ from buckeye.config.shared import most_token_age
 from buckeye.config.trainer import TrainerConfig
 from buckeye.errors import FinalRunError
 from buckeye.monitor.metrics import MetricsLog, Stopwatch
+from buckeye.monitor.log import SUCCESS
 from buckeye.monitor.signals import training_level
 from buckeye.trainer.batch_loss import BatchLoss, load_reference, samples_to_train
 from buckeye.trainer.batch_receiver import BatchReceiver
@@ -171,8 +172,7 @@ class RLTrainer:
             **self.learner.speed(tokens, seconds),
             **self.stopwatch.take(),
         }
-        left_out = len(batch.samples) if update.skipped else len(found.left_out)
-        logger.log(training_level(len(batch.samples), left_out=left_out), format_step(step, values))
+        logger.log(SUCCESS, format_step(step, values))  # what was left out is a warning before it
         write_together(self.ranks, lambda: self.metrics.write("trainer", step, finite_only(values)))
         self._let_go(batch, samples, values)
 

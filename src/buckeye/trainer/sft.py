@@ -15,6 +15,7 @@ from buckeye.base.process import StopFlag, run_identity
 from buckeye.config.sft import SFTConfig
 from buckeye.errors import CheckpointError
 from buckeye.monitor.metrics import MetricsLog, Stopwatch
+from buckeye.monitor.log import SUCCESS
 from buckeye.monitor.signals import training_level
 from buckeye.trainer.batch_loss import over_micro_batches
 from buckeye.trainer.data.chat_data import ChatFile, ChatFormat, ChatSample
@@ -156,8 +157,7 @@ class SFTTrainer:
             **self.learner.speed(tokens, seconds),
             **self.stopwatch.take(),
         }
-        left_out = len(samples) if update.skipped else 0
-        logger.log(training_level(len(samples), left_out=left_out), format_step(progress.step, values))
+        logger.log(SUCCESS, format_step(progress.step, values))  # what was left out is a warning before it
         self._record("sft", progress.step, values)
 
     def _validate(self) -> None:
