@@ -41,6 +41,13 @@ def test_ids_and_text_of_a_prompt_agree(renderer, wording):
     assert prompt.ids == renderer.encode(prompt.text)
 
 
+def test_half_a_surrogate_pair_is_replaced(renderer):
+    """What a server or an environment has cut within an emoji ends no rollout."""
+    cut, replaced = ([{"role": "user", "content": f"a{half}"}] for half in ("\ud83d", "\ufffd"))
+    assert renderer.render(cut).ids == renderer.render(replaced).ids
+    assert renderer.encode_prompt("a\ude00") == renderer.encode_prompt("a\ufffd")
+
+
 def test_no_prompt_depends_on_the_clock(save_renderer):
     """A run that goes on after midnight, or is resumed another day, asks the same."""
     renderer = save_renderer("{{ strftime_now('%Y-%m-%d %H:%M') }} {{ date_string }}: " + CHAT_TEMPLATE)

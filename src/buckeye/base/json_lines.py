@@ -16,6 +16,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from buckeye.base.storage import well_formed
+
 _LOCK_SECONDS = 2.0  # whoever is suspended in the middle of a line holds the others up for no longer
 
 
@@ -37,6 +41,26 @@ def parse_json_lines(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
             continue
         if isinstance(found, dict):
             yield found
+
+
+def loosely_read(line: bytes) -> Any:
+    """Return the value of JSON that strict parsers refuse; None if it is no JSON. Half a surrogate pair and
+    bytes that are no UTF-8 become U+FFFD; control characters may stand in texts."""
+    try:
+        return well_formed(json.loads(line.decode("utf-8-sig", "replace"), strict=False))
+    except (ValueError, RecursionError):
+        return None
+
+
+def mended(line: bytes) -> bytes:
+    """Return JSON that every parser reads, in place of JSON that only `loosely_read` does. What is no JSON
+    is unchanged."""
+    try:
+        msgspec.json.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        value = loosely_read(line)
+        return json.dumps(value).encode() if isinstance(value, dict | list) else line
+    return line
 
 
 class LineFile:

@@ -58,6 +58,7 @@ RESULTS = {
     "huge-result": text("x" * 20_000_000),
     "wrong-shape": {"content": "not a list"},
     "long-result": text("ab" * 50_000),
+    "half-character": text("seen \ud83d"),
     "image": {"content": [IMAGE, {"type": "text", "text": "seen"}]},
     "announces-other": text("You said it.", structuredContent={"line": 1}),
     "ends": text("You win.", structuredContent={"done": True}),
@@ -141,6 +142,8 @@ def acted(request, arguments):
     if WAY == "tool-added":
         TOOLS.append(tool("extra"))
         send({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"})
+    if WAY == "no-envelope":
+        return send({"id": request["id"], "result": text("seen")})
     if WAY in REFUSALS:
         return refuse(request, *REFUSALS[WAY])
     if WAY in RESULTS:

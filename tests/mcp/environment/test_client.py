@@ -79,6 +79,7 @@ def test_a_server_sees_nothing_of_our_environment(marker, monkeypatch):
         ("tool-added", SAID, None, {}),
         ("stays", SAID, None, {}),
         ("image", "seen", None, {"image": 1}),
+        ("half-character", "seen \ufffd", None, {}),
         ("announces-more", SAID, None, {}),
         ("announces-other", "You said it.", {"line": 1}, {}),
     ],
@@ -134,6 +135,7 @@ QUICK_CALL = Deadlines(start=60.0, call=0.5, close=0.2)
         ("tool-gone", ToolsChanged, PATIENT),
         ("tool-gone-silently", ToolsChanged, PATIENT),
         ("tool-differs", ToolsChanged, PATIENT),
+        ("no-envelope", BadAnswer, PATIENT),
     ],
 )
 def test_a_misbehaving_server_is_a_typed_error(caplog, marker, way, error, deadlines, wording):

@@ -38,7 +38,7 @@ def http_server(way=""):
     def call(session, params):
         if way == "hang":
             over.wait()
-        return "x" * 20_000_000 if way == "huge" else "done"
+        return {"huge": "x" * 20_000_000, "half-character": "done \ud83d"}.get(way, "done")
 
     with mcp_by_http([TOOL], call, intercept) as server:
         yield server
@@ -58,6 +58,11 @@ def test_a_call_with_the_headers_of_the_task():
     with http_server() as (url, headers):
         assert play(url, **{"Mcp-Image": "org/env:1", "Authorization": "Bearer key"}).text == "done"
     assert {(sent["mcp-image"], sent["authorization"]) for sent in headers} == {("org/env:1", "Bearer key")}
+
+
+def test_half_a_character_is_read():
+    with http_server("half-character") as (url, _):
+        assert play(url).text == "done \ufffd"
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,13 @@ def test_other_bytes_are_no_message(body):
     assert isinstance(frame["type"], str)
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), object(), b"bytes", "half a letter: \ud800"])
+def test_half_a_surrogate_pair_is_replaced():
+    """A text that an environment has cut within an emoji ends no rollout."""
+    data = encode({"type": "result", "value": ["\ud83d", "\ud83d\ude00", {"\ude00": 1}]})
+    assert decode(data[HEADER.size :])["value"] == ["\ufffd", "\U0001f600", {"\ufffd": 1}]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), object(), b"bytes"])
 def test_what_json_does_not_know_is_refused(value):
     with pytest.raises(FrameError):
         encode({"type": "result", "value": value})

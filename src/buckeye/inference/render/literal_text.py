@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from buckeye.base.storage import utf8
 from buckeye.envs.base import Message
 
 MARK = "\ufdd0"
@@ -48,6 +49,7 @@ class Literal:
 
     def encode(self, text: str) -> list[int]:
         """The token ids of what a template made of marked messages, none added around them."""
+        text = utf8(text).decode()
         if MARK not in text:
             return self._tokenizer.encode(text, add_special_tokens=False)
         ids: list[int] = []

@@ -10,7 +10,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
-from buckeye.base.storage import read_json
+from buckeye.base.storage import read_json, utf8
 from buckeye.envs.base import Message, Tool
 from buckeye.errors import InferenceError, UsageError
 from buckeye.inference.render.families import FamilyParser, find_family
@@ -122,7 +122,7 @@ class ChatRenderer:
 
     def encode_prompt(self, text: str) -> list[int]:
         """Token ids of a text that the model is to go on with: also what the tokenizer puts before one."""
-        return self.tokenizer.encode(text, add_special_tokens=True)
+        return self.tokenizer.encode(utf8(text).decode(), add_special_tokens=True)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of token ids, special tokens included; bytes that are no UTF-8 become U+FFFD."""

@@ -7,7 +7,6 @@ deadline, with no process left.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import shutil
 import sys
@@ -18,13 +17,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import anyio
 import httpx2
 import mcp_types as types
 from mcp.client import Client, Transport
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
-from mcp.shared.message import SessionMessage
 from pydantic import ValidationError
 
 from buckeye.base.keys import local_key
@@ -38,6 +35,7 @@ from buckeye.mcp.client.errors import (
     ToolsChanged,
     ToolTimeout,
 )
+from buckeye.mcp.client.lines import over_stdio
 from buckeye.mcp.client.server_process import ServerProcess
 from buckeye.mcp.client.unreachable import BoundedTransport, shown_address, until_it_listens, why_unreachable
 from buckeye.mcp.fork_server.program import Program
@@ -261,7 +259,7 @@ class Session:
             process = await start_program(program, name=self.name, preload=self._preload)
             self._process = process
             try:
-                yield _over_stdio(process)
+                yield over_stdio(process)
             finally:
                 await process.close(grace=self._grace)
         else:
@@ -269,7 +267,10 @@ class Session:
             self._http = BoundedTransport(server.url)
             timeout = httpx2.Timeout(30.0, read=None)  # calls have a deadline of their own
             # where the task names no key, that which a gateway of this user has made for itself
-            headers = _with_key(server.headers, local_key(API_KEY_VARIABLE, server.url))
+            # identity: what is compressed can be neither bounded nor mended
+            headers = {"Accept-Encoding": "identity"} | _with_key(
+                server.headers, local_key(API_KEY_VARIABLE, server.url)
+            )
             async with httpx2.AsyncClient(transport=self._http, headers=headers, timeout=timeout) as client:
                 yield streamable_http_client(server.url, http_client=client)
 
@@ -339,44 +340,6 @@ async def _ended(owner: asyncio.Task[None]) -> None:
     await asyncio.wait({owner})
     if not owner.cancelled():
         owner.exception()  # seen; what it says has been said
-
-
-@asynccontextmanager
-async def _over_stdio(process: ServerProcess) -> AsyncIterator[Any]:
-    """The SDK's two streams over a process's lines. Lines that are no messages are counted and left out."""
-    inbox, incoming = anyio.create_memory_object_stream[SessionMessage | Exception](0)
-    outgoing, outbox = anyio.create_memory_object_stream[SessionMessage](0)
-
-    async def read() -> None:
-        with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
-            async with inbox:
-                while (line := await process.read_line()) is not None:
-                    try:
-                        message = types.jsonrpc_message_adapter.validate_json(line, by_name=False)
-                    except ValueError:
-                        process.note_garbage(line)
-                        continue
-                    await inbox.send(SessionMessage(message))
-
-    async def write() -> None:
-        async with outbox:
-            async for item in outbox:
-                try:
-                    text = item.message.model_dump_json(by_alias=True, exclude_unset=True)
-                    await process.write_line(text.encode())
-                except ConnectionError:
-                    await inbox.aclose()  # nobody will answer
-                    return
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(read)
-        tasks.start_soon(write)
-        try:
-            yield incoming, outgoing
-        finally:
-            tasks.cancel_scope.cancel()
-            for stream in (inbox, incoming, outgoing, outbox):
-                stream.close()
 
 
 def found_program(command: str) -> str:

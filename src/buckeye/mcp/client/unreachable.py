@@ -15,6 +15,7 @@ from urllib.request import getproxies, proxy_bypass
 import httpx2
 
 from buckeye.base.request_gate import is_loopback
+from buckeye.mcp.client.lines import MendedStream
 from buckeye.mcp.client.server_process import MAX_OUTPUT
 
 # Waiting for a server of this machine that is not up, as a gateway that died and is started again.
@@ -110,8 +111,8 @@ def _proxy_for(url: str) -> str | None:
 
 
 class BoundedTransport(httpx2.AsyncBaseTransport):
-    """Cuts off answers longer than `MAX_OUTPUT` bytes and remembers the last status that was an error;
-    `refusal` is the first one that a message was answered with."""
+    """Cuts off answers longer than `MAX_OUTPUT` bytes, mends the JSON in them, and remembers the last status
+    that was an error; `refusal` is the first one that a message was answered with."""
 
     def __init__(self, url: str) -> None:
         self._inner = httpx2.AsyncHTTPTransport(verify=_certificates(), proxy=_proxy_for(url))
@@ -127,7 +128,9 @@ class BoundedTransport(httpx2.AsyncBaseTransport):
         if response.status_code >= 400 and response.status_code not in (404, 405):
             self._status = response.status_code
         assert isinstance(response.stream, httpx2.AsyncByteStream)
-        response.stream = _Bounded(response.stream, self)
+        is_plain = response.headers.get("content-encoding", "identity") == "identity"
+        kind = response.headers.get("content-type", "") if is_plain else ""
+        response.stream = _Bounded(response.stream, self, MendedStream(kind))
         return response
 
     async def aclose(self) -> None:
@@ -142,9 +145,8 @@ class BoundedTransport(httpx2.AsyncBaseTransport):
 
 
 class _Bounded(httpx2.AsyncByteStream):
-    def __init__(self, stream: httpx2.AsyncByteStream, owner: BoundedTransport) -> None:
-        self._stream = stream
-        self._owner = owner
+    def __init__(self, stream: httpx2.AsyncByteStream, owner: BoundedTransport, body: MendedStream) -> None:
+        self._stream, self._owner, self._body = stream, owner, body
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         total = 0
@@ -153,7 +155,10 @@ class _Bounded(httpx2.AsyncByteStream):
             if total > MAX_OUTPUT:
                 self._owner.flooded = f"it answered with more than {MAX_OUTPUT // 2**20} MiB"
                 raise httpx2.ReadError(self._owner.flooded)
-            yield chunk
+            if ready := self._body.feed(chunk):
+                yield ready
+        if rest := self._body.rest():
+            yield rest
 
     async def aclose(self) -> None:
         await self._stream.aclose()

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from buckeye.base.json_lines import mended
 from buckeye.mcp.gateway.settings import Refusal
 
 HANDSHAKE_VERSIONS = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")
@@ -54,6 +55,7 @@ class Frame(msgspec.Struct):
 
 
 _decode_frame = msgspec.json.Decoder(Frame).decode
+_decode_batch = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
 def read_frame(body: bytes) -> Frame:
@@ -69,13 +71,18 @@ def read_frame(body: bytes) -> Frame:
     return frame
 
 
-def read_line(line: bytes) -> Frame | None:
-    """The message in a line of an environment's output; None if it is none."""
-    try:
-        frame = _decode_frame(line)
-    except (msgspec.DecodeError, RecursionError):
-        return None
-    return None if frame.method is None and frame.id is None else frame
+def read_line(line: bytes) -> list[tuple[Frame, bytes]]:
+    """The messages in a line of an environment's output, each with its text as every client reads it; none
+    where it is no message. A batch, as MCP of 2025-03-26 has them, has several."""
+    for text in (line, mended(line)):
+        try:
+            is_batch = text.lstrip()[:1] == b"["
+            texts = [bytes(one) for one in _decode_batch(text)] if is_batch else [text]
+            read = [(_decode_frame(one), one) for one in texts]
+        except (msgspec.DecodeError, RecursionError):
+            continue
+        return [(frame, one) for frame, one in read if frame.method is not None or frame.id is not None]
+    return []
 
 
 def one_line(body: bytes) -> bytes:

@@ -127,11 +127,11 @@ class Session:
         reason = ""
         try:
             while (line := await process.read_line()) is not None:
-                frame = read_line(line)
-                if frame is None:
+                messages = read_line(line)
+                if not messages:
                     process.note_garbage(line)
-                else:
-                    self._deliver(frame, line)
+                for frame, text in messages:
+                    self._deliver(frame, text)
         except McpFault as fault:
             reason = str(fault)
         except (ValueError, OSError) as error:
@@ -150,8 +150,10 @@ class Session:
 
     def _deliver(self, frame: Frame, line: bytes) -> None:
         if frame.is_response:
-            assert frame.id is not None
-            channel = self._exchanges.pop(frame.id, None)
+            exact = [frame.id] if frame.id in self._exchanges else []
+            same = (key for key in self._exchanges if str(key) == str(frame.id))  # 7 is answered with "7"
+            answered = next(iter(exact or same), None)
+            channel = None if answered is None else self._exchanges.pop(answered)
             if channel is not None:
                 self._forget_token(channel)
                 channel.close(line)

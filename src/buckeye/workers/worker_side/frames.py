@@ -31,7 +31,11 @@ def encode(frame: Frame, *, most: int = MAX_FRAME) -> bytes:
     """A message with its length in front. Raises FrameError for what JSON does not know (NaN among it), and
     for more than `most` bytes."""
     try:
-        body = json.dumps(frame, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+        text = json.dumps(frame, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        try:
+            body = text.encode()
+        except UnicodeEncodeError:  # half a surrogate pair, which UTF-8 cannot hold, becomes U+FFFD
+            body = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace").encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise FrameError(f"not JSON: {error}") from None
     if len(body) > most:
