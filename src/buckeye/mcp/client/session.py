@@ -10,7 +10,6 @@ import asyncio
 import logging
 import shutil
 import sys
-from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -26,6 +25,7 @@ from pydantic import ValidationError
 
 from buckeye.base.keys import local_key
 from buckeye.base.process import clean_environment, without_secrets
+from buckeye.mcp.client.content import text_and_dropped
 from buckeye.mcp.client.errors import (
     BadAnswer,
     McpFault,
@@ -71,8 +71,9 @@ class ToolInfo:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CallResult:
-    """What a call gave. `text` joins its text parts; `structured` is its structured content, None if there is
-    none; `dropped` counts parts by kind that are no text (images, audio, ...) and so are not shown."""
+    """What a call gave. `text` joins its texts, those of embedded files too, and the names of links;
+    `structured` is its structured content, None if there is none; `dropped` counts parts by kind that are no
+    text (images, audio, ...) and so are not shown."""
 
     text: str
     structured: Any = None
@@ -130,7 +131,7 @@ class Session:
                     self._changed = False
                     await self._check_tool(tool)
                 result = await self._client.call_tool(tool, dict(arguments))
-                if result.is_error and "unknown tool" in _text_of(result).lower():
+                if result.is_error and "unknown tool" in text_and_dropped(result.content)[0].lower():
                     await self._check_tool(tool)
         except TimeoutError:
             if not deadline.expired():
@@ -141,12 +142,12 @@ class Session:
             return await self._refused(tool, error, seconds)
         except (ValidationError, RuntimeError) as error:
             raise BadAnswer(self._message(f"the result of {tool} cannot be used: {_short(error)}")) from None
-        text = _text_of(result)
+        text, dropped = text_and_dropped(result.content)
         return CallResult(
             text=without_secrets(text, self._secrets) if result.is_error else text,
             structured=result.structured_content,
             is_error=result.is_error,
-            dropped=Counter(one.type for one in result.content if not isinstance(one, types.TextContent)),
+            dropped=dropped,
         )
 
     async def _refused(self, tool: str, error: MCPError, seconds: float) -> CallResult:
@@ -357,10 +358,6 @@ def _tool_info(tool: types.Tool) -> ToolInfo:
         output_schema=tool.output_schema,
         annotations=tool.annotations.model_dump(exclude_none=True) if tool.annotations else {},
     )
-
-
-def _text_of(result: types.CallToolResult) -> str:
-    return "\n".join(part.text for part in result.content if isinstance(part, types.TextContent))
 
 
 def _root(error: BaseException | None) -> BaseException | None:

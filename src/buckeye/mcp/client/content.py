@@ -1,0 +1,36 @@
+"""The parts of a tool's result that a model can read."""
+
+from __future__ import annotations
+
+import base64
+from collections import Counter
+from collections.abc import Sequence
+
+import mcp_types as types
+
+_TEXTS = ("text/", "application/json", "application/xml", "application/yaml")
+
+
+def text_and_dropped(parts: Sequence[types.ContentBlock]) -> tuple[str, Counter[str]]:
+    """Return the text of all parts, and how many of each kind have none."""
+    texts = [_text_of(part) for part in parts]
+    dropped = Counter[str](part.type for part, text in zip(parts, texts, strict=True) if text is None)
+    return "\n".join(text for text in texts if text is not None), dropped
+
+
+def _text_of(part: types.ContentBlock) -> str | None:
+    """Return what a part says; None for pictures, sounds and files that are no text."""
+    if isinstance(part, types.TextContent):
+        return part.text
+    if isinstance(part, types.ResourceLink):
+        return f"{part.name}: {part.uri}"
+    if not isinstance(part, types.EmbeddedResource):
+        return None
+    if isinstance(part.resource, types.TextResourceContents):
+        return part.resource.text
+    if not (part.resource.mime_type or "").lower().startswith(_TEXTS):
+        return None
+    try:  # some servers encode every file
+        return base64.b64decode(part.resource.blob, validate=True).decode()
+    except ValueError:
+        return None
