@@ -126,7 +126,41 @@ def test_types_enums_and_defaults_are_shown(tmp_path, wording):
     assert [line for line in made.text.splitlines() if "act(" in line] == wording
     with_ref = tool("act", "", ["spot"], spot={"$ref": "#/$defs/Spot"})
     with_ref["inputSchema"]["$defs"] = {"Spot": nested}
-    assert '- act(spot: {"x": number})' in generated(tmp_path, with_ref)[0].text
+    assert '- act(spot: {"x"?: number})' in generated(tmp_path, with_ref)[0].text
+
+
+INTEGER, NULL = {"type": "integer"}, {"type": "null"}
+
+
+@pytest.mark.parametrize(
+    ("field", "shown"),
+    [
+        ({"anyOf": [INTEGER, NULL]}, '"limit"?: integer or null'),
+        ({"anyOf": [INTEGER, NULL], "default": None}, '"limit"?: integer or null'),
+        ({"oneOf": [NULL, INTEGER, text("")]}, '"limit"?: integer | string or null'),
+        ({"type": ["integer", "null"], "default": 3}, '"limit"?: integer or null = 3'),
+        ({**INTEGER, "nullable": True}, '"limit"?: integer or null'),
+        ({"enum": ["a", None, "b"]}, '"limit"?: "a" | "b" or null'),
+        ({"anyOf": [{"type": ["integer", "null"]}, NULL]}, '"limit"?: integer or null'),
+        ({"allOf": [INTEGER]}, '"limit"?: integer'),
+        ({"type": ["array", "null"], "items": INTEGER}, '"limit"?: array of integer or null'),
+        ({"type": "array", "items": {"type": ["integer", "null"]}}, '"limit"?: array of (integer or null)'),
+        ({"properties": {"a": INTEGER}}, '"limit"?: {"a"?: integer}'),
+        (NULL, '"limit"?: null'),
+    ],
+)
+def test_what_may_be_left_out_of_an_object_is_shown(tmp_path, field, shown):
+    query = {"type": "object", "properties": {"text": text(""), "limit": field}, "required": ["text"]}
+    made, _ = generated(tmp_path, tool("find", "Find.", ["query"], query=query))
+    assert f'- find(query: {{"text": string, {shown}}})' in made.text
+    assert "Those with a question mark may be left out." in made.text
+
+
+def test_null_is_shown_where_an_argument_must_be_given(tmp_path):
+    either = {"anyOf": [INTEGER, NULL]}
+    made, _ = generated(tmp_path, tool("find", "Find.", ["at"], at=either, most=either))
+    assert "- find(at: integer or null, most?: integer)" in made.text
+    assert "Usage: <tool>find(1)</tool>" in made.text
 
 
 def test_hostile_descriptions_do_no_harm(init, tmp_path):

@@ -25,6 +25,7 @@ _MOST_CHOICES = 12
 _LONGEST_CHOICES = 300
 _LONGEST_DEFAULT = 60
 _MAX_DEPTH = 6
+_OR_NULL = " or null"
 _PLACEHOLDERS = {
     "uri": "https://example.com",
     "url": "https://example.com",
@@ -64,9 +65,16 @@ def _seen(sign: str) -> str:
     return json.dumps(sign)[1:-1] if hidden else sign
 
 
-def type_words(schema: Any, root: Schema) -> str:
-    """What a parameter may be: `integer`, `"up" | "down"`, `array of string`, `any`."""
-    return _words(schema, root, 0)
+def type_words(schema: Any, root: Schema, *, optional: bool = False) -> str:
+    """What a parameter may be: `integer`, `"up" | "down"`, `array of string`, `integer or null`, `any`. For
+    an `optional` one nothing is said of null: it is left out instead."""
+    words = _words(schema, root, 0)
+    return words.removesuffix(_OR_NULL) if optional else words
+
+
+def object_marks_optional(schema: Any, root: Schema) -> bool:
+    """Return True if the words for a parameter mark a field of an object with a question mark."""
+    return '"?: ' in type_words(schema, root)
 
 
 def default_words(schema: Schema) -> str:
@@ -103,25 +111,44 @@ def _words(schema: Any, root: Schema, depth: int) -> str:
         return literal(schema["const"])
     if isinstance(schema.get("enum"), list):
         return _enumerated(schema["enum"])
-    for key in ("anyOf", "oneOf"):
-        if isinstance(schema.get(key), list):
-            parts = [_words(part, root, depth + 1) for part in schema[key]]
-            return " | ".join(dict.fromkeys(part for part in parts if part != "null")) or "null"
+    if schema.get("nullable") is True:  # as OpenAPI 3.0 has it
+        return _union([_words({**schema, "nullable": False}, root, depth + 1), "null"])
+    for key in ("anyOf", "oneOf", "allOf"):
+        parts = schema.get(key)
+        if isinstance(parts, list) and (len(parts) == 1 or key != "allOf"):
+            return _union([_words(part, root, depth + 1) for part in parts])
     kinds = schema.get("type")
     if isinstance(kinds, list):
-        names = [str(kind) for kind in kinds if kind != "null"]
-        return " | ".join(harmless(name) for name in names) or "any"
+        return _union([_words({**schema, "type": str(kind)}, root, depth + 1) for kind in kinds]) or "any"
     if kinds == "array" and schema.get("items"):
         inner = _words(schema["items"], root, depth + 1)
-        return f"array of ({inner})" if " | " in inner else f"array of {inner}"
-    if kinds == "object" and isinstance(schema.get("properties"), Mapping) and schema["properties"]:
-        inside = [
-            f"{literal(str(name))}: {_words(part, root, depth + 1)}"
-            for name, part in list(schema["properties"].items())[:_MOST_CHOICES]
-        ]
-        more = ", ..." if len(schema["properties"]) > _MOST_CHOICES else ""
-        return "{" + ", ".join(inside) + more + "}"
+        is_several = " | " in inner or inner.endswith(_OR_NULL)
+        return f"array of ({inner})" if is_several else f"array of {inner}"
+    if kinds in ("object", None) and isinstance(schema.get("properties"), Mapping) and schema["properties"]:
+        return _object_words(schema, root, depth)
     return harmless(str(kinds))[:40] if kinds else "any"
+
+
+def _object_words(schema: Schema, root: Schema, depth: int) -> str:
+    """An object's fields as parameters are shown: with a question mark what may be left out."""
+    listed = schema.get("required")
+    needed = listed if isinstance(listed, list) else []
+    inside = [
+        f"{literal(str(name))}{'' if name in needed else '?'}: {_words(part, root, depth + 1)}"
+        f"{default_words(_resolved(part, root))}"
+        for name, part in list(schema["properties"].items())[:_MOST_CHOICES]
+    ]
+    more = ", ..." if len(schema["properties"]) > _MOST_CHOICES else ""
+    return "{" + ", ".join(inside) + more + "}"
+
+
+def _union(parts: Sequence[str]) -> str:
+    """Several types, null last."""
+    others = dict.fromkeys(part.removesuffix(_OR_NULL) for part in parts if part != "null")
+    if not others:
+        return "null" if parts else ""
+    has_null = any(part == "null" or part.endswith(_OR_NULL) for part in parts)
+    return " | ".join(others) + (_OR_NULL if has_null else "")
 
 
 def _enumerated(values: Sequence[Any]) -> str:
@@ -131,7 +158,7 @@ def _enumerated(values: Sequence[Any]) -> str:
         if len(shown) == _MOST_CHOICES or sum(map(len, shown)) + len(text) > _LONGEST_CHOICES:
             return " | ".join([*shown, f"... ({len(values)} in all)"])
         shown.append(text)
-    return " | ".join(shown) or "any"
+    return _union(shown) or "any"
 
 
 def _resolved(schema: Any, root: Schema) -> Schema:
@@ -167,8 +194,9 @@ def _example(schema: Any, root: Schema, depth: int) -> Any:
             parts = [part for part in schema[key] if _resolved(part, root).get("type") != "null"]
             return _example(parts[0] if parts else {"type": "null"}, root, depth + 1)
     kinds = schema.get("type")
-    kind = kinds[0] if isinstance(kinds, list) and kinds else kinds
-    return _of_kind(kind, schema, root, depth)
+    if isinstance(kinds, list):
+        kinds = next((kind for kind in kinds if kind != "null"), "null" if kinds else None)
+    return _of_kind(kinds, schema, root, depth)
 
 
 def _mentioned(schema: Schema) -> str | None:

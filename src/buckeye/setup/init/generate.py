@@ -12,7 +12,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from buckeye.mcp.actions.check import DONE
-from buckeye.mcp.actions.schema_words import NoExample, default_words, example, harmless, literal, type_words
+from buckeye.mcp.actions.schema_words import (
+    NoExample,
+    default_words,
+    example,
+    harmless,
+    literal,
+    object_marks_optional,
+    type_words,
+)
 from buckeye.mcp.config import DefaultsConfig, ParserConfig, WeightsConfig
 from buckeye.mcp.tasks.lock import ToolEntry
 from buckeye.setup.init.tool_choice import Parameter, Plan, PlannedAction, plan_actions
@@ -144,9 +152,10 @@ def _prompt(environment: EnvironmentName, plan: Plan) -> Iterator[str]:
     yield ""
     yield "Think first, between <think> and </think>. Then write one tool call, and nothing after it."
     yield "Its result is in the next message. Texts are written in quotes."
-    if any(_shown(action, plan) for action in plan.actions):
+    shown = [(one, action) for action in plan.actions for one in _shown(action, plan)]
+    if shown:
         yield "Arguments are given in the order shown, or by name, as name=value."
-    if any(not parameter.required for a in plan.actions for parameter in _shown(a, plan)):
+    if any(not one.required or object_marks_optional(one.schema, action.schema) for one, action in shown):
         yield "Those with a question mark may be left out."
 
 
@@ -163,7 +172,8 @@ def _offer(action: PlannedAction, plan: Plan) -> Iterator[str]:
 
 def _signature(action: PlannedAction, plan: Plan) -> str:
     parts = [
-        f"{one.given_as}{'' if one.required else '?'}: {type_words(one.schema, action.schema)}"
+        f"{one.given_as}{'' if one.required else '?'}: "
+        f"{type_words(one.schema, action.schema, optional=not one.required)}"
         f"{default_words(one.schema)}"
         for one in _shown(action, plan)
     ]
