@@ -15,6 +15,7 @@ import httpx
 from buckeye.base.storage import well_formed
 from buckeye.envs.base import NO_OPTIONS, CallOptions, FinishReason, Message, OptionsPolicy, Reply, Tool
 from buckeye.errors import InferenceError, PromptTooLongError
+from buckeye.evaluation.tool_names import ToolNames
 from buckeye.monitor.redact import redacted
 from buckeye.orchestrator.environments import NamedEnvironment
 from buckeye.orchestrator.player import TaskPlayer
@@ -134,13 +135,17 @@ class ChatPolicy(OptionsPolicy):
         """Sample the next message, with options that are sent to the server. A conversation that has become
         too long gets an empty reply with finish reason "length". Raises InferenceError if the very first
         prompt is too long."""
-        body: dict[str, Any] = {"messages": [_sent(m) for m in messages], **self.sampling.body(self.turns)}
-        body |= _option_fields(options, body.get("max_tokens"))
+        names = ToolNames(tools, messages)
+        sent = [names.sent_message(_sent(message)) for message in messages]
+        body: dict[str, Any] = {"messages": sent, **self.sampling.body(self.turns)}
+        body |= _option_fields(options, body.get("max_tokens"), names)
         if tools:
-            body["tools"] = list(tools)
+            body["tools"] = names.sent_tools(tools)
         started = time.monotonic()
         try:
             answer = await self.server.complete(body)
+        except InferenceError as error:
+            raise InferenceError(names.explained(str(error))) from None
         finally:
             self.sampling_seconds += time.monotonic() - started
         if answer is None:
@@ -148,7 +153,7 @@ class ChatPolicy(OptionsPolicy):
         choice = answer["choices"][0]
         usage = answer.get("usage") or {}
         reply = replace(
-            _reply(choice),
+            _reply({**choice, "message": names.received(choice["message"])}),
             prompt_tokens=usage.get("prompt_tokens") or 0,
             completion_tokens=usage.get("completion_tokens") or 0,
         )
@@ -198,7 +203,7 @@ class ChatPlayer(TaskPlayer):
         self.server = server
 
 
-def _option_fields(options: CallOptions, max_tokens: int | None) -> dict[str, Any]:
+def _option_fields(options: CallOptions, max_tokens: int | None, names: ToolNames) -> dict[str, Any]:
     """The fields of a request that are the options; `max_tokens` is what is asked for anyway."""
     fields: dict[str, Any] = {}
     if options.max_tokens is not None:
@@ -208,8 +213,9 @@ def _option_fields(options: CallOptions, max_tokens: int | None) -> dict[str, An
     if options.stop_token_ids:
         fields["stop_token_ids"] = list(options.stop_token_ids)
     if options.must_call:
-        named = {"type": "function", "function": {"name": options.tool}}
-        fields["tool_choice"] = "required" if options.tool is None else named
+        tool = None if options.tool is None else names.sent(options.tool)
+        named = {"type": "function", "function": {"name": tool}}
+        fields["tool_choice"] = "required" if tool is None else named
     if options.logprobs:
         fields["logprobs"] = True
     return fields

@@ -1,0 +1,85 @@
+"""Names of tools as OpenAI-compatible servers accept them, and back."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from buckeye.envs.base import Message, Tool
+
+_LONGEST = 64
+_ACCEPTED = re.compile(rf"[A-Za-z_][A-Za-z0-9_-]{{0,{_LONGEST - 1}}}")
+_PLACE = re.compile(r"\btools(?:\[|\.|', |/)(\d+)")
+
+
+class ToolNames:
+    """The name that a server knows each tool by: its own where every server accepts that one."""
+
+    def __init__(self, tools: Sequence[Tool], messages: Sequence[Message]) -> None:
+        self._offered = [str(tool["function"]["name"]) for tool in tools]
+        called = (
+            call["function"]["name"] for message in messages for call in message.get("tool_calls") or ()
+        )
+        answered = (
+            message["name"] for message in messages if message["role"] == "tool" and "name" in message
+        )
+        self._sent: dict[str, str] = {}
+        names = list(dict.fromkeys(map(str, (*self._offered, *called, *answered))))
+        for name in sorted(names, key=lambda name: not _ACCEPTED.fullmatch(name)):  # stable
+            self._sent[name] = _unique(name, self._sent.values())
+        self._own = {sent: name for name, sent in self._sent.items() if name in self._offered}
+
+    def sent(self, name: str) -> str:
+        """The name that the server knows a tool by."""
+        return self._sent.get(name, name)
+
+    def sent_tools(self, tools: Iterable[Tool]) -> list[Tool]:
+        """The tools as the server gets them."""
+        return [_renamed(tool, self._sent) for tool in tools]
+
+    def sent_message(self, message: Message) -> Message:
+        """A message as the server gets it."""
+        if message["role"] == "tool" and "name" in message:
+            message = {**message, "name": self.sent(message["name"])}
+        return self._with_calls(message, self._sent)
+
+    def received(self, message: Message) -> Message:
+        """A reply of the server, with the tools' own names."""
+        return self._with_calls(message, self._own)
+
+    def explained(self, problem: str) -> str:
+        """What a server refused, with the name of the tool that it refused by its number."""
+        match = _PLACE.search(problem)
+        if match is None or int(match[1]) >= len(self._offered):
+            return problem
+        name = self._offered[int(match[1])]
+        sent = self.sent(name)
+        shown = f"{name!r}" if sent == name else f"{name!r}, sent as {sent!r}"
+        return (
+            f"{problem} (it is the action {shown}: give it another name in action_mappings, or take it out)"
+        )
+
+    @staticmethod
+    def _with_calls(message: Message, names: Mapping[str, str]) -> Message:
+        calls = message.get("tool_calls")
+        return {**message, "tool_calls": [_renamed(call, names) for call in calls]} if calls else message
+
+
+def _renamed(item: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """A tool, or a call of one, with the name that `names` has for it."""
+    function = item.get("function")
+    if not isinstance(function, Mapping) or function.get("name") not in names:
+        return dict(item)
+    return {**item, "function": {**function, "name": names[function["name"]]}}
+
+
+def _unique(name: str, taken: Iterable[str]) -> str:
+    spelled = re.sub(r"[^A-Za-z0-9_-]", "_", name) or "unnamed"
+    spelled = spelled if _ACCEPTED.match(spelled) else f"_{spelled}"
+    known, number, found = set(taken), 1, spelled[:_LONGEST]
+    while found in known:
+        number += 1
+        end = f"_{number}"
+        found = spelled[: _LONGEST - len(end)] + end
+    return found
