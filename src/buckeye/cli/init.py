@@ -14,6 +14,7 @@ from buckeye.errors import UsageError
 
 if TYPE_CHECKING:
     from buckeye.setup.init.prepare import Prepared
+    from buckeye.setup.init.scripted_rollout import Proof
     from buckeye.setup.init.source import Source
 
 
@@ -58,6 +59,7 @@ def init(
     """Write the configuration of an MCP environment from its tools, and play a scripted rollout with it."""
     from buckeye.base.process import die_with_parent
     from buckeye.setup.init.prepare import prepare
+    from buckeye.setup.init.texts import next_text
 
     die_with_parent()
     prepared = prepare(
@@ -73,16 +75,18 @@ def init(
     if dry_run:
         _print_dry_run(prepared)
         return
-    raise typer.Exit(write_and_prove(prepared, try_all=try_all))
+    proof = write_and_prove(prepared, try_all=try_all)
+    if proof.passed:
+        typer.echo(next_text(prepared.path, prepared.task_file))
+    raise typer.Exit(0 if proof.passed else 1)
 
 
-def write_and_prove(prepared: Prepared, *, try_all: bool, goes_on: bool = False) -> int:
-    """Write the configuration, run a scripted rollout with it, print what came of it (and what to type next,
-    unless the caller continues with it); return the exit code."""
+def write_and_prove(prepared: Prepared, *, try_all: bool) -> Proof:
+    """Write the configuration, run a scripted rollout with it, and print what came of it."""
     from buckeye.base.storage import write_directory, write_file
     from buckeye.mcp.config import load_gym_config
     from buckeye.setup.init.prepare import proof_of
-    from buckeye.setup.init.texts import next_text, summary, trials_text
+    from buckeye.setup.init.texts import summary, trials_text
 
     path = prepared.path
     try:
@@ -93,10 +97,10 @@ def write_and_prove(prepared: Prepared, *, try_all: bool, goes_on: bool = False)
         raise UsageError(f"{path} cannot be written: {error.strerror}. Name another file with -o.") from None
     typer.echo(summary(prepared.generated, path, prepared.files))
     proof = proof_of(prepared, load_gym_config(path), try_all=try_all)
-    typer.echo(trials_text(proof, prepared.source.shown))
-    if proof.passed and not goes_on:
-        typer.echo(next_text(path, prepared.task_file))
-    return 0 if proof.passed else 1
+    without = prepared.without({trial.action for trial in proof.failed})
+    again = (*without, "--try-all") if without and try_all else without
+    typer.echo(trials_text(proof, prepared.source.shown, again))
+    return proof
 
 
 def _copy(source: Source, target: Path) -> None:

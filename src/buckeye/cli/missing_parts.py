@@ -91,7 +91,14 @@ def _made_config(search: Search) -> Path:
             show_file(prepared.path, prepared.generated.text)
             if not confirm(f"Write {prepared.path}?"):
                 raise UsageError(f"{prepared.path} was not written, and without it there is no training")
-        if write_and_prove(prepared, try_all=False, goes_on=True) != 0:
+        proof = write_and_prove(prepared, try_all=False)
+        failed = {trial.action for trial in proof.failed}
+        can_continue = bool(prepared.without(failed)) and search.asks
+        if failed and can_continue and confirm(f"Continue without {', '.join(sorted(failed))}?"):
+            tools = [one.tool.name for one in prepared.generated.plan.actions if one.name in failed]
+            prepared = prepare(env, command=command, exclude=tools, force=True)
+            proof = write_and_prove(prepared, try_all=False)
+        if not proof.passed:
             raise UsageError(
                 f"the scripted rollout did not go through. Look at {prepared.path}, then type\n  buckeye rl"
             )

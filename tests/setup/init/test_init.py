@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from tests.command import run_here
 from tests.places import ROOT
 
 from buckeye.base import terminal
-from buckeye.cli import typed
+from buckeye.cli import missing_parts, typed
 from buckeye.errors import BuckeyeError, UsageError
 from buckeye.mcp.actions.mapping import bind
 from buckeye.mcp.actions.parser import parse_reply
@@ -22,6 +23,7 @@ from buckeye.mcp.config import load_gym_config
 from buckeye.mcp.tasks.lock import ToolEntry
 from buckeye.setup.init import prepare, trial
 from buckeye.setup.init.generate import EnvironmentName, generate_config
+from buckeye.setup.recipe.flags import TrainFlags
 
 SERVER = Path(__file__).with_name("tool_server.py")
 TEXT_2048 = ROOT / "environments" / "text_2048"
@@ -290,6 +292,38 @@ def test_what_does_not_work_is_told_apart(init):
         "typed": "worked",
     }
     assert Path("configs/tool_server.yaml").exists()
+
+
+def test_a_tool_that_crashes_is_left_out_by_the_command_that_is_printed(init, wording, tmp_path):
+    code, printed = init("--exclude", "wave", tools=[tool("click"), tool("crash"), tool("wave"), EVALUATE])
+    assert code == 1
+    *said, command = printed.splitlines()
+    assert "\n".join(said[said.index(next(line for line in said if "not proven" in line)) :]) == wording
+    argv = shlex.split(command)
+    assert argv[:3] == ["buckeye", "rl", "init"]
+    assert argv[-5:] == ["--exclude", "wave", "--exclude", "crash", "--force"]
+    code, printed = init(*argv[3:])
+    assert (code, endings(printed)) == (0, {"click": "worked"})
+
+
+def test_a_run_is_begun_without_the_tool_that_crashes(init, monkeypatch, tmp_path):
+    init("--dry-run", tools=[tool("click"), tool("crash"), EVALUATE])
+    questions = []
+    monkeypatch.setattr(
+        missing_parts, "ask_text", lambda text: f"{sys.executable} {tmp_path / 'tool_server.py'}"
+    )
+    monkeypatch.setattr(missing_parts, "confirm", lambda question: questions.append(question) or True)
+    search = missing_parts.Search(flags=TrainFlags(), found=missing_parts.look_around(), asks=True)
+    config = load_gym_config(missing_parts.find_config(search))
+    assert set(config.actions) == {"click", "done"}
+    assert len(questions) == 2
+    assert missing_parts._first_task("p", config)["grade"] == [{"calls": {"tool": "click"}}]
+
+
+def test_where_all_tools_crash_nothing_is_left_to_continue_with(init):
+    code, printed = init(tools=[tool("crash"), EVALUATE])
+    assert code == 1
+    assert "--exclude" not in printed
 
 
 def test_a_failure_that_is_told_as_a_result_is_a_refusal(init):

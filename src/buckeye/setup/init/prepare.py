@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ _FETCHERS = ("npx", "uvx", "uv", "pipx", "bunx", "pnpm", "yarn", "deno")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prepared:
     """A configuration that is made and not yet written: what to write where, and what it was made from.
-    `files` is where the source's go."""
+    `files` is where the source's go; `argv` is the command that makes it again."""
 
     generated: Generated
     listed: Sequence[ToolEntry]
@@ -40,6 +40,15 @@ class Prepared:
     files: Path | None
     tasks: Sequence[McpTask]
     task_file: Path | None
+    argv: Sequence[str]
+
+    def without(self, actions: Collection[str]) -> tuple[str, ...]:
+        """Return the command that makes it without these actions; () if it has no others."""
+        left_out = [one.tool.name for one in self.generated.plan.actions if one.name in actions]
+        if len(left_out) == len(self.generated.plan.actions):
+            return ()
+        excluded = [word for tool in left_out for word in ("--exclude", tool)]
+        return (*self.argv, *excluded, "--force")
 
 
 def prepare(
@@ -55,6 +64,7 @@ def prepare(
 ) -> Prepared:
     """Look at an environment and make its configuration; nothing is written. Raises UsageError, for one whose
     file is there already too, before anything is started."""
+    argv = _argv(env, command, headers or {}, output, tasks, include, exclude)
     if env is None and command is None and tasks is not None:
         known = read_tasks(tasks)
         source = of_tasks(known)
@@ -77,7 +87,25 @@ def prepare(
         files=files,
         tasks=known,
         task_file=tasks,
+        argv=argv,
     )
+
+
+def _argv(
+    env: str | None,
+    command: str | None,
+    headers: Mapping[str, str],
+    output: Path | None,
+    tasks: Path | None,
+    include: Sequence[str],
+    exclude: Sequence[str],
+) -> tuple[str, ...]:
+    """The command line with these words."""
+    given = [("--command", command), ("--output", output), ("--tasks", tasks)]
+    given += [("--header", f"{name}={value}") for name, value in headers.items()]
+    given += [("--include", tool) for tool in include] + [("--exclude", tool) for tool in exclude]
+    flags = [word for flag, value in given if value is not None for word in (flag, str(value))]
+    return ("buckeye", "rl", "init", *([env] if env is not None else []), *flags)
 
 
 def read_tasks(file: Path) -> list[McpTask]:

@@ -60,6 +60,11 @@ class Proof:
     note: str = ""
 
     @property
+    def failed(self) -> tuple[Trial, ...]:
+        """The actions whose call did not reach the tool, or broke the environment."""
+        return tuple(trial for trial in self.trials if trial.ending == "failed")
+
+    @property
     def passed(self) -> bool:
         """Whether the rollout ended with `done`, no call failed, and some call worked, or all were held
         back."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 from buckeye.setup.init.generate import Generated
@@ -23,8 +24,8 @@ def summary(generated: Generated, path: Path, files: Path | None) -> str:
     return "\n".join(lines)
 
 
-def trials_text(proof: Proof, shown: str) -> str:
-    """What came of the scripted rollout."""
+def trials_text(proof: Proof, shown: str, without: Sequence[str] = ()) -> str:
+    """What came of the scripted rollout; `without` is the command that leaves out what failed."""
     lines = [f"Scripted rollout on {shown}"]
     width = max((len(trial.action) for trial in proof.trials), default=0)
     for trial in proof.trials:
@@ -38,7 +39,7 @@ def trials_text(proof: Proof, shown: str) -> str:
     if proof.passed:
         lines.append("The rollout went through the configuration to the tools, and ended with done().")
     else:
-        lines.append(f"not proven: {_why(proof)}")
+        lines.append(f"not proven: {_why(proof, without)}")
     return "\n".join(lines)
 
 
@@ -51,12 +52,16 @@ def next_text(path: Path, tasks: Path | None) -> str:
     )
 
 
-def _why(proof: Proof) -> str:
-    failed = [trial.action for trial in proof.trials if trial.ending == "failed"]
+def _why(proof: Proof, without: Sequence[str]) -> str:
     if proof.problem:
         return f"{proof.problem}\nThe file stays; look at the environment."
-    if failed:
-        return f"{', '.join(failed)} did not work. The file stays; look at those actions."
+    if proof.failed:
+        failed = "\n".join(f"  {trial.call or trial.action}: {trial.said}" for trial in proof.failed)
+        what, it = ("this call", "it") if len(proof.failed) == 1 else ("these calls", "them")
+        text = f"{what} failed:\n{failed}\nThe file stays. Fix the server, then try again with --force."
+        if without:
+            text += f"\nTo continue without {it}:\n  {shlex.join(without)}"
+        return text
     if all(trial.ending == "not tried" for trial in proof.trials):
         return "no action could be tried. Look at what is marked CHECK in the file, or add --include TOOL."
     if proof.stop_reason != "done":
