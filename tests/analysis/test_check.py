@@ -2,14 +2,19 @@
 
 import asyncio
 import json
+import unicodedata
 from types import SimpleNamespace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.envs.degenerate import LONG_SETS, SMALL
 from tests.places import ROOT
 
 from buckeye.errors import UsageError
 from buckeye.evaluation.check import CheckOptions, check_environment
 from buckeye.evaluation.checks.play_checks import check_isolated
+from buckeye.evaluation.checks.texts import holds
 
 TOY = str(ROOT / "tests/envs/toy.py")
 SUBPROCESS = "same tasks in another process"
@@ -257,3 +262,45 @@ def test_an_environment_may_compare_rollouts_alone_and_side_by_side(shared, allo
     (line,) = asyncio.run(check_isolated(Environment(), 5.0))
     assert (line.name, line.status) == ("rollouts do not see each other", status)
     assert asyncio.run(check_isolated(object(), 5.0)) == []
+
+
+DEGENERATE = str(ROOT / "tests/envs/degenerate.py")
+FINDS = {
+    "answers of all kinds": ["accepted answers are paid"],  # the grader reads them in another way
+    "many answers": ["accepted answers are paid"],
+    "empty ids": ["task ids"],
+}
+
+
+def check_degenerate(kind):
+    options = CheckOptions(sample=20, limit=0.03, budget=1.0)
+    report = asyncio.run(check_environment(DEGENERATE, {"kind": kind}, options))
+    json.dumps(report.to_json()).encode()
+    assert [check.name for check in report.checks if check.status == "error"] == FINDS.get(kind, [])
+    assert report.rollouts
+    assert not report.errored
+
+
+@pytest.mark.parametrize("kind", SMALL)
+def test_tasks_with_little_in_them_get_a_result(kind):
+    check_degenerate(kind)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", LONG_SETS)
+def test_tasks_with_a_megabyte_in_them_get_a_result(kind):
+    check_degenerate(kind)
+
+
+@given(st.text("ab 1.é\u0301", max_size=12), st.text("ab 1.é\u0301", min_size=1, max_size=4))
+def test_an_answer_stands_in_a_text_as_words_of_its_own(text, answer):
+    def in_word(sign):
+        return sign.isalnum() or unicodedata.category(sign).startswith("M")
+
+    places = [at for at in range(len(text)) if text.startswith(answer, at)]
+    inside = [
+        (at > 0 and in_word(text[at - 1]) and in_word(answer[0]))
+        or (at + len(answer) < len(text) and in_word(text[at + len(answer)]) and in_word(answer[-1]))
+        for at in places
+    ]
+    assert holds(text, answer) == (not all(inside))

@@ -274,7 +274,8 @@ def _at(texts: Sequence[str], index: int) -> str:
 
 
 def _numbers(task: Task) -> list[str]:
-    return [f"{number.normalize():f}" for number in numbers_of(question_of(task))]
+    written = (f"{number:f}" for number in numbers_of(question_of(task)))
+    return [text.rstrip("0").rstrip(".") if "." in text else text for text in written]
 
 
 def _dump(tasks: Sequence[Task]) -> str:

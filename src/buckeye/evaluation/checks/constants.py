@@ -84,7 +84,7 @@ async def _climb(
 def _changed(answer: str, words: Sequence[str], rng: random.Random) -> str:
     at = rng.randint(0, len(answer))
     letter = rng.choice(_letters(words) or ["a"])
-    word = rng.choice(words)
+    word = rng.choice(words or ["a"])  # prompts may have no words, as "3+3=?"
     choices = (
         answer[:at] + letter + answer[at:],
         answer[:at] + answer[at + 1 :],

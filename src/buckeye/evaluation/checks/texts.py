@@ -6,7 +6,7 @@ import json
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from decimal import Decimal
 from functools import lru_cache
 from typing import Any
@@ -113,11 +113,18 @@ def numbers_of(text: str) -> tuple[Decimal, ...]:
 
 def holds(text: str, answer: str) -> bool:
     """Whether `answer` stands in `text` with no letter or digit of a longer word beside it."""
-    return any(
-        not (start and _in_word(text[start - 1]) and _in_word(answer[0]))
-        and not (end < len(text) and _in_word(text[end]) and _in_word(answer[-1]))
-        for start, end in _places(text, answer)
-    )
+    begins, ends = _in_word(answer[0]), _in_word(answer[-1])
+    start = text.find(answer)
+    while start >= 0:
+        end = start + len(answer)
+        if begins and start and _in_word(text[start - 1]):
+            start = next((at for at in range(start, len(text)) if not _in_word(text[at])), len(text))
+        elif ends and end < len(text) and _in_word(text[end]):
+            start += 1
+        else:
+            return True
+        start = text.find(answer, start)
+    return False
 
 
 @lru_cache(_KEPT)
@@ -125,13 +132,6 @@ def folded(text: str) -> str:
     """A text without differences of case, of spaces within a line, and of how letters are encoded."""
     lines = unicodedata.normalize("NFC", text).casefold().splitlines()
     return "\n".join(" ".join(line.split()) for line in lines)
-
-
-def _places(text: str, answer: str) -> Iterator[tuple[int, int]]:
-    start = text.find(answer)
-    while start >= 0:
-        yield start, start + len(answer)
-        start = text.find(answer, start + 1)
 
 
 def _in_word(char: str) -> bool:
