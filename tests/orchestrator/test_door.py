@@ -3,9 +3,13 @@ with a reward or a counted error, and the step goes on."""
 
 import asyncio
 import dataclasses
+import gc
 import json
 import math
+import re
+import warnings
 from decimal import Decimal
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,11 +18,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from buckeye.config.orchestrator import OrchestratorConfig
+from buckeye.envs import base
 from buckeye.envs.base import Outcome, Task
+from buckeye.envs.single_turn import SingleTurnEnvironment
+from buckeye.envs.stdlib_only.outcomes import place_of
 from buckeye.orchestrator.batch import advantages_of, batch_metrics, make_batch, write_rollouts
 from buckeye.orchestrator.environments import NamedEnvironment
 from buckeye.orchestrator.rollout import Group
 from buckeye.orchestrator.task_sampler import GroupTask
+from buckeye.workers.worker_side.adapters import buckeye_environment
+from buckeye.workers.worker_side.adapters.buckeye_environment import BuckeyeEnvironment
 
 from .fakes import FakeEngine, LetterRenderer, make_player
 
@@ -74,11 +83,7 @@ def test_every_kind_of_number_is_a_reward(reward, environment):
 
 
 WRONG = {
-    "the reward is '1.0', not a number": Outcome(reward="1.0"),
-    "the reward is [1.0], not a number": Outcome(reward=[1.0]),
     "the reward is nan, which is not finite": Outcome(reward=math.nan),
-    "the reward is tensor([1., 1.]), not a number": Outcome(reward=torch.ones(2)),
-    "the reward is Decimal('1'), not a number": Outcome(reward=Decimal(1)),
     "component 'style' is 'good', not a number": Outcome(reward=1.0, components={"style": "good"}),
     "component 'style' is None, not a number": Outcome(reward=1.0, components={"style": None}),
     "a component's name is 5": Outcome(reward=1.0, components={5: 1.0}),
@@ -99,6 +104,126 @@ def test_anything_else_is_an_error_that_names_the_environment_the_task_and_the_f
     [shown] = group.errors
     assert shown.startswith("given, task t-1: ")
     assert message in shown
+
+
+async def judge():
+    return 1.0
+
+
+NO_NUMBERS = {
+    "None": lambda: None,
+    "a text": lambda: "1.0",
+    "a list": lambda: [1.0],
+    "a tensor": lambda: torch.ones(2),
+    "a Decimal": lambda: Decimal(1),
+    "a coroutine": judge,
+    "a future": lambda: asyncio.get_running_loop().create_future(),
+    "an object": object,
+}
+
+
+class Author:
+    """An environment as authors write them; `make` gives the reward."""
+
+    name = "author"
+
+    def __init__(self, make):
+        self._make = make
+
+    def tasks(self, split):
+        return []
+
+    async def rollout(self, task, policy):
+        await policy.chat(task.messages)
+        return Outcome(reward=self._make())
+
+    async def _left(self, task, policy):
+        await policy.chat(task.messages)
+        return Outcome(reward=None, pending="a")
+
+    async def _finished(self, task, outcomes):
+        return list(map(self._scored, outcomes))
+
+    def _scored(self, outcome):
+        return Outcome(reward=self._make())
+
+
+class InGroup(Author):
+    rollout_in_group, finish_group = Author._left, Author._finished
+
+
+class Asks(SingleTurnEnvironment):
+    def __init__(self):
+        super().__init__("asks", {})
+
+    def grade(self, task, reply):
+        return None
+
+
+class AsksLater(Asks):
+    async def grade(self, task, reply):
+        return Outcome(reward=1.0)
+
+
+class IsNotAsync(Author):
+    def rollout(self, task, policy):
+        return Outcome(reward=1.0) if self._make is None else policy.chat(task.messages)
+
+
+class ForgetsToAwait(Author):
+    async def rollout(self, task, policy):
+        return Outcome(reward=float(policy.chat(task.messages).text))
+
+
+def errors_of(environment, warned="error"):
+    """The errors of two rollouts; nothing is left un-awaited."""
+    with warnings.catch_warnings():
+        warnings.simplefilter(warned)
+        group = play(None, None, environment=lambda: environment)
+        gc.collect()
+    return [(rollout.outcome.boundary, rollout.outcome.error) for rollout in group.rollouts]
+
+
+@pytest.mark.parametrize("kind", NO_NUMBERS)
+@pytest.mark.parametrize("environment", [Author, InGroup])
+def test_a_reward_that_is_no_number_is_one_kind_with_the_authors_line(kind, environment, wording):
+    first, second = errors_of(environment(NO_NUMBERS[kind]))
+    assert first == second
+    boundary, error = first
+    assert boundary == "score"
+    assert "(test_door.py:" in error
+    assert re.sub(r"test_door.py:\d+", "test_door.py:N", error) == wording
+
+
+@pytest.mark.parametrize(
+    "environment", [Asks(), AsksLater(), Author(None), IsNotAsync(1), ForgetsToAwait(None)]
+)
+def test_a_mistake_of_an_author_is_told_with_its_line(environment, wording):
+    first, second = errors_of(environment, "ignore" if isinstance(environment, ForgetsToAwait) else "error")
+    assert first == second
+    assert re.sub(r"test_door.py:\d+", "test_door.py:N", first[1]) == wording
+
+
+@pytest.mark.parametrize("environment", [Asks(), AsksLater(), Author(judge), Author(lambda: "1.0")])
+def test_a_worker_tells_it_too(environment, monkeypatch):
+    async def chat(*_, **__):
+        return SimpleNamespace(
+            message={}, text="a", truncated=False, no_room=False, prompt_tokens=0, completion_tokens=1
+        )
+
+    monkeypatch.setattr(buckeye_environment, "chat", chat)
+    adapter = object.__new__(BuckeyeEnvironment)
+    adapter._base, adapter._env = base, environment
+    task = {"id": "t-1", "messages": [], "data": {}}
+    outcome = asyncio.run(adapter.rollout(task, {}, {"deadline": 10.0}))
+    error = outcome["error"]
+    assert (outcome["reward"], error["boundary"]) == (None, "score")
+    told = error["message"] + place_of(error["trace"])
+    assert told == errors_of(environment)[0][1]
+
+
+def test_a_rollout_that_need_not_wait_may_be_a_plain_function():
+    assert [error for _, error in errors_of(IsNotAsync(None))] == [None, None]
 
 
 VALUES = st.recursive(

@@ -208,7 +208,7 @@ def test_shaping_of_ones_own_sees_text_and_components(own):
     assert absent.shaping == {"function": 0.5}
 
 
-@pytest.mark.parametrize(("name", "what"), [("never", "said nan"), ("raises", "ZeroDivisionError")])
+@pytest.mark.parametrize(("name", "what"), [("never", "is nan, which"), ("raises", "ZeroDivisionError")])
 def test_shaping_of_ones_own_that_fails_is_an_error_and_no_reward(own, name, what):
     played = play(FakeEngine(), own(name), Styled(turns=2))
     assert played.reward is None

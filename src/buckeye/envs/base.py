@@ -12,6 +12,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
+from buckeye.envs.stdlib_only.outcomes import check_reward
 from buckeye.errors import UsageError
 
 Message = Mapping[str, Any]
@@ -135,7 +136,9 @@ class Outcome:
     trace: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        if sum(value is not None for value in (self.reward, self.error, self.pending)) != 1:
+        if self.error is None and self.pending is None:
+            check_reward(self.reward)  # here, where the author's line is known
+        elif sum(value is not None for value in (self.reward, self.error, self.pending)) != 1:
             raise ValueError("an Outcome has either a reward or an error")
         if self.reward is None or self.turn_rewards is None:
             return

@@ -13,19 +13,21 @@ from buckeye.envs.stdlib_only.outcomes import (
     checked_frames,
     checked_outcome,
     frames_of,
+    no_outcome,
     place_of,
     shortened,
+    without_addresses,
 )
 
 _KEY = re.compile(r"\b[A-Z][A-Z0-9_]*_(?:KEY|TOKEN|SECRET)S?\b")
 _ABSENT = re.compile(r"missing|must be set|not set|credential|KeyError|not found|required", re.I)
 
 
-def checked(outcome: object) -> Outcome:
+def checked(outcome: object, environment: object = None) -> Outcome:
     """The outcome with plain numbers and texts; one with an error that names the field where it holds
-    something else. An errored one has no components."""
+    something else. An errored one has no components. `environment` is the one that gave it."""
     if not isinstance(outcome, Outcome):
-        return errored("score", f"the environment returned a {type(outcome).__name__}, not an Outcome")
+        return errored("score", no_outcome(outcome, environment))
     try:
         return _scored(outcome) if outcome.error is None else _failed(outcome)
     except (OutcomeError, ValueError) as error:
@@ -59,7 +61,7 @@ def _failed(outcome: Outcome) -> Outcome:
     return Outcome(
         reward=None,
         stop_reason=stop_reason,
-        error=shortened(_said(outcome.error)),
+        error=shortened(without_addresses(_said(outcome.error))),
         boundary=None if outcome.boundary is None else boundary_of(outcome.boundary),
         trace=checked_frames(outcome.trace),
     )
@@ -69,8 +71,10 @@ def raised(boundary: Boundary, error: Exception) -> Outcome:
     """The outcome of a rollout, or of a scoring, in which `error` was raised, with the place in the
     environment's code."""
     trace = [] if boundary == "model" else frames_of(error, CODE_FOLDER)
-    message = shortened(f"{type(error).__name__}: {_said(error)}")
-    hint = how_to_pass(message, ())
+    is_ours = isinstance(error, OutcomeError)
+    message = without_addresses(_said(error) if is_ours else f"{type(error).__name__}: {_said(error)}")
+    boundary, message = "score" if is_ours else boundary, shortened(message)
+    hint = "Await it" if "'coroutine' object" in message else how_to_pass(message, ())
     return errored(boundary, f"{message}{place_of(trace)}{f'. {hint}' if hint else ''}", trace)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from buckeye.base.distribution import CODE_FOLDER
 from buckeye.base.own_function import load_own_function
 from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.config.rewards import (
@@ -20,6 +21,14 @@ from buckeye.config.rewards import (
 )
 from buckeye.config.shared import OwnFunctionConfig
 from buckeye.envs.base import Task
+from buckeye.envs.stdlib_only.outcomes import (
+    OutcomeError,
+    frames_of,
+    number,
+    place_of,
+    place_of_code,
+    without_addresses,
+)
 from buckeye.errors import RunError, UsageError
 
 _EPSILON = 1e-8
@@ -147,7 +156,8 @@ def custom_advantages(group: Sequence[Scored], settings: CustomAdvantageConfig) 
     except Exception as error:  # not our code, or not what was asked for
         raise UsageError(
             f"{_SETTING}.import_path = {settings.import_path!r} failed with a group of task "
-            f"{group[0].task.id!r} ({type(error).__name__}: {error}); it is called with {wanted}."
+            f"{group[0].task.id!r} ({type(error).__name__}: {without_addresses(str(error))})"
+            f"{place_of_code(getattr(function, '__code__', None))}; it is called with {wanted}."
         ) from error
     return advantages
 
@@ -268,12 +278,14 @@ def _own_function(config: OwnFunctionConfig) -> Callable[..., Any]:
 def _own_amount(rollout: Scored, config: OwnFunctionConfig) -> float:
     function = _own_function(config)
     try:
-        amount = float(function(rollout, **config.kwargs))
+        return number(function(rollout, **config.kwargs), "its amount")
+    except OutcomeError as error:
+        place = place_of_code(getattr(function, "__code__", None))
+        raise OwnFunctionError(f"{_FUNCTION}: {error}{place}") from None
     except Exception as error:  # not our code
-        raise OwnFunctionError(f"{_FUNCTION}: {type(error).__name__}: {error}") from error
-    if not math.isfinite(amount):
-        raise OwnFunctionError(f"{_FUNCTION} said {amount}")
-    return amount
+        place = place_of(frames_of(error, CODE_FOLDER))
+        said = without_addresses(f"{type(error).__name__}: {error}")
+        raise OwnFunctionError(f"{_FUNCTION}: {said}{place}") from error
 
 
 def overlong_amount(length: int, max_length: int, cache: int) -> float:

@@ -43,7 +43,9 @@ async def finished_outcomes(
     if len(finished) != len(outcomes):
         return _unscored(outcomes, f"of {len(outcomes)} rollouts {len(finished)} were scored")
     return [
-        outcome if outcome.pending is None else _with_reward(scored, count)  # what has failed is never scored
+        outcome
+        if outcome.pending is None
+        else _with_reward(scored, count, environment)  # what has failed is never scored
         for outcome, scored, count in zip(outcomes, finished, turns, strict=True)
     ]
 
@@ -52,8 +54,8 @@ def _unscored(outcomes: Sequence[Outcome], why: str) -> list[Outcome]:
     return [outcome if outcome.pending is None else _failed(why) for outcome in outcomes]
 
 
-def _with_reward(given: object, turns: int) -> Outcome:
-    outcome = checked(given)
+def _with_reward(given: object, turns: int, environment: object) -> Outcome:
+    outcome = checked(given, environment)
     if outcome.pending is not None:
         return _failed("finish_group() left it without a reward")
     if outcome.turn_rewards is not None and len(outcome.turn_rewards) != turns:

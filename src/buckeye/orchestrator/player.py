@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -161,7 +162,9 @@ class TaskPlayer:
         play = environment.rollout
         if isinstance(environment, GroupEnvironment):
             play = environment.rollout_in_group
-        played = await play_outcome(lambda: play(task, policy), env.play.timeout or self._timeout)
+        played = await play_outcome(
+            lambda: play(task, policy), env.play.timeout or self._timeout, environment
+        )
         outcome = _with_all_turns(played, policy)
         rollout = Rollout(
             env_name=env.name,
@@ -279,13 +282,17 @@ class RolloutPlayer(TaskPlayer):
         return make_policy
 
 
-async def play_outcome(rollout: Callable[[], Awaitable[Outcome]], timeout: float) -> Outcome:
+async def play_outcome(
+    rollout: Callable[[], Awaitable[Outcome]], timeout: float, environment: object = None
+) -> Outcome:
     """The outcome of a rollout, checked; one with an error if it takes more than `timeout` seconds, raises,
-    or returns something else. Raises CancelledError only if this task itself is cancelled."""
+    or returns something else, with the author's function of the `environment`. Raises CancelledError only if
+    this task itself is cancelled."""
     token = ROLLOUT_ENDS.set(time.monotonic() + timeout)
     try:
         async with asyncio.timeout(timeout):
-            return checked(await rollout())
+            played = rollout()
+            return checked(await played if inspect.isawaitable(played) else played, environment)
     except asyncio.CancelledError:
         task = asyncio.current_task()
         if task is None or task.cancelling():

@@ -146,7 +146,7 @@ def test_a_function(folder, tmp_path):
     for function, said in (
         ("fails", r"KeyError: 'key' \(check.py:9\)"),
         ("leaves", "it ended with code 0"),
-        ("words", "words returned 'good': expected a number"),
+        ("words", r"words \(check.py:12\) returned 'good': expected a number"),
         ("hangs", "it took longer than 1 s"),
     ):
         seconds = 1.0 if function == "hangs" else 60.0

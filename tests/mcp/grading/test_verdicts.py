@@ -6,6 +6,7 @@ import sqlite3
 
 import pytest
 
+from buckeye.mcp.grading import python_runner
 from buckeye.mcp.grading.reading import bound, read_graders
 from buckeye.mcp.grading.worker import judged
 
@@ -218,7 +219,40 @@ def test_a_function_is_looked_for_beside_the_file(tmp_path):
     (tmp_path / "check.py").write_text("def grade(**given):\n    return 1.0\n")
     (found,), _ = read_graders({"python": "check.py:grade"}, tmp_path)
     assert found.python == f"{tmp_path}/check.py:grade"
-    for written, said in (("none.py:grade", "cannot be read"), ("check.py:grad", "Did you mean grade?")):
+    with (tmp_path / "check.py").open("a") as file:
+        file.write("async def later(**given):\n    return 1.0\n")
+    for written, said in (
+        ("none.py:grade", "cannot be read"),
+        ("check.py:grad", "Did you mean grade?"),
+        ("check.py:later", "check.py:3: later is `async def`"),
+    ):
         (problem,) = read_graders([{"python": written}], tmp_path)[1]
         assert problem.path == (0, "python")
         assert said in problem.message
+
+
+GRADES = """import asyncio
+async def later(): return 1.0
+def nothing(**_): pass
+def text(**_): return "good"
+def coroutine(**_): return later()
+def explained(**_): return later(), "because"
+def thing(**_): return object()
+"""
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        ("nothing", "nothing (check.py:3) returned None: expected a number"),
+        ("text", "text (check.py:4) returned 'good': expected a number"),
+        ("coroutine", "coroutine (check.py:5) returned a coroutine, which has to be awaited"),
+        ("explained", "explained (check.py:6) returned a coroutine, which has to be awaited"),
+        ("thing", "thing (check.py:7) returned <object object>: expected a number"),
+    ],
+)
+def test_a_function_that_returns_no_score_is_named_with_its_line(tmp_path, function, said):
+    (tmp_path / "check.py").write_text(GRADES)
+    with pytest.raises(TypeError) as caught:
+        python_runner._called(str(tmp_path / "check.py"), function, {"workdir": None})
+    assert str(caught.value).startswith(said)

@@ -49,6 +49,9 @@ async def slow(task, endpoint):
 async def nothing_to_do(task, endpoint):
     return 0.75
 
+def passes_on(task, endpoint):
+    return nothing_to_do(task, endpoint)
+
 def broken(task, endpoint):
     raise RuntimeError("the agent fell over")
 
@@ -167,6 +170,8 @@ def test_all_its_processes_end_with_a_cancelled_rollout(folder):
 def test_functions_are_agents(folder):
     outcomes, _ = rollouts({"callable": "functions:nothing_to_do"})
     assert [outcome["reward"] for outcome in outcomes] == [0.75, 0.75]
+    outcomes, _ = rollouts({"callable": "functions:passes_on"})  # a coroutine of a plain function
+    assert [outcome["reward"] for outcome in outcomes] == [0.75, 0.75]
     outcomes, _ = rollouts({"callable": "functions.py:echo", "reward": "functions:judge"})
     assert [outcome["components"]["length"] for outcome in outcomes] == [1, 1]  # the ids "a" and "3"
 
@@ -176,8 +181,8 @@ def test_functions_are_agents(folder):
     [
         ({"command": ["no-such-program"]}, "agent", "no-such-program"),
         ({"callable": "functions:broken"}, "agent", "the agent fell over"),
-        ({"callable": "functions:not_a_number"}, "score", "must be a finite number, not 'nan'"),
-        ({"callable": "functions:echo"}, "score", "must be a finite number, not 'None'"),
+        ({"callable": "functions:not_a_number"}, "score", "the reward is nan, which is not finite"),
+        ({"callable": "functions:echo"}, "score", "the reward is None, not a number (functions.py:"),
         ({"callable": "functions:echo", "reward": "functions:no_judge"}, "score", "the judge fell over"),
     ],
 )

@@ -4,6 +4,7 @@ Buckeye; checked on both sides."""
 from __future__ import annotations
 
 import asyncio
+import inspect
 import linecache
 import math
 import re
@@ -27,7 +28,7 @@ _MAX_TURNS = 100_000
 _KEYS = {"reward", "components", "explanations", "stop_reason", "error", "turn_rewards", "handle"}
 
 
-class OutcomeError(Exception):
+class OutcomeError(ValueError):
     """An outcome that cannot be one; the message says what is wrong with it."""
 
 
@@ -60,7 +61,8 @@ def checked_outcome(value: Any) -> dict[str, Any]:
 def failure(boundary: str, kind: str, message: str, trace: Any = None) -> dict[str, Any]:
     """An error as it is sent: where it happened, its class, its message, shortened if it is very long, and
     the frames that it came through."""
-    sent = {"boundary": boundary, "type": kind[:_MAX_NAME], "message": shortened(message)}
+    message = shortened(without_addresses(message))
+    sent = {"boundary": boundary, "type": kind[:_MAX_NAME], "message": message}
     return {**sent, "trace": checked_frames(trace)}
 
 
@@ -79,12 +81,18 @@ def _reward(value: Any, *, later: bool) -> float | None:
     return number(value, "the reward")
 
 
+def check_reward(value: Any) -> None:
+    """Raise OutcomeError for a reward that is nothing like a number, in the line that makes the outcome."""
+    if not isinstance(_plain(value), Real):
+        number(value, "the reward")
+
+
 def number(value: Any, what: str) -> float:
     """A finite number of at most 1e30 as a float, also a scalar of numpy or torch. Raises OutcomeError for
     anything else, which `what` names."""
     plain = _plain(value)
     if not isinstance(plain, Real):
-        raise OutcomeError(f"{what} is {_shown(value)}, not a number")
+        raise OutcomeError(no_number(value, what))
     try:
         found = float(plain)
     except Exception:  # too large, or a number of somebody's own
@@ -148,30 +156,80 @@ def _name(value: Any, what: str) -> str:
 
 
 def _shown(value: Any) -> str:
+    if inspect.iscoroutine(value):
+        value.close()  # else Python warns of it at some later place
+        return f"a coroutine{place_of_code(value.cr_code)}"
+    if inspect.isawaitable(value):
+        return f"a {type(value).__name__}"
     try:
-        text = repr(value)
+        text = without_addresses(repr(value))
     except Exception:
         text = "unprintable"
     return text if len(text) <= 80 else f"{text[:80]}... ({type(value).__name__})"
 
 
+def _advice(value: Any) -> str:
+    """What to do about a value that is not what it should be."""
+    return ": await it" if inspect.isawaitable(value) else ""
+
+
+def without_addresses(text: str) -> str:
+    """A text without the addresses of objects, which make one kind of error many."""
+    return _ADDRESS.sub("", text)
+
+
+def no_number(value: Any, what: str) -> str:
+    """The message about a value in place of a number, which `what` names."""
+    return f"{what} is {_shown(value)}, not a number{_advice(value)}"
+
+
+def no_outcome(value: Any, environment: Any) -> str:
+    """The message about a value that an environment returned in place of an outcome, with the place of the
+    author's function."""
+    name, function = author_function(environment)
+    place = "" if inspect.iscoroutine(value) else place_of_code(getattr(function, "__code__", None))
+    what = _shown(value) if inspect.iscoroutine(value) else f"a {type(value).__name__}"
+    return f"{name} returned {what}, not an Outcome{_advice(value)}{place}"
+
+
+def author_function(environment: Any) -> tuple[str, Any]:
+    """The name of the function that makes outcomes, and the function: not one of Buckeye's own classes."""
+    for name in ("rollout", "grade"):
+        function = getattr(environment, name, None)
+        code = getattr(function, "__code__", None)
+        if code is not None and not _BUCKEYE.search(code.co_filename):
+            return name, function
+    return "the environment", None
+
+
+def place_of_code(code: Any) -> str:
+    """` (FILE:LINE in FUNCTION)` of a function's code; nothing if there is none."""
+    if code is None:
+        return ""
+    return f" ({Path(code.co_filename).name}:{code.co_firstlineno} in {code.co_name})"
+
+
 MAX_FRAMES = 20
 _MAX_FRAME = 400
 _OURS = (*sys.modules[__package__ or ""].__path__, str(Path(asyncio.__file__).parent))
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+(?=[>,)\s]|$)")
+_BUCKEYE = re.compile(r"/buckeye/envs/\w+\.py$")
 _LIBRARY = re.compile(r"/(site-packages|lib/python3[.]\d+)/")
 
 
 def frames_of(error: BaseException, *ours: str) -> list[str]:
     """The newest of the places that an error came through, outermost first, as `FILE:LINE in FUNCTION: CODE`.
 
-    Those in the folders `ours`, in this package and in asyncio are left out, unless there are no others.
+    Those in the folders `ours`, in this package and in asyncio, and code without a file (what `dataclass`
+    writes), are left out, unless there are no others.
     """
     places = []
     frame = error.__traceback__
     while frame is not None:
         places.append((frame.tb_frame.f_code.co_filename, frame.tb_lineno, frame.tb_frame.f_code.co_name))
         frame = frame.tb_next
-    theirs = [place for place in places if not place[0].startswith((*_OURS, *ours))]
+    in_files = [place for place in places if not place[0].startswith("<") and not _BUCKEYE.search(place[0])]
+    theirs = [place for place in in_files if not place[0].startswith((*_OURS, *ours))]
     return [described(*place) for place in (theirs or places)[-MAX_FRAMES:]]
 
 

@@ -98,6 +98,7 @@ async def outcome_with(
     left = deadline - time.monotonic()
     if left <= 0:
         return None
-    outcome = await play_outcome(lambda: environment.rollout(task, policy), min(ROLLOUT_SECONDS, left))
+    seconds = min(ROLLOUT_SECONDS, left)
+    outcome = await play_outcome(lambda: environment.rollout(task, policy), seconds, environment)
     cut_off = outcome.boundary == "timeout" and left < ROLLOUT_SECONDS and time.monotonic() >= deadline
     return None if cut_off else outcome

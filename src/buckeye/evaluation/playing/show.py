@@ -135,7 +135,7 @@ async def play_shown(
     started, environment = time.monotonic(), env.environment
     grouped = isinstance(environment, GroupEnvironment)
     play = environment.rollout_in_group if isinstance(environment, GroupEnvironment) else environment.rollout
-    outcome = await play_outcome(lambda: play(task, policy), timeout)
+    outcome = await play_outcome(lambda: play(task, policy), timeout, environment)
     if grouped:
         (outcome,) = await finished_outcomes(environment, task, [outcome], [policy.turns], timeout=timeout)
     return Record(

@@ -5,8 +5,10 @@ script of its own, and imports nothing of Buckeye."""
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import json
 import math
+import re
 import sys
 import traceback
 from pathlib import Path
@@ -34,11 +36,23 @@ def _called(file: str, function: str, arguments: dict[str, Any]) -> dict[str, An
     spec.loader.exec_module(module)
     if arguments["workdir"] is not None:
         arguments["workdir"] = Path(arguments["workdir"])
-    given = getattr(module, function)(**arguments)
+    called = getattr(module, function)
+    given = called(**arguments)
     score, said = given if isinstance(given, tuple) and len(given) == 2 else (given, "")
     if not isinstance(score, int | float) or not math.isfinite(score):
-        raise TypeError(f"{function} returned {given!r}: expected a number, or a number and a text"[:300])
+        raise TypeError(_wrong(called, score))
     return {"score": float(score), "said": str(said)[:1000]}
+
+
+def _wrong(called: Any, score: Any) -> str:
+    """The message about what a function returned in place of a score."""
+    code = getattr(called, "__code__", None)
+    place = "" if code is None else f" ({Path(code.co_filename).name}:{code.co_firstlineno})"
+    shown = re.sub(r" at 0x[0-9a-fA-F]+", "", repr(score))  # of an object: each would be another message
+    if inspect.iscoroutine(score):
+        score.close()
+        shown = "a coroutine, which has to be awaited"
+    return f"{called.__name__}{place} returned {shown}: expected a number, or a number and a text"[:300]
 
 
 if __name__ == "__main__":

@@ -117,6 +117,11 @@ def _function(import_path: str, folder: Path) -> str:
     except (SyntaxError, ValueError, RecursionError) as error:
         raise OSError(f"{path} is no Python: {error}") from None
     known = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+    for node in tree.body:
+        if isinstance(node, ast.AsyncFunctionDef) and node.name == function:
+            raise OSError(
+                f"{path}:{node.lineno}: {function} is `async def`: write `def`, or asyncio.run in it"
+            )
     if function not in known:
         near = did_you_mean(closest(function, known))
         raise OSError(f"{path} has no function {function}; it has: {', '.join(known) or 'none'}.{near}")

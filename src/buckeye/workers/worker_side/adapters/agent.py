@@ -17,7 +17,6 @@ import importlib
 import importlib.util
 import inspect
 import json
-import math
 import os
 import sys
 import tempfile
@@ -26,6 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from ..outcomes import OutcomeError, no_number, number, place_of_code
 from .agent_tasks import read_tasks
 from .base import (
     Adapter,
@@ -103,7 +103,7 @@ class Agent(Adapter):
                 result = await self._call(self._reward, task, result)
             except Exception as error:
                 return raised("score", error)
-        return to_outcome(result)
+        return to_outcome(result, self._reward or self._function)
 
     async def _call(self, function: Callable[..., Any], *given: Any) -> Any:
         """Call a function, in a thread unless it is asynchronous. A thread cannot be ended: a call that is
@@ -113,7 +113,8 @@ class Agent(Adapter):
         loop = asyncio.get_running_loop()
         running = loop.run_in_executor(self._threads, lambda: function(*given))
         try:
-            return await asyncio.shield(running)
+            answer = await asyncio.shield(running)
+            return await answer if inspect.isawaitable(answer) else answer
         except asyncio.CancelledError:
             await asyncio.wait({running})
             raise
@@ -154,13 +155,18 @@ def addresses(endpoint: Json) -> dict[str, str]:
     }
 
 
-def to_outcome(result: Any) -> Json:
+def to_outcome(result: Any, function: Callable[..., Any] | None = None) -> Json:
     """The outcome of what an agent or a reward function gave: a number, or an object with `reward` and
-    perhaps `components` and `stop_reason`."""
+    perhaps `components` and `stop_reason`. `function` is what gave it, if it was no program."""
     given = result if isinstance(result, dict) else {"reward": result}
     reward, components = given.get("reward"), given.get("components", {})
-    if isinstance(reward, bool) or not isinstance(reward, (int, float)) or not math.isfinite(reward):
-        return failed("score", "NoReward", f"a reward must be a finite number, not {str(reward)[:200]!r}")
+    try:
+        if isinstance(reward, bool):
+            raise OutcomeError(no_number(reward, "the reward"))
+        reward = number(reward, "the reward")
+    except OutcomeError as error:
+        place = place_of_code(getattr(function, "__code__", None))
+        return failed("score", "NoReward", f"{error}{place}")
     unknown = sorted(set(given) - set(RESULT_KEYS))
     if unknown:
         return failed("score", "UnknownKey", f"{unknown[0]!r} is none of {', '.join(RESULT_KEYS)}")

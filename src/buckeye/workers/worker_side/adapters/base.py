@@ -84,6 +84,7 @@ def failed(boundary: Boundary, kind: str, message: str, trace: Sequence[str] = (
 def raised(boundary: Boundary, error: BaseException) -> Json:
     """The outcome of a rollout in which `error` was raised, with what caused it."""
     kind, said, trace = type(error).__name__, [str(error)], frames_of(error)
+    boundary = "score" if kind == "OutcomeError" else boundary
     while (cause := error.__cause__) is not None and len(said) < 4:
         error = cause
         said.append(f"{type(error).__name__}: {error}")

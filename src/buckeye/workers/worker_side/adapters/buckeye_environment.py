@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,6 +12,7 @@ from importlib import metadata
 from types import ModuleType
 from typing import Any
 
+from ..outcomes import no_outcome
 from .base import Adapter, AdapterError, Json, failed, raised
 from .model import ModelError, chat
 
@@ -76,11 +78,14 @@ class BuckeyeEnvironment(Adapter):
         self._base.ROLLOUT_ENDS.set(time.monotonic() + context["deadline"])
         played = self._base.Task(id=task["id"], messages=tuple(task["messages"]), data=task["data"])
         try:
-            outcome = await self._env.rollout(played, _Policy(self._base, endpoint))
+            outcome = self._env.rollout(played, _Policy(self._base, endpoint))
+            outcome = await outcome if inspect.isawaitable(outcome) else outcome
         except ModelError as error:
             return raised("model", error)
         except Exception as error:
             return raised("step", error)
+        if not isinstance(outcome, self._base.Outcome):
+            return failed("score", "OutcomeError", no_outcome(outcome, self._env))
         if outcome.error is not None:
             return failed(outcome.boundary or "step", "OutcomeError", str(outcome.error))
         fields = ("reward", "components", "explanations", "stop_reason", "turn_rewards")
