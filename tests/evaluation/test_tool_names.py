@@ -99,6 +99,14 @@ def test_a_call_that_could_not_be_read_is_sent_back():
     assert STRICT.fullmatch(called(asked[0]["messages"][1]))
 
 
+def test_text_parts_are_sent_as_one_text_and_others_as_they_are():
+    policy, asked = hosted()
+    image = [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": "x"}}]
+    messages = [{"role": "user", "content": content} for content in ([{"type": "text", "text": "a"}], image)]
+    ask(policy, messages, "read")
+    assert [message["content"] for message in asked[0]["messages"]] == ["a", image]
+
+
 def test_a_refused_tool_is_named(refusal):
     policy, _ = hosted(lambda name: "-" in name)
     with refusal(InferenceError):

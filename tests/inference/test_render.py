@@ -105,9 +105,26 @@ def test_a_template_that_refuses_is_one_message(save_renderer, refusal):
         renderer.render(QUESTION)
 
 
-def test_content_that_is_no_text_is_one_message(renderer, refusal):
+STRINGS_ONLY = CHAT_TEMPLATE.replace("m['content']", "m['content'] if m['content'] is string else ''")
+TEXT, IMAGE = {"type": "text", "text": "the dog?"}, {"type": "image_url", "image_url": {"url": "x"}}
+
+
+@pytest.mark.parametrize(
+    "content", [[TEXT, IMAGE], [{"type": "input_audio"}], [{"type": "text"}], ["the dog?"], 5, {"text": "a"}]
+)
+def test_content_that_is_no_text_is_one_message(renderer, content, refusal):
     with refusal(UsageError):
-        renderer.render([{"role": "user", "content": [{"type": "text", "text": "the dog?"}]}])
+        renderer.render([*QUESTION, {"role": "user", "content": content}])
+
+
+def test_text_parts_are_joined(save_renderer):
+    """Also for a template that would leave out what is no string."""
+    parts = [{"type": "text", "text": "What is "}, {"type": "text", "text": "the dog?", "cache_control": {}}]
+    for template in (CHAT_TEMPLATE, STRINGS_ONLY):
+        renderer = save_renderer(template)
+        whole = renderer.render([{"role": "user", "content": "What is the dog?"}])
+        assert renderer.render([{"role": "user", "content": parts}]).ids == whole.ids
+        assert renderer.render([{"role": "user", "content": tuple(parts)}]).ids == whole.ids
 
 
 def test_without_a_template_messages_cannot_be_rendered(tokenizer, tmp_path, refusal):

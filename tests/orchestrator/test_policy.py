@@ -49,6 +49,26 @@ def test_the_mask_covers_exactly_the_sampled_tokens(turns, rewrites, seed):
             assert (logprob, version) == ((-0.5, 5) if masked else (0.0, -1))
 
 
+def test_text_parts_are_what_their_text_is():
+    """In a task and in a call, the recorded messages too."""
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    task = Task(id="t", messages=[{"role": "user", "content": parts}])
+    assert list(task.messages) == [{"role": "user", "content": "ab"}]
+    policies = [make_policy(FakeEngine()) for _ in range(2)]
+    for policy, content in zip(policies, ("ab", parts), strict=True):
+        message = {"role": "user", "content": content}
+        reply = asyncio.run(policy.chat([message]))
+        asyncio.run(policy.chat([message, reply.message, {"role": "tool", "content": content}]))
+    with_text, with_parts = policies
+    assert [s.token_ids for s in with_parts.segments] == [s.token_ids for s in with_text.segments]
+    assert (list(with_parts.messages), with_parts.branched) == (list(with_text.messages), 0)
+
+
+def test_a_task_with_other_parts_is_unchanged():
+    messages = ({"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image_url"}]},)
+    assert Task(id="t", messages=messages).messages == messages
+
+
 def test_recorded_messages_are_copies_of_those_of_the_environment():
     p = make_policy(FakeEngine())
     messages = asyncio.run(converse(p, 2))

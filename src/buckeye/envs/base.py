@@ -22,6 +22,30 @@ apply."""
 Tool = Mapping[str, Any]
 """One tool in the OpenAI form: `{"type": "function", "function": {"name", "description", "parameters"}}`."""
 
+
+def joined_parts(message: Message) -> Message:
+    """Return the message with its text parts (`[{"type": "text", "text": "..."}]`) as one text; with other
+    parts, which `first_other_part` names, it is unchanged."""
+    if not _has_parts(message) or first_other_part(message["content"]) is not None:
+        return message
+    return {**message, "content": "".join(part["text"] for part in message["content"])}
+
+
+def _has_parts(message: Message) -> bool:
+    return isinstance(message.get("content"), list | tuple)
+
+
+def first_other_part(content: Sequence[Any]) -> tuple[int, str] | None:
+    """Return the number and type of the first part that is not text; None if all are."""
+    for number, part in enumerate(content, start=1):
+        kind = part.get("type", "text") if isinstance(part, Mapping) else type(part).__name__
+        if kind != "text":
+            return number, str(kind)
+        if not isinstance(part.get("text"), str):
+            return number, "without a `text`"
+    return None
+
+
 START = "start"
 """The name in a task's data of what its world begins with, where the prompt does not say that: two tasks that
 differ in it are two, though they are asked in the same words."""
@@ -41,6 +65,10 @@ class Task:
     id: str
     messages: tuple[Message, ...]
     data: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if any(isinstance(message, Mapping) and _has_parts(message) for message in self.messages):
+            object.__setattr__(self, "messages", tuple(map(joined_parts, self.messages)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

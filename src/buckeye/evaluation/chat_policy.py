@@ -13,7 +13,16 @@ from typing import Any
 import httpx
 
 from buckeye.base.storage import well_formed
-from buckeye.envs.base import NO_OPTIONS, CallOptions, FinishReason, Message, OptionsPolicy, Reply, Tool
+from buckeye.envs.base import (
+    NO_OPTIONS,
+    CallOptions,
+    FinishReason,
+    Message,
+    OptionsPolicy,
+    Reply,
+    Tool,
+    joined_parts,
+)
 from buckeye.errors import InferenceError, PromptTooLongError
 from buckeye.evaluation.tool_names import ToolNames
 from buckeye.monitor.redact import redacted
@@ -135,6 +144,7 @@ class ChatPolicy(OptionsPolicy):
         """Sample the next message, with options that are sent to the server. A conversation that has become
         too long gets an empty reply with finish reason "length". Raises InferenceError if the very first
         prompt is too long."""
+        messages = [joined_parts(message) for message in messages]
         names = ToolNames(tools, messages)
         sent = [names.sent_message(_sent(message)) for message in messages]
         body: dict[str, Any] = {"messages": sent, **self.sampling.body(self.turns)}

@@ -21,6 +21,7 @@ from buckeye.envs.base import (
     Reply,
     ReplyTokens,
     Tool,
+    joined_parts,
 )
 from buckeye.errors import InferenceError, PromptTooLongError, UsageError
 from buckeye.inference.client import Generation, SamplingParams
@@ -129,7 +130,8 @@ class RecordingPolicy(OptionsPolicy):
         InferenceError if no engine answers, if one gives the reply up, or (PromptTooLongError) if the very
         first prompt does not fit, and UsageError for what the chat template refuses.
         """
-        messages, tools = copy.deepcopy((list(messages), list(tools)))  # an environment may change its own
+        # an environment may change its own
+        messages, tools = copy.deepcopy(([joined_parts(message) for message in messages], list(tools)))
         prompt = self._samples.chat_prompt(messages, tools)
         opening = NO_OPENING
         if options.must_call:

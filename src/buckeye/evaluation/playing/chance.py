@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from buckeye.envs.base import Message, Reply, Tool
+from buckeye.monitor.conversation import as_text
 
 _MOST_CALLS = 30
 _ANSWERS = 0.15
@@ -70,7 +71,7 @@ def literal(value: Any) -> str:
 
 def words_of(messages: Sequence[Message]) -> list[str]:
     """Quotations, numbers and words of what it was asked and answered; never none."""
-    read = [str(message["content"]) for message in messages if message["role"] in ("user", "tool")]
+    read = [as_text(message.get("content")) for message in messages if message["role"] in ("user", "tool")]
     found = (next(filter(None, match)) for text in read for match in _WORD.findall(text))
     return list(dict.fromkeys(found)) or ["nothing"]
 

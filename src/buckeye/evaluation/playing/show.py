@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from buckeye.envs.base import (
     TextCaller,
     Tool,
 )
+from buckeye.monitor.conversation import as_text
 from buckeye.orchestrator.environments import NamedEnvironment
 from buckeye.orchestrator.group_environments import finished_outcomes
 from buckeye.orchestrator.player import play_outcome
@@ -70,12 +70,8 @@ class ShownPolicy(OptionsPolicy):
 def shown_message(message: Message) -> str:
     """A message under its role, with the calls that it makes."""
     calls = [call["function"] for call in message.get("tool_calls") or ()]
-    lines = [f"[{message['role']}]", *filter(None, [_text(message.get("content"))])]
+    lines = [f"[{message['role']}]", *filter(None, [as_text(message.get("content"))])]
     return printable("\n".join([*lines, *(f"{one['name']}({one['arguments']})" for one in calls)]))
-
-
-def _text(content: Any) -> str:
-    return content if isinstance(content, str) else json.dumps(content, ensure_ascii=False, default=str)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Any
 
-from buckeye.envs.base import Message, Tool
+from buckeye.envs.base import Message, Tool, first_other_part, joined_parts
 from buckeye.errors import UsageError
 from buckeye.inference.render.literal_text import Literal
 from buckeye.inference.render.tools_as_text import fold_calls, plain_messages
@@ -55,7 +55,8 @@ class ChatTemplate:
 
         Raises `UsageError` if the template refuses, or if there is none.
         """
-        messages = [self.literal.marked(message) for message in messages]
+        texts = [_with_text(message, number) for number, message in enumerate(messages, start=1)]
+        messages = [self.literal.marked(message) for message in texts]
         tools = [self.literal.marked_tool(tool) for tool in tools]
         if self.speaks_tools:
             return self._render([readable(message) for message in messages], tools, prompt=prompt)
@@ -147,6 +148,18 @@ def _reason(error: Exception) -> str:
 def opens_thinking(prompt: str) -> bool:
     """Whether a prompt has begun the reasoning for the model."""
     return prompt.rstrip().endswith("<think>")
+
+
+def _with_text(message: Message, number: int) -> Message:
+    """Return the message with its content as one text. Raises UsageError for content that is none."""
+    message = joined_parts(message)
+    content = message.get("content")
+    if content is None or isinstance(content, str):
+        return message
+    what = f"it is {type(content).__name__}, not a text"
+    if isinstance(content, list | tuple) and (other := first_other_part(content)) is not None:
+        what = f"part {other[0]} is {other[1]}, not text"
+    raise UsageError(f"content of message {number} ({message.get('role')}): {what}")
 
 
 def readable(message: Message) -> dict[str, Any]:

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from buckeye.envs.base import Message, Tool
-from buckeye.errors import UsageError
 
 _TOOLS = """\
 You can call these tools:
@@ -36,10 +35,8 @@ def plain_messages(messages: Sequence[Message], tools: Sequence[Tool]) -> list[d
 
 
 def fold_calls(message: Message) -> dict[str, Any]:
-    """A message whose calls are text of its content. Raises `UsageError` for content that is no text."""
+    """A message whose calls are text of its content."""
     content = message.get("content")
-    if not isinstance(content, str | None):
-        raise UsageError(f"the content of a message is {type(content).__name__}; it has to be a text")
     folded = {key: value for key, value in message.items() if key != "tool_calls"}
     calls = [_call(call["function"]) for call in message.get("tool_calls") or ()]
     folded["content"] = "\n".join([text for text in (content,) if text] + calls)
