@@ -24,8 +24,8 @@ Tool = Mapping[str, Any]
 
 
 def joined_parts(message: Message) -> Message:
-    """Return the message with its text parts (`[{"type": "text", "text": "..."}]`) as one text. One with other
-    parts, which `first_other_part` names, is unchanged."""
+    """Return the message with its text parts (`[{"type": "text", "text": "..."}]`) as one text; with other
+    parts, which `first_other_part` names, it is unchanged."""
     if not _has_parts(message) or first_other_part(message["content"]) is not None:
         return message
     return {**message, "content": "".join(part["text"] for part in message["content"])}

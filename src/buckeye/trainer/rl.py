@@ -22,8 +22,8 @@ from buckeye.base.storage import step_directory
 from buckeye.config.shared import most_token_age
 from buckeye.config.trainer import TrainerConfig
 from buckeye.errors import FinalRunError
-from buckeye.monitor.metrics import MetricsLog, Stopwatch
 from buckeye.monitor.log import SUCCESS
+from buckeye.monitor.metrics import MetricsLog, Stopwatch
 from buckeye.monitor.signals import training_level
 from buckeye.trainer.batch_loss import BatchLoss, load_reference, samples_to_train
 from buckeye.trainer.batch_receiver import BatchReceiver

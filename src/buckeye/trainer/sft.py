@@ -14,8 +14,8 @@ import torch
 from buckeye.base.process import StopFlag, run_identity
 from buckeye.config.sft import SFTConfig
 from buckeye.errors import CheckpointError
-from buckeye.monitor.metrics import MetricsLog, Stopwatch
 from buckeye.monitor.log import SUCCESS
+from buckeye.monitor.metrics import MetricsLog, Stopwatch
 from buckeye.monitor.signals import training_level
 from buckeye.trainer.batch_loss import over_micro_batches
 from buckeye.trainer.data.chat_data import ChatFile, ChatFormat, ChatSample

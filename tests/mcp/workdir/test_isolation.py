@@ -6,6 +6,8 @@ import logging
 import random
 
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 from tests.mcp.environment.http_server import mcp_by_http
 from tests.mcp.gym import mapping
 from tests.mcp.workdir.test_folder import config, task
@@ -91,10 +93,71 @@ def test_what_cannot_be_played_is_said_and_no_pass():
     assert "0.001 s" in str(found)
 
 
-def plays(texts):
+def plays(texts, processes=None):
     """Two alone, four side by side, and the others alone."""
-    made = [Play(said=[("look()", text)], mark=f"word{place:08x}") for place, text in enumerate(texts)]
+    processes = processes or [(0, 0)] * len(texts)
+    made = [
+        Play(said=[("look()", text)], mark=f"word{place:08x}", processes=given)
+        for place, (text, given) in enumerate(zip(texts, processes, strict=True))
+    ]
     return made[:2], made[2:6], made[6:]
+
+
+@st.composite
+def given_out(draw):
+    """The process ids of 15 plays in a fresh container; those side by side have the same ones."""
+    last = draw(st.integers(2, 300 - 15 * 6))
+    ranges = []
+    for place in range(15):
+        if not 2 < place < 6:  # those side by side began with the third
+            first, last = last, last + draw(st.integers(1, 6))
+        ranges.append((first, last))
+    return ranges
+
+
+TEXTS = st.lists(
+    st.one_of(
+        st.integers(0, 300).map(str),
+        st.floats(0, 300).map(lambda value: f"{value:.2f}"),
+        st.sampled_from(["width 97 px", "0.97", "97%", "v1.97.2", "[97]", "port-97", "x97", "1,097", "-97"]),
+    ),
+    max_size=6,
+).map(" ".join)
+
+
+@given(given_out(), TEXTS)
+def test_numbers_that_equal_a_process_id_are_no_state(processes, text):
+    """In a fresh container the ids are small: here 0.97 was another number after process 97."""
+    assert suspicious(*plays([text] * 15, processes)) == []
+
+
+@given(
+    given_out(),
+    TEXTS,
+    st.sampled_from(["by {}", "[{}]", "server-{}.log", "pid={}", "process {} of {}"]),
+    st.data(),
+)
+def test_process_ids_are_no_state(processes, text, form, data):
+    own = [data.draw(st.integers(low + 1, high)) for low, high in processes]
+    texts = [f"{text} {form.replace('{}', str(pid))} {text}" for pid in own]
+    assert suspicious(*plays(texts, processes)) == []
+
+
+@given(given_out(), st.integers(2, 300), st.integers(1, 3))
+def test_a_number_that_counts_is_found_among_process_ids(processes, start, step):
+    counted = [start + step * place for place in range(15)]
+    assume(not all(low <= value <= high for value, (low, high) in zip(counted, processes, strict=True)))
+    texts = [f"server [{high}]: visit {value}" for value, (_, high) in zip(counted, processes, strict=True)]
+    assert suspicious(*plays(texts, processes)) != []
+
+
+@pytest.mark.parametrize("form", ["{} by pid 41", "{} (process id: 41)", "{} at /proc/41/fd"])
+def test_a_process_of_others_hides_no_state(form):
+    """The id of a gateway, say, which is in the range of no play or of one."""
+    processes = [(30 + 5 * place, 35 + 5 * place) for place in range(15)]
+    assert suspicious(*plays([form.format("made")] * 15, processes)) == []
+    texts = [form.format("made"), *[form.format("is there already")] * 14]
+    assert suspicious(*plays(texts, processes)) != []
 
 
 @pytest.mark.parametrize(

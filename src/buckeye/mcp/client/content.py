@@ -14,7 +14,7 @@ _TEXTS = ("text/", "application/json", "application/xml", "application/yaml")
 def text_and_dropped(parts: Sequence[types.ContentBlock]) -> tuple[str, Counter[str]]:
     """Return the text of all parts, and how many of each kind have none."""
     texts = [_text_of(part) for part in parts]
-    dropped = Counter(part.type for part, text in zip(parts, texts, strict=True) if text is None)
+    dropped = Counter[str](part.type for part, text in zip(parts, texts, strict=True) if text is None)
     return "\n".join(text for text in texts if text is not None), dropped
 
 

@@ -67,19 +67,22 @@ def read_messages(line: bytes) -> tuple[list[types.JSONRPCMessage], bool]:
     except ValueError:
         found = loosely_read(line)
     read: list[types.JSONRPCMessage] = []
-    is_garbage = not isinstance(found, dict | list)
+    is_garbage = not found or not isinstance(found, dict | list)
     for one in found if isinstance(found, list) else [found]:  # a batch, as MCP of 2025-03-26 has them
+        if not isinstance(one, dict) or not one.keys() & {"id", "method"}:
+            is_garbage = True
+            continue
         try:
             read.append(types.jsonrpc_message_adapter.validate_python(one, by_name=False))
-        except ValueError as error:
+        except ValueError:
             is_garbage = True
-            read += _refusal(one, error)
+            read += _refusal(one)
     return read, is_garbage
 
 
-def _refusal(found: Any, error: ValueError) -> Iterator[types.JSONRPCError]:
+def _refusal(found: dict[str, Any]) -> Iterator[types.JSONRPCError]:
     """The error that stands for an answer that is no message."""
-    request_id = found.get("id") if isinstance(found, dict) and "method" not in found else None
+    request_id = None if "method" in found else found.get("id")
     if isinstance(request_id, int | str) and not isinstance(request_id, bool):
         shown = json.dumps(found, ensure_ascii=False)[:200]
         said = types.ErrorData(code=types.PARSE_ERROR, message=f"its answer is no message of MCP: {shown}")

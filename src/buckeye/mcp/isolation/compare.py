@@ -17,6 +17,7 @@ _NOISE = re.compile(
     r"|\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d(?::\d\d(?:[.,]\d+)?)?(?:Z|[+-]\d\d:?\d\d)?)?"
     r"|\b\d+(?:\.\d+)?\s?(?:[nmµu]?s|sec|seconds|milliseconds)\b"
     r"|\b\d\d?:\d\d(?::\d\d(?:[.,]\d+)?)?\b|\b\d{10,}(?:\.\d+)?\b|\b(?=[a-f]*\d)(?=\d*[a-f])[0-9a-f]{7,}\b"
+    r"|\b(?i:p?pid|process(?:\s+id)?)\W{1,3}\d+\b|/proc/\d+\b"
 )
 _TOKEN = re.compile(r"-?\d+(?:\.\d+)?|\w+|[^\w\s]")
 _LONGEST = 60
@@ -50,7 +51,9 @@ def suspicious(before: Sequence[Play], beside: Sequence[Play], after: Sequence[P
     some that were played `beside` each other: one leaves a suspicion, nine settle it."""
     found = []
     for place, (what, _) in enumerate(before[0].said):
-        groups = [[_text_of(play, place) for play in plays] for plays in (before, beside, after)]
+        everyone = [*before, *beside, *after]
+        texts = iter(_without_processes([_text_of(play, place) for play in everyone], everyone))
+        groups = [[next(texts) for _ in plays] for plays in (before, beside, after)]
         if (worst := _shares(*groups)) is not None:
             alone = groups[0][0]
             pairs = enumerate(zip(alone, worst, strict=False))
@@ -61,14 +64,34 @@ def suspicious(before: Sequence[Play], beside: Sequence[Play], after: Sequence[P
 
 
 def _text_of(play: Play, place: int) -> str:
-    return _shown(play.said[place][1], play) if place < len(play.said) else "(the rollout had ended)"
-
-
-def _shown(text: str, play: Play) -> str:
     """A text in which what may differ always has the same name."""
-    text = _NOISE.sub("#", text.replace(play.mark, OWN))
+    if place >= len(play.said):
+        return "(the rollout had ended)"
+    return _NOISE.sub("#", play.said[place][1].replace(play.mark, OWN))
+
+
+def _without_processes(texts: Sequence[str], plays: Sequence[Play]) -> list[str]:
+    """The texts without the process ids in them. A number is one where, at its place in the texts, each play
+    has a number that the system gave out during that play: small ids equal many numbers that are none."""
+    tokens = [list(_TOKEN.finditer(text)) for text in texts]
+    if len({len(found) for found in tokens}) > 1:
+        return list(texts)
+    columns = [
+        place
+        for place, column in enumerate(zip(*tokens, strict=True))
+        if all(_is_process(match[0], play) for match, play in zip(column, plays, strict=True))
+    ]
+    shown = []
+    for text, found in zip(texts, tokens, strict=True):
+        for place in reversed(columns):
+            text = f"{text[: found[place].start()]}#{text[found[place].end() :]}"
+        shown.append(text)
+    return shown
+
+
+def _is_process(token: str, play: Play) -> bool:
     low, high = play.processes
-    return re.sub(r"\b\d{2,9}\b", lambda m: "#" if low <= int(m[0]) <= high else m[0], text)
+    return token.lstrip("-").isdecimal() and low <= abs(int(token[:20])) <= high
 
 
 def _shares(before: list[str], beside: list[str], after: list[str]) -> str | None:
