@@ -45,7 +45,7 @@ def test_a_run_elsewhere_is_stopped_from_here(tmp_path, model):
     with sshd(tmp_path / "host") as host:
         running = laptop.start("--provider", "ssh", "--host", host.address, "--identity-file", host.key)
         wait_for(lambda: "Step 1/" in laptop.said(), laptop.said)
-        attach = laptop.command("attach", "outputs/run").split()
+        attach = laptop.command("pods", "attach", "outputs/run").split()
         assert attach[:2] == ["ssh", "-t"]
         assert attach[-4:-1] == ["tmux", "-L", attach[-2]]
         laptop.command("stop", "outputs/run")
