@@ -275,7 +275,7 @@ def test_the_log_probs_of_a_hosted_model_are_told_where_it_tells_them(told, expe
 
 
 @pytest.mark.parametrize(
-    "arguments", ['{"word": "dog', "[1]", "", '"dog"', "\ud83d not JSON".encode("utf-8", "replace").decode()]
+    "arguments", ['{"word": "dog', "[1]", '"dog"', "\ud83d not JSON".encode("utf-8", "replace").decode()]
 )
 def test_a_call_with_a_name_is_told_whatever_its_arguments_are(arguments):
     """As it was written in OpenAI's dialects; Anthropic's has no place for what is no object."""
@@ -292,6 +292,15 @@ def test_a_call_with_a_name_is_told_whatever_its_arguments_are(arguments):
     assert [block.type for block in message.content] == ["text"]
     assert arguments in message.content[0].text
     assert message.stop_reason == "end_turn"
+
+
+@pytest.mark.parametrize("arguments", ["", "null"])
+def test_a_call_without_arguments_is_a_call_in_every_dialect(arguments):
+    call = {**CALL, "function": {"name": "find", "arguments": arguments}}
+    said = {"role": "assistant", "content": "", "tool_calls": [call]}
+    chat, _, message = dialects(Saying(said), tools=True)
+    assert chat.choices[0].finish_reason == "tool_calls"
+    assert [(block.type, block.input) for block in message.content] == [("tool_use", {})]
 
 
 def test_a_call_without_a_name_is_told_as_text():

@@ -152,7 +152,8 @@ def trained_on(kind: str, config: Mapping[str, Any]) -> str:
     """Return the names of the data or environments."""
     if kind == "sft":
         return Path(str(value_at(config, "data.path") or _UNKNOWN)).name
-    environments = value_at(config, "orchestrator.env") or [{}]
+    found = value_at(config, "orchestrator.env")
+    environments = found if isinstance(found, list) and found else [{}]
     names = [str(value_at(environment, "id") or _UNKNOWN) for environment in environments]
     return ", ".join(Path(name).stem if name.endswith(".py") else public_name(name) for name in names)
 
