@@ -19,7 +19,7 @@ settings.register_profile(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
-settings.register_profile("quick", settings.get_profile("any machine"), max_examples=25)
+settings.register_profile("quick", settings.get_profile("any machine"), max_examples=15)
 settings.load_profile("any machine")
 
 _SESSION_FOLDER = pytest.StashKey[Path]()

@@ -92,6 +92,7 @@ DEFECTS = [
 ]
 
 
+SLOW = {"number shown", "echo", "letters", "dump", "too much", "endless"}
 ALONE = {"shown", "overlap", "wrong probe", "swallows", "echo", "uneven choice"}
 WITH_OTHERS = {
     "number shown": {"no answer in the prompt", "content-free policies"},  # it is the last number
@@ -101,7 +102,11 @@ WITH_OTHERS = {
 
 
 @pytest.mark.parametrize(
-    ("variant", "degree", "name", "why"), DEFECTS, ids=[variant for variant, *_ in DEFECTS]
+    ("variant", "degree", "name", "why"),
+    [
+        pytest.param(*defect, marks=[pytest.mark.slow] if defect[0] in SLOW else [], id=defect[0])
+        for defect in DEFECTS
+    ],
 )
 def test_a_defect_is_found_by_name_and_has_its_degree(variant, degree, name, why):
     report = check(variant, sample=2 if variant == "endless" else 15 if degree == ERROR else 60)

@@ -27,7 +27,9 @@ SETTINGS = [
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("family", ["qwen3", "qwen2", "llama"])
+@pytest.mark.parametrize(
+    "family", ["qwen3", *(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen2", "llama"))]
+)
 def test_sampled_tokens_are_those_of_a_cpu(make_model, family, device):
     directory = make_model(family).directory
 

@@ -257,7 +257,7 @@ def computed_or_refused(family, monkeypatch):
     return check
 
 
-@pytest.mark.parametrize("examples", [8, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("examples", [4, pytest.param(200, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("family", ARCHITECTURES)
 @pytest.mark.parametrize("property_of", [computed, computed_or_refused])
 def test_what_is_read_is_computed_as_transformers_does(property_of, family, examples, monkeypatch):

@@ -15,6 +15,8 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 from collection import GROUPS, LAWS, SIZE, simulate
 
+LAWS_OF_UNITS = [law if law == "two kinds" else pytest.param(law, marks=pytest.mark.slow) for law in LAWS]
+
 
 def checked(result):
     """What holds of every run, whatever the law and the settings."""
@@ -32,7 +34,7 @@ def ages(result):
     ]
 
 
-@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("law", LAWS_OF_UNITS)
 @pytest.mark.parametrize(("level", "scarce"), [(0, False), (1, True), (2, False), (4, True)])
 def test_without_oversampling_nothing_is_lost_and_long_rollouts_are_trained_as_often(law, level, scarce):
     result = checked(simulate("buckeye", law, level=level, scarce=scarce, batches=12))
@@ -42,7 +44,7 @@ def test_without_oversampling_nothing_is_lost_and_long_rollouts_are_trained_as_o
     assert max(ages(result)) <= (8 if level else 0)
 
 
-@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("law", LAWS_OF_UNITS)
 @pytest.mark.parametrize("age", [1, 3])
 def test_a_young_age_makes_batches_wait_and_loses_nothing(law, age):
     result = checked(simulate("buckeye", law, level=1, age=age, batches=12))

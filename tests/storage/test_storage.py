@@ -55,8 +55,15 @@ def _put(version: str):
     return fill
 
 
-@pytest.mark.parametrize("kind", ["file", "directory"])
-@pytest.mark.parametrize("existed", [True, False])
+@pytest.mark.parametrize(
+    ("kind", "existed"),
+    [
+        ("file", True),
+        ("directory", True),
+        pytest.param("file", False, marks=pytest.mark.slow),
+        pytest.param("directory", False, marks=pytest.mark.slow),
+    ],
+)
 def test_a_writer_killed_anywhere_leaves_the_old_state_or_the_new_one(tmp_path, kind, existed):
     def state(final: Path) -> str:
         if kind == "file":
