@@ -278,7 +278,7 @@ FINDS = {
 
 
 def check_degenerate(kind):
-    options = CheckOptions(sample=20, limit=0.03, budget=1.0)
+    options = CheckOptions(sample=20, limit=0.03, budget=10.0)
     report = asyncio.run(check_environment(DEGENERATE, {"kind": kind}, options))
     json.dumps(report.to_json()).encode()
     assert [check.name for check in report.checks if check.status == "error"] == FINDS.get(kind, [])
