@@ -60,7 +60,7 @@ ROOMS = {
     "tasks": Room(("orchestrator/task_sampler.py",), ("tests/orchestrator",)),
     "batches": Room(
         ("transport/*.py", "orchestrator/batch.py"),
-        ("tests/transport", "tests/orchestrator"),
+        ("tests/transport", "tests/orchestrator", "tests/remote/test_object_store.py"),
     ),
     "checkpoints": Room(
         ("transport/checkpoint/*.py",),
