@@ -45,14 +45,14 @@ def parse_json_lines(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
 
 def loosely_read(line: bytes) -> Any:
     """Return the value of JSON that strict parsers refuse; None if it is no JSON. Half a surrogate pair and
-    bytes that are no UTF-8 become U+FFFD; control characters may stand in texts."""
+    bytes that are no UTF-8 become U+FFFD; control characters may occur in texts."""
     try:
         return well_formed(json.loads(line.decode("utf-8-sig", "replace"), strict=False))
     except (ValueError, RecursionError):
         return None
 
 
-def mended(line: bytes) -> bytes:
+def fixed_json(line: bytes) -> bytes:
     """Return JSON that every parser reads, in place of JSON that only `loosely_read` does. What is no JSON
     is unchanged."""
     try:

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import logging
 import os
 import re
 import secrets
-import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,8 +22,6 @@ from buckeye.base.process import is_secret
 from buckeye.base.request_gate import is_loopback
 from buckeye.base.storage import is_locked, write_file
 from buckeye.errors import UsageError
-
-log = logging.getLogger(__name__)
 
 ENV_FILE = ".env"
 HOME_VARIABLE = "BUCKEYE_HOME"
@@ -146,7 +142,6 @@ def made_key(name: str, port: int) -> Iterator[str]:
     write_file(path, value, mode=0o600)
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     fcntl.flock(handle, fcntl.LOCK_EX)  # of a server that was killed it is not
-    log.info("Clients send the key of this start: export %s=$(cat %s)", name, shlex.quote(str(path)))
     try:
         yield value
     finally:

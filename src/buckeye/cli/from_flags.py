@@ -141,8 +141,8 @@ def _plan(words: Words, flags: TrainFlags, place: Place, file: Path, dataset: st
 
 
 def _wandb_project(words: Words, environment: str) -> str | None:
-    """Return the project in Weights & Biases of a run for which its key is known; None where the run is
-    logged elsewhere, or not."""
+    """Return the project in Weights & Biases if its key is known; None if the run is logged elsewhere, or
+    `--no-wandb` is set."""
     if words.flags.no_wandb or words.logs_itself or not key("WANDB_API_KEY"):
         return None
     if not words.flags.remote and find_spec("wandb") is None:

@@ -56,7 +56,7 @@ def start_from_adapter(config: T) -> T:
 
 
 def _run_changes(config: RLConfig) -> dict[str, Any]:
-    """What changes in the sections of a run, which all name the model."""
+    """Return the changes to the sections of a run, which all name the model."""
     model = config.trainer.model
     started = start_model(model)
     if started is model:
@@ -92,7 +92,7 @@ def start_model(model: ModelConfig) -> ModelConfig:
 
 
 def _continued(lora: LoRAConfig, folder: Path, content: Mapping[str, Any]) -> LoRAConfig:
-    """The settings of an adapter that is trained further."""
+    """Return the settings of an adapter that is trained further."""
     merge = "Leave experimental.lora out to train the model that it is merged into"
     others = [f"{key} = {content[key]!r}" for key in _OTHER_KINDS if content.get(key)]
     if content.get("peft_type", "LORA") != "LORA":

@@ -74,7 +74,7 @@ class ModelConfig(BaseConfig):
 
     name: str = "Qwen/Qwen3-0.6B"
     """A model directory, or a name on the Hugging Face hub; or the folder of an adapter, which sets `adapter`
-    and stands for its base."""
+    and names its base."""
     adapter: Path | None = None
     """The folder of an adapter to start from: with experimental.lora it is trained further, without it is
     merged into the model, which is trained whole."""

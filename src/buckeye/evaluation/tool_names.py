@@ -14,7 +14,7 @@ _PLACE = re.compile(r"\btools(?:\[|\.|', |/)(\d+)")
 
 
 class ToolNames:
-    """The name that a server knows each tool by: its own where every server accepts that one."""
+    """The name of each tool for a server: unchanged where every server accepts it."""
 
     def __init__(self, tools: Sequence[Tool], messages: Sequence[Message]) -> None:
         self._offered = [str(tool["function"]["name"]) for tool in tools]
@@ -31,7 +31,7 @@ class ToolNames:
         self._own = {sent: name for name, sent in self._sent.items() if name in self._offered}
 
     def sent(self, name: str) -> str:
-        """The name that the server knows a tool by."""
+        """Return the name under which the server gets a tool."""
         return self._sent.get(name, name)
 
     def sent_tools(self, tools: Iterable[Tool]) -> list[Tool]:
@@ -49,7 +49,7 @@ class ToolNames:
         return self._with_calls(message, self._own)
 
     def explained(self, problem: str) -> str:
-        """What a server refused, with the name of the tool that it refused by its number."""
+        """Return the refusal of a server with the name of the tool that it gives by number."""
         match = _PLACE.search(problem)
         if match is None or int(match[1]) >= len(self._offered):
             return problem

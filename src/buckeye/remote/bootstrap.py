@@ -31,7 +31,7 @@ _SAID = "buckeye: "
 EXTRAS = ("train", "mcp")
 """Extras of Buckeye that every machine gets; a run adds its own."""
 _TOOLS = ("uv>=0.9",)
-"""What users expect on a machine that Buckeye has set up."""
+"""Programs that users expect on a machine that Buckeye has set up."""
 
 
 @dataclass(frozen=True, slots=True)

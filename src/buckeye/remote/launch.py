@@ -20,7 +20,6 @@ from buckeye.config.cluster import ClusterConfig
 from buckeye.errors import BuckeyeError, PodGoneError, RemoteError, UsageError
 from buckeye.inference.vllm.interpreter import PYTHON_VARIABLE
 from buckeye.launch.changed_settings import record_config
-from buckeye.launch.preflight.software import extras_of
 from buckeye.launch.resume import where_it_left_off
 from buckeye.mcp.tasks.trust import TRUSTED_VARIABLE, trusted_digests
 from buckeye.remote import job as jobs
@@ -193,7 +192,7 @@ class _RemoteRun:
                 self._link,
                 tell=self._notes.tell,
                 environments=self._project.environments,
-                extras=extras_of(self._project.config),
+                extras=self._project.extras,
             )
             folder = f"{await jobs.home_of(self._link)}/.buckeye/jobs/{self._run_id}"
             job = jobs.Job(run_id=self._run_id, folder=folder, python=software.python)

@@ -11,6 +11,7 @@ from buckeye.config.load import load_config
 from buckeye.config.rl import RLConfig
 from buckeye.errors import UsageError
 from buckeye.launch.mcp_gateways import files_of
+from buckeye.launch.preflight.software import extras_of
 from buckeye.launch.resume import where_it_left_off
 from buckeye.launch.resume_checks import refuse_misfit
 from buckeye.launch.run_keys import keys_of_run, played_environments
@@ -52,6 +53,7 @@ class Project:
     manifest: Manifest
     secrets: Mapping[str, str]
     environments: tuple[NeededEnvironment, ...]
+    extras: tuple[str, ...]
 
     @property
     def output_dir(self) -> Path:
@@ -97,6 +99,7 @@ def project_of(config: RLConfig, config_path: Path, *, resume: bool, pack: bool 
         manifest=manifest,
         secrets=keys_of_run(config),
         environments=needed_environments(played, pack=pack),
+        extras=tuple(extras_of(config)),
     )
 
 

@@ -63,7 +63,7 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Update:
-    """What became of a step. It was `skipped` if loss or gradient are not finite, and `empty` if the gradient
+    """The result of a step. It was `skipped` if loss or gradient are not finite, and `empty` if the gradient
     is 0; `skipped_steps` and `empty_steps` are how many were so far."""
 
     skipped: bool

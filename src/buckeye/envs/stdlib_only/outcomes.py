@@ -169,17 +169,17 @@ def _shown(value: Any) -> str:
 
 
 def _advice(value: Any) -> str:
-    """What to do about a value that is not what it should be."""
+    """Return how to get the wanted value from this one; "" if unknown."""
     return ": await it" if inspect.isawaitable(value) else ""
 
 
 def without_addresses(text: str) -> str:
-    """A text without the addresses of objects, which make one kind of error many."""
+    """Return a text without addresses of objects: they would make one kind of error many."""
     return _ADDRESS.sub("", text)
 
 
 def no_number(value: Any, what: str) -> str:
-    """The message about a value in place of a number, which `what` names."""
+    """Return the error for a value that is not a number; `what` names it."""
     return f"{what} is {_shown(value)}, not a number{_advice(value)}"
 
 

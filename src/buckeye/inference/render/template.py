@@ -68,9 +68,9 @@ class ChatTemplate:
 
     @cached_property
     def missing_header(self) -> str:
-        """What the template writes before a reply and leaves out of a prompt, because it ignores
-        `add_generation_prompt`; "" if nothing is missing. A model is trained on replies behind it, so prompts
-        get it here."""
+        """The header that the template writes before a reply and leaves out of a prompt, because it ignores
+        `add_generation_prompt`; "" if nothing is missing. Training puts replies behind it, so prompts get it
+        here."""
         without, with_it = (self._probe((QUESTION,), (), prompt=prompt) for prompt in (False, True))
         written = self._probe((QUESTION, _REPLY), (), prompt=False)
         if not without or without != with_it or not written.startswith(without):
@@ -81,7 +81,7 @@ class ChatTemplate:
 
     @cached_property
     def header(self) -> str | None:
-        """What stands between the messages and the reply to come; None if that is unknown."""
+        """The text between the messages and the reply to come; None if it is unknown."""
         without, with_it = (self._probe((QUESTION,), (), prompt=prompt) for prompt in (False, True))
         if not without or not with_it.startswith(without):
             return None

@@ -14,7 +14,7 @@ _FOLDER = "additional_chat_templates"
 
 
 class TemplateFiles:
-    """What `ChatTemplate` needs of a tokenizer, as transformers reads it from a model's folder."""
+    """The part of a tokenizer that `ChatTemplate` uses, as transformers reads it from a model's folder."""
 
     def __init__(self, folder: Path) -> None:
         """Raise `InferenceError` if a file cannot be read."""
@@ -26,7 +26,7 @@ class TemplateFiles:
         names = {name: _text(value) for name, value in settings.items() if name.endswith("_token")}
         self.special_tokens_map = {name: text for name, text in names.items() if text is not None}
         self.added_tokens_decoder: dict[int, Any] = {}
-        """None: names of control tokens in messages change nothing that a check sees."""
+        """Empty: names of control tokens in messages do not change the result of a check."""
 
     @property
     def chat_template(self) -> str | None:

@@ -82,8 +82,8 @@ def title_of(one: EnvConfig) -> str:
 
 
 def check_tasks_at_once(config: RLConfig, model_path: Path | None = None) -> list[Check]:
-    """What `check_tasks` finds in a second of computing, without workers and without a tokenizer. A child
-    looks, so that nothing of the environments stays in this process; what takes it longer is not told."""
+    """Return the checks of `check_tasks` that end within a second of computing, without workers and without a
+    tokenizer; the others are left out. They run in a child, so that no environment stays in this process."""
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
@@ -144,7 +144,7 @@ def _find(one: EnvConfig, name: str, split: str | None, open_one: Open) -> tuple
 
 
 def _refused_prompts(title: str, tasks: Sequence[Task], template: ChatTemplate) -> Check | None:
-    """What the chat template refuses of the first prompts; None if it takes them all."""
+    """Return a check of the first prompts that the chat template refuses; None if it refuses none."""
     refusals = [template.refusal(messages) for messages in first_prompts(tasks)]
     refused = [refusal for refusal in refusals if refusal is not None]
     if not refused:

@@ -66,8 +66,8 @@ def _seen(sign: str) -> str:
 
 
 def type_words(schema: Any, root: Schema, *, optional: bool = False) -> str:
-    """What a parameter may be: `integer`, `"up" | "down"`, `array of string`, `integer or null`, `any`. For
-    an `optional` one nothing is said of null: it is left out instead."""
+    """Return the type of a parameter: `integer`, `"up" | "down"`, `array of string`, `integer or null`.
+    The null of an `optional` one is not shown: the model leaves it out instead."""
     words = _words(schema, root, 0)
     return words.removesuffix(_OR_NULL) if optional else words
 
@@ -143,7 +143,7 @@ def _object_words(schema: Schema, root: Schema, depth: int) -> str:
 
 
 def _union(parts: Sequence[str]) -> str:
-    """Several types, null last."""
+    """Return the words for several types, null last."""
     others = dict.fromkeys(part.removesuffix(_OR_NULL) for part in parts if part != "null")
     if not others:
         return "null" if parts else ""

@@ -13,7 +13,7 @@ import anyio
 import mcp_types as types
 from mcp.shared.message import SessionMessage
 
-from buckeye.base.json_lines import loosely_read, mended
+from buckeye.base.json_lines import fixed_json, loosely_read
 from buckeye.mcp.client.server_process import ServerProcess
 
 _LINE_END = re.compile(rb"(?<=[\r\n])")
@@ -44,7 +44,7 @@ async def over_stdio(process: ServerProcess) -> AsyncIterator[Any]:
                     text = item.message.model_dump_json(by_alias=True, exclude_unset=True)
                     await process.write_line(text.encode())
                 except ConnectionError:
-                    await inbox.aclose()  # nobody will answer
+                    await inbox.aclose()  # no answer will come
                     return
 
     async with anyio.create_task_group() as tasks:
@@ -89,7 +89,7 @@ def _refusal(found: dict[str, Any]) -> Iterator[types.JSONRPCError]:
         yield types.JSONRPCError(jsonrpc="2.0", id=request_id, error=said)
 
 
-class MendedStream:
+class FixedJsonStream:
     """The bytes of a response's body, each message in them one that the SDK reads. `feed` returns what is
     ready, `rest` the remainder at the end."""
 
@@ -107,17 +107,17 @@ class MendedStream:
             return b""
         *lines, rest = _LINE_END.split(bytes(self._waiting))
         self._waiting = bytearray(rest)
-        return b"".join(map(_mended_event, lines))
+        return b"".join(map(_fixed_event, lines))
 
     def rest(self) -> bytes:
         """Return what is left when the body has ended."""
         waiting = bytes(self._waiting)
-        return mended(waiting) if self._is_json else _mended_event(waiting)
+        return fixed_json(waiting) if self._is_json else _fixed_event(waiting)
 
 
-def _mended_event(line: bytes) -> bytes:
+def _fixed_event(line: bytes) -> bytes:
     begin = _DATA.match(line)
     if begin is None:
         return line
     content = line[begin.end() :].rstrip(b"\r\n")
-    return begin[0] + mended(content) + line[begin.end() + len(content) :]
+    return begin[0] + fixed_json(content) + line[begin.end() + len(content) :]

@@ -71,7 +71,7 @@ class ToolInfo:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CallResult:
-    """What a call gave. `text` joins its texts, those of embedded files too, and the names of links;
+    """The result of a call. `text` joins its texts, those of embedded files too, and the names of links;
     `structured` is its structured content, None if there is none; `dropped` counts parts by kind that are no
     text (images, audio, ...) and so are not shown."""
 
@@ -268,7 +268,7 @@ class Session:
             self._http = BoundedTransport(server.url)
             timeout = httpx2.Timeout(30.0, read=None)  # calls have a deadline of their own
             # where the task names no key, that which a gateway of this user has made for itself
-            # identity: what is compressed can be neither bounded nor mended
+            # identity: a compressed body can be neither bounded nor repaired
             headers = {"Accept-Encoding": "identity"} | _with_key(
                 server.headers, local_key(API_KEY_VARIABLE, server.url)
             )

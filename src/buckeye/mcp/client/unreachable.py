@@ -15,7 +15,7 @@ from urllib.request import getproxies, proxy_bypass
 import httpx2
 
 from buckeye.base.request_gate import is_loopback
-from buckeye.mcp.client.lines import MendedStream
+from buckeye.mcp.client.lines import FixedJsonStream
 from buckeye.mcp.client.server_process import MAX_OUTPUT
 
 # Waiting for a server of this machine that is not up, as a gateway that died and is started again.
@@ -111,8 +111,8 @@ def _proxy_for(url: str) -> str | None:
 
 
 class BoundedTransport(httpx2.AsyncBaseTransport):
-    """Cuts off answers longer than `MAX_OUTPUT` bytes, mends the JSON in them, and remembers the last status
-    that was an error; `refusal` is the first one that a message was answered with."""
+    """Cuts off answers longer than `MAX_OUTPUT` bytes, repairs the JSON in them, and remembers the last error
+    status; `refusal` is the first one that a message was answered with."""
 
     def __init__(self, url: str) -> None:
         self._inner = httpx2.AsyncHTTPTransport(verify=_certificates(), proxy=_proxy_for(url))
@@ -130,7 +130,7 @@ class BoundedTransport(httpx2.AsyncBaseTransport):
         assert isinstance(response.stream, httpx2.AsyncByteStream)
         is_plain = response.headers.get("content-encoding", "identity") == "identity"
         kind = response.headers.get("content-type", "") if is_plain else ""
-        response.stream = _Bounded(response.stream, self, MendedStream(kind))
+        response.stream = _Bounded(response.stream, self, FixedJsonStream(kind))
         return response
 
     async def aclose(self) -> None:
@@ -145,7 +145,9 @@ class BoundedTransport(httpx2.AsyncBaseTransport):
 
 
 class _Bounded(httpx2.AsyncByteStream):
-    def __init__(self, stream: httpx2.AsyncByteStream, owner: BoundedTransport, body: MendedStream) -> None:
+    def __init__(
+        self, stream: httpx2.AsyncByteStream, owner: BoundedTransport, body: FixedJsonStream
+    ) -> None:
         self._stream, self._owner, self._body = stream, owner, body
 
     async def __aiter__(self) -> AsyncIterator[bytes]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from buckeye.base.json_lines import mended
+from buckeye.base.json_lines import fixed_json
 from buckeye.mcp.gateway.settings import Refusal
 
 HANDSHAKE_VERSIONS = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")
@@ -74,7 +74,7 @@ def read_frame(body: bytes) -> Frame:
 def read_line(line: bytes) -> list[tuple[Frame, bytes]]:
     """The messages in a line of an environment's output, each with its text as every client reads it; none
     where it is no message. A batch, as MCP of 2025-03-26 has them, has several."""
-    for text in (line, mended(line)):
+    for text in (line, fixed_json(line)):
         try:
             is_batch = text.lstrip()[:1] == b"["
             texts = [bytes(one) for one in _decode_batch(text)] if is_batch else [text]

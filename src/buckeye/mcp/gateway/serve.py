@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import shlex
 import signal
 import socket
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from pathlib import Path
 
 from buckeye.base import heartbeat
 from buckeye.base.http_server import http_server, listen
-from buckeye.base.keys import made_key
+from buckeye.base.keys import made_key, made_key_file
 from buckeye.mcp.gateway.app import create_app
 from buckeye.mcp.gateway.gateway import Gateway
 from buckeye.mcp.gateway.settings import API_KEY_VARIABLE, GatewaySettings
@@ -42,8 +43,11 @@ def run_gateway(
     listener = listen(settings.host, settings.port, change="Choose a --port.")
     with contextlib.ExitStack() as stack:
         if settings.api_key is None and not settings.no_key:
-            made = made_key(API_KEY_VARIABLE, listener.getsockname()[1])
-            settings = replace(settings, api_key=stack.enter_context(made))
+            port = listener.getsockname()[1]
+            key = stack.enter_context(made_key(API_KEY_VARIABLE, port))
+            settings = replace(settings, api_key=key)
+            path = shlex.quote(str(made_key_file(API_KEY_VARIABLE, port)))
+            log.info("Clients send the key of this start: export %s=$(cat %s)", API_KEY_VARIABLE, path)
         own = stack.enter_context(own_folder(cache_folder() / "gateway"))
         used: Runtime
         if folder is not None:

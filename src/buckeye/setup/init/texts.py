@@ -25,7 +25,7 @@ def summary(generated: Generated, path: Path, files: Path | None) -> str:
 
 
 def trials_text(proof: Proof, shown: str, without: Sequence[str] = ()) -> str:
-    """What came of the scripted rollout; `without` is the command that leaves out what failed."""
+    """Return the result of the scripted rollout; `without` is the command that leaves out what failed."""
     lines = [f"Scripted rollout on {shown}"]
     width = max((len(trial.action) for trial in proof.trials), default=0)
     for trial in proof.trials:

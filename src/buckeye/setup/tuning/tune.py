@@ -97,7 +97,7 @@ class Tuning:
 
     def _still(self) -> Fork:
         """A fork that trains nothing: the policy's changes are computed on its batches, and its rewards are
-        those at the start. Forks that train run rollouts of their own."""
+        those at the start. Forks that train run their own rollouts."""
         still = train_fork(self.config, self.root / "still", _STILL, _BATCHES, seconds=self._left())
         if still.score is None:
             raise RunError(f"Nothing can be tried: {still.why}. See {self.root / 'still.log'}")
