@@ -1,23 +1,26 @@
-"""Training, sampling and whole steps on one NVIDIA GPU. Needs no network: the model has the shapes of
-Qwen3-0.6B and random weights.
+"""Correctness, whole steps, training and sampling on one NVIDIA GPU. Needs no network: the models have the
+shapes of Qwen3-0.6B and Qwen3-4B and random weights.
 
-    python benchmarks/gpu.py [--only trainer engine/16 rl] [--json results.json]
-    python benchmarks/gpu.py --device cpu --tiny          a small model, to see that everything runs
+    benchmarks/gpu.sh [--only rl trainer/full] [--within 300]      on a machine with torch and wheels
+    python benchmarks/gpu.py --device cpu --tiny                   small models, to see that everything runs
 
-trainer  optimizer steps on two random samples of 2k, 16k or 64k tokens, all weights or LoRA of rank 16, every
-         layer's activations recomputed, weights in float32, products in bfloat16. The median of three steps
-         after a first one.
-engine   the embedded engine without HTTP: 1 to 512 sequences of 2,048 tokens at the same time.
-rl       the `rl` launcher: batches of 128, 16 rollouts per example, 2,048 tokens, tasks of letters.py.
-         Sampling and training share the GPU if there is only one.
+correctness   log-probs, loss and gradient against a CPU in float32; the engine's log-probs of its samples
+              against the trainer's; a weight update with its checksum (gpu_correctness.py).
+rl            the `rl` launcher: batches of 128, 16 rollouts per example, tasks of letters.py; sampling and
+              training share the GPU if there is only one. 2,048 or 128 tokens a rollout.
+trainer       optimizer steps on random samples of 2k, 16k or 64k tokens, all weights or LoRA of rank 16,
+              weights in float32, products in bfloat16; and of a 4B shape. The median after a first step.
+engine        the embedded engine without HTTP: 1 to 512 sequences with about 1,024 tokens of context, beside
+              the time that reading the weights, keys and values takes; then `generate_batch` of transformers.
 
 Model FLOP utilisation (MFU) = FLOPs / seconds / the GPU's dense bfloat16 peak of its data sheet, with
 FLOPs = 6 P T + 6 L H D sum(t^2): P elements of the matrices, of which frozen ones count 4 instead of 6, T
 tokens in samples of t each, L layers of H heads of size D (PaLM, appendix B, halved for causal attention).
 Recomputing is no useful work and does not count.
 
-Every case is a process of its own. One that fails (out of memory, say) or passes its deadline is reported,
-and the others go on; then the exit code is 1.
+Every case is a process of its own, the most important ones first, and results are written after each. One
+that fails (out of memory, say) or passes its deadline is reported, and the others go on; then the exit code
+is 1. With --within, a case whose turn comes after so many seconds is left out, and said to be.
 """
 
 from __future__ import annotations
@@ -37,62 +40,92 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import gpu_correctness
+
 CASES = Path(__file__).with_name("gpu_cases.py")
-DEADLINES = {"model": 600.0, "trainer": 900.0, "engine": 900.0, "rl": 2400.0}
-STOP_SECONDS = 30.0
+RESULTS = Path(__file__).with_name("results")
+STOP_SECONDS = 15.0
 # Tokens a second and GiB of Qwen3-0.6B on one H100, from benchmarks/results/BENCHMARKS.md (2026-02-01) of
-# prime-rl: the same samples and recomputation, but compiled, and with FlashAttention-3.
+# prime-rl: two samples, every layer recomputed, compiled, and with FlashAttention-3.
 PUBLISHED = {
-    "trainer/16k/full": (11_900, 12.5),
-    "trainer/64k/full": (10_100, 19.6),
-    "trainer/16k/lora": (13_300, 5.1),
-    "trainer/64k/lora": (10_000, 11.5),
+    "full/16k, recomputed": (11_900, 12.5),
+    "full/64k, recomputed": (10_100, 19.6),
+    "lora/16k, recomputed": (13_300, 5.1),
+    "lora/64k, recomputed": (10_000, 11.5),
 }
+
+Rows = dict[str, dict[str, Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One measurement. `part` is what to call in gpu_cases.py, with `settings`."""
+    """One process. `part` is what to call in gpu_cases.py, with `settings`; `deadline` in seconds."""
 
     name: str
     part: str
+    deadline: float
     settings: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What came of a case: its figures, or what went wrong."""
+    """What came of a case: the figures of its rows, and what went wrong."""
 
     name: str
     part: str
     seconds: float
-    figures: dict[str, Any] | None = None
+    rows: Rows = field(default_factory=dict)
     error: str | None = None
 
 
-def all_cases(*, tiny: bool, compiled: bool, backend: str) -> list[Case]:
-    """Every case of the benchmark, or of its small form."""
-    lengths = {"64": 64, "256": 256} if tiny else {"2k": 2048, "16k": 16384, "64k": 65536}
-    trainer = [
-        Case(
-            name=f"trainer/{name}/{'lora' if lora else 'full'}",
+def all_cases(*, tiny: bool, backend: str) -> list[Case]:
+    """Every case of the benchmark, or of its small form, in the order of importance."""
+    long = {"batch": 128, "group": 16, "length": 2048, "row": 16384, "steps": 2, "backend": backend}
+    short = long | {"length": 128, "steps": 6}
+    engine: dict[str, Any] = {"counts": [128, 512, 16, 1], "prompt": 896, "new_tokens": 256}
+    rival = engine | {"counts": [128]}
+    if tiny:
+        long = long | {"batch": 4, "group": 2, "length": 64, "row": 256, "steps": 1}
+        engine = {"counts": [4, 1], "prompt": 24, "new_tokens": 16}
+        rival = engine | {"counts": [2]}
+    cases = [Case(name="correctness", part="correctness", deadline=90)]
+    cases.append(Case(name=f"rl/{long['length']}", part="rl", deadline=200, settings=long))
+    if not tiny:
+        cases.append(Case(name="rl/128", part="rl", deadline=90, settings=short))
+    plans = {"full": {"lora": False}, "lora": {"lora": True}, "compiled": {"lora": False, "compile": True}}
+    trainer = {
+        kind: Case(
+            name=f"trainer/{kind}",
             part="trainer",
-            settings={"length": length, "samples": 2, "steps": 3, "lora": lora, "compile": compiled},
+            deadline=120,
+            settings={**plan, "steps": 2, "rows": _rows(tiny=tiny)},
         )
-        for lora in (False, True)
-        for name, length in lengths.items()
-    ]
-    engine = [
-        Case(
-            name=f"engine/{concurrency}",
-            part="engine",
-            settings={"concurrency": concurrency, "new_tokens": 16 if tiny else 2048},
+        for kind, plan in plans.items()
+    }
+    cases += [trainer["full"], trainer["lora"]]
+    cases.append(Case(name="engine", part="engine", deadline=90, settings=engine))
+    if not tiny:
+        large = {"lora": False, "steps": 2, "rows": _rows(tiny=False)[3:4], "size": "4B", "model": "4B"}
+        cases.append(Case(name="trainer/4B", part="trainer", deadline=100, settings=large))
+        cases.append(Case(name="generate_batch", part="rival", deadline=60, settings=rival))
+        cases.append(trainer["compiled"])
+    return cases
+
+
+def _rows(*, tiny: bool) -> list[dict[str, Any]]:
+    """The samples that the trainer steps on; those with recomputed activations last."""
+    if tiny:
+        lengths: tuple[tuple[str, int, int, bool], ...] = (("64", 64, 2, False), ("256", 256, 1, True))
+    else:
+        lengths = (
+            ("16k", 16384, 2, False),
+            ("2k", 2048, 8, False),
+            ("2k, recomputed", 2048, 8, True),
+            ("16k, recomputed", 16384, 2, True),
+            ("64k, recomputed", 65536, 1, True),
         )
-        for concurrency in ((1, 4) if tiny else (1, 16, 128, 512))
-    ]
-    size = {"batch": 4, "group": 2, "length": 64} if tiny else {"batch": 128, "group": 16, "length": 2048}
-    rl = Case(name="rl", part="rl", settings={**size, "steps": 1 if tiny else 3, "backend": backend})
-    return [*trainer, *engine, rl]
+    keys = ("name", "length", "samples", "recompute")
+    return [dict(zip(keys, row, strict=True)) for row in lengths]
 
 
 def chosen(cases: Sequence[Case], wanted: Sequence[str]) -> list[Case]:
@@ -130,10 +163,8 @@ def run_case(
             error = _wait(process, deadline, log)
         finally:
             _end(process)
-    outcome = Outcome(name=case.name, part=case.part, seconds=time.monotonic() - started, error=error)
-    if error is not None:
-        return outcome
-    return Outcome(**{**asdict(outcome), "figures": json.loads(result.read_text(encoding="utf-8"))})
+    rows: Rows = json.loads(result.read_text(encoding="utf-8")) if result.is_file() else {}
+    return Outcome(name=case.name, part=case.part, seconds=time.monotonic() - started, rows=rows, error=error)
 
 
 def _wait(process: subprocess.Popen[bytes], deadline: float, log: Path) -> str | None:
@@ -141,7 +172,7 @@ def _wait(process: subprocess.Popen[bytes], deadline: float, log: Path) -> str |
     try:
         code = process.wait(deadline)
     except subprocess.TimeoutExpired:
-        return f"not done within {deadline:g} s"
+        return f"not done within {deadline:.0f} s"
     return None if code == 0 else _reason(log, code)
 
 
@@ -164,103 +195,161 @@ def _reason(log: Path, code: int) -> str:
     return f"exit code {code}: {(memory or last)[:300]}"
 
 
-def trainer_row(outcome: Outcome, *, published: bool) -> str:
-    """A line of the trainer's table."""
-    _, length, kind = outcome.name.split("/")
-    trained = "LoRA, rank 16" if kind == "lora" else "all weights"
-    theirs = PUBLISHED.get(outcome.name) if published else None
-    other = f"{theirs[0]:,} / {theirs[1]}" if theirs else "-"
-    f = outcome.figures
-    if f is None:
-        return f"| {length} | {trained} | {outcome.error} | | | | {other} |"
-    attention = "" if f["flash"] else ", no flash attention"
-    mfu = "-" if f["mfu"] is None else f"{f['mfu']:.1%}"
-    speed = f"{f['tokens_per_second']:,.0f} | {mfu} | {f['gflops_per_second'] / 1000:,.1f}"
-    return f"| {length} | {trained}{attention} | {speed} | {f['peak_gib']:.1f} | {other} |"
+# --- tables ---
 
 
-def engine_row(outcome: Outcome) -> str:
-    """A line of the engine's table."""
-    label = f"| {outcome.name.partition('/')[2]} "
-    f = outcome.figures
-    if f is None:
-        return f"{label}| {outcome.error} | | | |"
-    peak = "-" if f["peak_gib"] is None else f"{f['peak_gib']:.1f}"
-    return f"{label}| {f['tokens_per_second']:,.0f} | {f['step_ms']:.2f} | {f['slots']} | {peak} |"
+def trainer_lines(outcome: Outcome, facts: dict[str, Any]) -> list[str]:
+    """A line for each row of a trainer case."""
+    kind = outcome.name.partition("/")[2]
+    lines = []
+    for name, f in outcome.rows.items():
+        theirs = PUBLISHED.get(f"{kind}/{name}") if facts["peak_flops"] else None
+        other = f"{theirs[0]:,} / {theirs[1]}" if theirs else "-"
+        if "error" in f:
+            lines.append(f"| {kind} | {name} | {f['error']} | | | | | {other} |")
+            continue
+        mfu = "-" if f["mfu"] is None else f"{f['mfu']:.1%}"
+        attention = name if f["flash"] else f"{name}, no flash attention"
+        memory = f"{_figure(f['peak_gib'])} | {_figure(f['forecast_gib'])}"
+        step = f"{f['step_seconds']:.3f}"
+        lines.append(
+            f"| {kind} | {attention} | {f['tokens_per_second']:,.0f} | {mfu} | {step} | {memory} | {other} |"
+        )
+    return lines
 
 
-def rl_table(outcome: Outcome) -> str:
+def engine_lines(outcome: Outcome, facts: dict[str, Any]) -> list[str]:
+    """A line for each number of sequences."""
+    lines = []
+    for count, f in outcome.rows.items():
+        whole = f"{f['with_prompts_per_second']:,.0f}"
+        if outcome.part == "rival":
+            lines.append(f"| {count}, generate_batch | - | {whole} | - | - | - | - |")
+            continue
+        limit = "-"
+        if facts.get("bandwidth"):
+            limit = f"{f['bytes_per_step'] / facts['bandwidth'] / (f['step_ms'] / 1000):.0%}"
+        speed = f"{f['tokens_per_second']:,.0f} | {whole} | {f['step_ms']:.2f}"
+        lines.append(f"| {count} | {speed} | {limit} | {f['slots']} | {_figure(f['peak_gib'])} |")
+    return lines
+
+
+def rl_lines(outcome: Outcome, facts: dict[str, Any]) -> list[str]:
     """What a run showed."""
-    f = outcome.figures
+    f = outcome.rows.get("run")
     if f is None:
-        return f"The run failed: {outcome.error}"
-    share = (
-        ""
-        if f["inference_share"] is None
-        else f", {f['inference_share']:.0%} of the memory for keys and values"
-    )
+        return []
+    shares = [f"{f[f'{cause}_seconds']:.2f}" for cause in ("wait", "compute", "publish")]
     rows = {
-        "devices": f"inference {f['inference_gpu_ids']}{share}; trainer {f['trainer_gpu_ids']}",
         "seconds a step": f"{f['step_seconds']:.2f}",
         "tokens a second": f"{f['tokens_per_second']:,.0f}",
         "samples and tokens of a batch": f"{f['samples']:.0f}, {f['tokens']:,.0f}",
-        "trainer waits, computes, publishes (s)": " / ".join(
-            f"{f[f'{cause}_seconds']:.2f}" for cause in ("wait", "compute", "publish")
-        ),
+        "trainer waits, computes, publishes (s)": " / ".join(shares),
+        "share of the time without a kernel": _figure(f["idle_share"]),
         "KL between engine and trainer": f"{f['mismatch_kl']:.2e}",
-        "trainer's peak memory (GiB)": f"{f['peak_gib']:.1f}",
+        "trainer's peak memory (GiB)": _figure(f["peak_gib"]),
+        "start to the end of the first step (s)": f"{f['first_step_after_seconds']:.1f}",
+        "GPUs of inference and of the trainer": f"{f['inference_gpu_ids']}, {f['trainer_gpu_ids']}",
     }
-    return "\n".join(["| | |", "|---|---:|", *(f"| {name} | {value} |" for name, value in rows.items())])
+    return [f"| {outcome.name} | {name} | {value} |" for name, value in rows.items()]
 
 
-HEADS = {
-    "trainer": (
-        "\n| sequence length | trained | tokens/s | MFU | TFLOP/s | peak GiB | published, H100 |"
-        "\n|---:|---|---:|---:|---:|---:|---:|"
+def correctness_lines(outcome: Outcome, facts: dict[str, Any]) -> list[str]:
+    """Every figure with its limit."""
+    return gpu_correctness.lines(outcome.rows)
+
+
+def _figure(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+Lines = Callable[[Outcome, dict[str, Any]], list[str]]
+TABLES: dict[str, tuple[str, tuple[str, ...], str, Lines]] = {
+    "correctness": (
+        "Correctness",
+        ("correctness",),
+        "| | figure | value | limit |\n|---|---|---:|---:|",
+        correctness_lines,
     ),
-    "engine": "\n| sequences | tokens/s | ms a token | slots | peak GiB |\n|---:|---:|---:|---:|---:|",
-    "rl": "",
+    "rl": ("Whole steps", ("rl",), "| run | figure | value |\n|---|---|---:|", rl_lines),
+    "trainer": (
+        "Trainer",
+        ("trainer",),
+        "| weights | samples | tokens/s | MFU | s/step | peak GiB | planned GiB | published, H100 |"
+        "\n|---|---|---:|---:|---:|---:|---:|---:|",
+        trainer_lines,
+    ),
+    "engine": (
+        "Embedded engine",
+        ("engine", "rival"),
+        "| sequences | tokens/s | with prompts | ms a token | of the limit | slots | peak GiB |"
+        "\n|---|---:|---:|---:|---:|---:|---:|",
+        engine_lines,
+    ),
 }
-TITLES = {"trainer": "Trainer", "engine": "Embedded engine", "rl": "Whole steps"}
+
+
+def page(outcomes: Sequence[Outcome]) -> str:
+    """All results as Markdown."""
+    facts = outcomes[0].rows.get("device", {})
+    if not facts:
+        return f"The device could not be described: {outcomes[0].error}\n"
+    measured = f"Measured {facts.get('date', 'once')} with torch {facts['torch']}"
+    parts = [f"# {facts['device']}\n\n{measured}, {facts['parameters'] / 1e6:,.1f} M parameters"]
+    if facts.get("bandwidth"):
+        parts[0] += (
+            f"; a copy moves {facts['bandwidth'] / 1e12:.2f} TB/s, a bfloat16 product of 8,192 makes "
+            f"{facts['product_flops'] / 1e12:,.0f} TFLOP/s; data sheet {facts['peak_flops'] / 1e12:,.0f}"
+        )
+    for title, names, head, lines in TABLES.values():
+        found = [outcome for outcome in outcomes if outcome.part in names]
+        body = [line for outcome in found for line in lines(outcome, facts)]
+        if body:
+            parts.append("\n".join([f"## {title}\n", head, *body]))
+    errors = [f"- {o.name}: {o.error}" for o in outcomes if o.error is not None]
+    seconds = ", ".join(f"{o.name} {o.seconds:.0f}" for o in outcomes if o.seconds)
+    if errors:
+        parts.append("\n".join(["## Not measured, or wrong\n", *errors]))
+    return "\n\n".join([*parts, f"Seconds: {seconds}."]) + "\n"
 
 
 def measure(cases: Sequence[Case], folder: Path, given: argparse.Namespace) -> list[Outcome]:
-    """Make the model, then measure and print case after case."""
-    size = "tiny" if given.tiny else "0.6B"
-    common = {"model": str(folder / "model_files"), "device": given.device, "size": size}
-
-    def run(case: Case) -> Outcome:
-        full = Case(name=case.name, part=case.part, settings={**common, **case.settings})
-        return run_case(full, folder, deadline=given.deadline or DEADLINES[case.part])
-
-    model = run(Case(name="model", part="model"))
-    if model.figures is None:
-        print(f"The model could not be made: {model.error}")
-        return [model]
-    facts = model.figures
-    print(
-        f"{facts['parameters'] / 1e6:,.1f} M parameters on {facts['device']}, torch {facts['torch']}", end=""
-    )
-    print(f", peak {facts['peak_flops'] / 1e12:,.0f} TFLOP/s" if facts["peak_flops"] else ", peak not known")
-    show: dict[str, Callable[[Outcome], str]] = {
-        "trainer": lambda outcome: trainer_row(outcome, published=not given.tiny),
-        "engine": engine_row,
-        "rl": rl_table,
-    }
-    outcomes, part = [model], None
-    for case in cases:
-        if case.part != part:
-            part = case.part
-            print(f"\n## {TITLES[part]}\n{HEADS[part]}", flush=True)
-        outcomes.append(run(case))
-        print(show[case.part](outcomes[-1]), flush=True)
+    """Describe the device, then measure case after case; what is known is written after each."""
+    started = time.monotonic()
+    outcomes: list[Outcome] = []
+    for case in (Case(name="device", part="device", deadline=90), *cases):
+        common = {"device": given.device, "size": "tiny" if given.tiny else "0.6B"}
+        settings = {**common, **case.settings}
+        settings["model"] = str(folder / "models" / settings.get("model", settings["size"]))
+        left = given.within - (time.monotonic() - started)
+        if left <= 0:
+            outcomes.append(Outcome(name=case.name, part=case.part, seconds=0, error="no time was left"))
+            continue
+        full = Case(name=case.name, part=case.part, deadline=case.deadline, settings=settings)
+        outcomes.append(run_case(full, folder, deadline=min(given.deadline or case.deadline, left)))
+        last = outcomes[-1]
+        print(f"{last.name}: {last.error or 'done'} ({last.seconds:.0f} s)", flush=True)
+        _write(outcomes, given.results)
+        if case.part == "device" and last.error is not None:
+            break
     return outcomes
+
+
+def _write(outcomes: Sequence[Outcome], results: Path) -> None:
+    """Write the results as JSON and Markdown, named after the device."""
+    name = outcomes[0].rows.get("device", {}).get("device", "unknown").replace(" ", "_")
+    results.mkdir(parents=True, exist_ok=True)
+    content = json.dumps([asdict(outcome) for outcome in outcomes], indent=1) + "\n"
+    for suffix, text in ((".json", content), (".md", page(outcomes))):
+        temporary = results / f".{name}{suffix}"
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(results / f"{name}{suffix}")
 
 
 def main() -> int:
     """Measure what is asked for; 1 if a case failed."""
     given = _arguments()
-    cases = all_cases(tiny=given.tiny, compiled=given.compile, backend=given.backend)
+    cases = all_cases(tiny=given.tiny, backend=given.backend)
     try:
         cases = chosen(cases, given.only) if given.only else cases
     except ValueError as error:
@@ -272,11 +361,10 @@ def main() -> int:
         outcomes = measure(cases, folder, given)
     finally:
         _remove_models(folder)
-    if given.json is not None:
-        given.json.write_text(json.dumps([asdict(o) for o in outcomes], indent=2) + "\n", encoding="utf-8")
+    print(f"\n{page(outcomes)}")
     failed = [outcome.name for outcome in outcomes if outcome.error is not None]
     if failed:
-        print(f"\nFailed: {', '.join(failed)}. What they printed is in {folder}.")
+        print(f"Failed: {', '.join(failed)}. What they printed is in {folder}.")
     else:
         shutil.rmtree(folder)
     return int(bool(failed))
@@ -292,15 +380,15 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", nargs="+", help="cases: trainer, trainer/16k, engine/128, rl ...")
-    parser.add_argument("--json", type=Path, help="also write all figures to this file")
+    parser.add_argument("--only", nargs="+", help="cases: correctness, trainer, rl/128, engine ...")
+    parser.add_argument("--within", type=float, default=300.0, help="seconds for all cases together")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--tiny", action="store_true", help="a small model and short sequences")
-    parser.add_argument("--compile", action="store_true", help="compile the model that is trained")
+    parser.add_argument("--tiny", action="store_true", help="small models and short sequences")
     parser.add_argument("--backend", choices=("torch", "vllm"), default="torch", help="the engine of `rl`")
-    parser.add_argument("--deadline", type=float, help="seconds for each case (default: by kind)")
+    parser.add_argument("--deadline", type=float, help="seconds for each case (default: by case)")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="where results are written")
     parser.add_argument(
-        "--folder", type=Path, help="where models are written (default: the temporary folder)"
+        "--folder", type=Path, help="where models and logs are written (default: the temporary folder)"
     )
     return parser.parse_args()
 

@@ -21,6 +21,30 @@ SHAPES: dict[str, dict[str, Any]] = {
         "rms_norm_eps": 1e-6,
         "rope_theta": 1_000_000.0,
     },
+    "4B": {  # config.json of Qwen/Qwen3-4B
+        "vocab_size": 151936,
+        "hidden_size": 2560,
+        "intermediate_size": 9728,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 40960,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1_000_000.0,
+    },
+    "small": {
+        "vocab_size": 2048,
+        "hidden_size": 256,
+        "intermediate_size": 512,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 64,
+        "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10_000.0,
+    },
     "tiny": {
         "vocab_size": 1024,
         "hidden_size": 64,
@@ -42,8 +66,9 @@ _CHAT_TEMPLATE = (
 )
 
 
-def make_model(directory: Path, size: str, *, seed: int = 0) -> int:
-    """Write a model directory with float32 weights; returns the number of parameters."""
+def make_model(directory: Path, size: str, *, device: Any, dtype: str | None = None, seed: int = 0) -> int:
+    """Write a model directory with random weights, drawn on `device`, by default in bfloat16, the tiny one in
+    float32; returns the number of parameters."""
     import torch
     from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 
@@ -51,9 +76,13 @@ def make_model(directory: Path, size: str, *, seed: int = 0) -> int:
     tokenizer = make_tokenizer(shape["vocab_size"])
     ids = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
     torch.manual_seed(seed)
-    model = Qwen3ForCausalLM(Qwen3Config(**shape, **ids, bos_token_id=None, tie_word_embeddings=True))
+    config = Qwen3Config(**shape, **ids, bos_token_id=None, tie_word_embeddings=True)
+    with torch.device(device):
+        model = Qwen3ForCausalLM(config)
     model.generation_config = GenerationConfig(**ids)
-    model.save_pretrained(directory)
+    model.to(getattr(torch, dtype or ("float32" if size == "tiny" else "bfloat16"))).save_pretrained(
+        directory
+    )
     tokenizer.save_pretrained(directory)
     return sum(parameter.numel() for parameter in model.parameters())
 
