@@ -78,9 +78,10 @@ class Outcome:
     error: str | None = None
 
 
-def all_cases(*, tiny: bool, backend: str) -> list[Case]:
+def all_cases(*, tiny: bool, backend: str, compiled: bool = False) -> list[Case]:
     """Every case of the benchmark, or of its small form, in the order of importance."""
-    long = {"batch": 128, "group": 16, "length": 2048, "row": 16384, "steps": 2, "backend": backend}
+    long = {"batch": 128, "group": 16, "length": 2048, "row": 16384, "steps": 2}
+    long |= {"backend": backend, "compile": compiled}
     short = long | {"length": 128, "steps": 6}
     engine: dict[str, Any] = {"counts": [128, 512, 16, 1], "prompt": 896, "new_tokens": 256}
     rival = engine | {"counts": [128]}
@@ -349,7 +350,7 @@ def _write(outcomes: Sequence[Outcome], results: Path) -> None:
 def main() -> int:
     """Measure what is asked for; 1 if a case failed."""
     given = _arguments()
-    cases = all_cases(tiny=given.tiny, backend=given.backend)
+    cases = all_cases(tiny=given.tiny, backend=given.backend, compiled=given.compile)
     try:
         cases = chosen(cases, given.only) if given.only else cases
     except ValueError as error:
@@ -385,6 +386,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--tiny", action="store_true", help="small models and short sequences")
     parser.add_argument("--backend", choices=("torch", "vllm"), default="torch", help="the engine of `rl`")
+    parser.add_argument("--compile", action="store_true", help="compile the trainer's layers in `rl`")
     parser.add_argument("--deadline", type=float, help="seconds for each case (default: by case)")
     parser.add_argument("--results", type=Path, default=RESULTS, help="where results are written")
     parser.add_argument(

@@ -101,9 +101,6 @@ def train(settings: Settings, report: Report) -> None:
     config = TrainerConfig.model_validate(_trainer_config(settings, max(row["length"] for row in rows)))
     with trainer_process(config, "benchmark") as ranks:
         learner = build_learner(config, ranks, None, max_steps=None)
-        if settings.get("compile"):
-            for layer in learner.policy.model.base_model.layers:
-                layer.compile(dynamic=True)
         loss = BatchLoss(config, learner, None)
         recomputed = False
         for row in rows:  # those that recompute come last
@@ -159,6 +156,8 @@ def _trainer_config(settings: Settings, length: int, *, recompute: bool = False)
     model: Settings = {"name": settings["model"], "device": settings["device"]}
     if recompute:
         model["ac"] = {}
+    if settings.get("compile"):
+        model["compile"] = {}
     if settings["lora"]:
         model["experimental"] = {"lora": {"rank": 16}}
     return {
@@ -416,7 +415,7 @@ def _run_config(settings: Settings, output: Path) -> Settings:
         "inference_gpu_ids": devices["inference_gpu_ids"],
         "trainer_gpu_ids": devices["trainer_gpu_ids"],
         "trainer": {
-            "model": {"device": settings["device"]},
+            "model": {"device": settings["device"], **({"compile": {}} if settings["compile"] else {})},
             "optim": {"lr": 3e-6},
             "seq_len": max(settings["row"], 2 * settings["length"]),
         },

@@ -159,8 +159,10 @@ class _Pair:
         import torch
 
         from buckeye.base.process import RunIdentity
+        from buckeye.base.storage import sync_tree
         from buckeye.inference.engine.weights import Checkpoint
         from buckeye.trainer.output.export import read_tokenizer_files, save_model
+        from buckeye.trainer.parallel.fsdp import gather
         from buckeye.transport.weights import publish_weights, verify_weights
 
         weights, dtype = self.engine.decoder.weights, self.engine.decoder.cache.kv.dtype
@@ -169,13 +171,23 @@ class _Pair:
                 parameter.mul_(1 + 0.01 * torch.randn_like(parameter))
         tokenizer = read_tokenizer_files(str(self.directory))
         marks = [time.perf_counter()]
+        tensors = gather(self.policy.model.state_dict(keep_vars=True), keep=True, dtype=dtype)
+        marks.append(time.perf_counter())
+
+        def save(to: Path) -> None:
+            save_model(self.policy.model, tokenizer, to, dtype=dtype, tensors=tensors)
+            marks.append(time.perf_counter())
+
         published = publish_weights(
             root,
             1,
-            lambda to: save_model(self.policy.model, tokenizer, to, dtype=dtype),
+            save,
             identity=RunIdentity(run_id="benchmark", attempt=1),
             dtype=str(dtype).removeprefix("torch."),
+            durable=False,
         )
+        marks.append(time.perf_counter())
+        sync_tree(published)
         marks.append(time.perf_counter())
         manifest = verify_weights(published)
         marks.append(time.perf_counter())
@@ -195,7 +207,13 @@ class _Pair:
         return {
             "checksum": manifest.checksum[:16],
             "different_tensors": len(different),
-            **dict(zip(("publish_s", "verify_s", "prepare_s", "install_s"), seconds, strict=True)),
+            **dict(
+                zip(
+                    ("gather_s", "save_s", "hash_s", "flush_s", "verify_s", "prepare_s", "install_s"),
+                    seconds,
+                    strict=True,
+                )
+            ),
             **self.compare(),
         }
 

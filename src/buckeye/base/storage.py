@@ -33,16 +33,19 @@ from buckeye.base.foreign_files import read_regular
 from buckeye.errors import RunError
 
 _TEMPORARY = re.compile(r"^\..+\.tmp-(\d+)(?:-([0-9a-f]{8}))?$", re.DOTALL)
-_HASHED_AT_ONCE = 4
+_HASHED_AT_ONCE = 8
 _OF_YOUR_OWN = "XDG_RUNTIME_DIR to a directory of your own"
 _STEP = re.compile(r"^step_(0|[1-9]\d*)$")
 
 
-def write_directory(final: Path, fill: Callable[[Path], None], *, replace: bool = False) -> None:
+def write_directory(
+    final: Path, fill: Callable[[Path], None], *, replace: bool = False, durable: bool = True
+) -> None:
     """Create the directory `final` with whatever `fill(directory)` puts into it, in one step.
 
     With `replace` an existing `final` is exchanged for the new one; without it, it raises `FileExistsError`.
-    If `fill` raises, nothing remains. Files may be read and written by whom the user's umask lets.
+    If `fill` raises, nothing remains. Files may be read and written by whom the user's umask lets. What is
+    not `durable` may be damaged after the machine, not only a process, has failed.
     """
     final.parent.mkdir(parents=True, exist_ok=True)
     _remove_leftovers(final.parent)
@@ -55,7 +58,8 @@ def write_directory(final: Path, fill: Callable[[Path], None], *, replace: bool 
         fill(temporary)
         fault_point("storage.temporary_written")
         _open_to_those_of(temporary)
-        sync_tree(temporary)
+        if durable:
+            sync_tree(temporary)
         fault_point("storage.before_rename")
         _move_into_place(temporary, final)
         fault_point("storage.after_rename")

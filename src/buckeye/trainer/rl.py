@@ -136,7 +136,7 @@ class RLTrainer:
     def _publish(self) -> None:
         heartbeat.report(f"publishes weights {self.step}")
         with self.stopwatch.of("publish"):
-            self.output.publish(versions=self.config.max_async_level + 2)
+            self.output.publish(versions=self.config.max_async_level + 2, durable=self._complete())
 
     def _checkpoint(self) -> None:
         heartbeat.report(f"writes checkpoint {self.step}")

@@ -162,7 +162,10 @@ def _load(source: str, config: TrainerConfig | SFTConfig, ranks: Ranks) -> Polic
     if model.compile is not None:
         if model.compile.fullgraph and not policy.flash:
             raise UsageError("trainer.model.compile.fullgraph needs a GPU and attn = 'flash_attention_2'.")
-        policy.model.base_model.compile(fullgraph=model.compile.fullgraph, dynamic=True)
+        # with flash attention all layers, and rows of every layout, are one graph
+        parts = policy.model.base_model.layers if policy.flash else [policy.model.base_model]
+        for part in parts:
+            part.compile(fullgraph=model.compile.fullgraph, dynamic=True)
     return policy
 
 

@@ -107,7 +107,7 @@ class SFTTrainer:
             if self.output.due():
                 self._checkpoint()
         self._checkpoint()
-        self.output.publish(versions=1)
+        self.output.publish(versions=1, durable=True)
         self.output.wait()
         self.metrics.close()
         if self._complete():

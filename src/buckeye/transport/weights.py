@@ -66,16 +66,19 @@ def publish_weights(
     dtype: str,
     canary: Canary | None = None,
     adapter: bool = False,
+    durable: bool = True,
 ) -> Path:
     """Make version `step` visible under `root`; `fill(directory)` writes the model, or the adapter. Replaces
-    an older one."""
+    an older one. What is not `durable` is not flushed to the disk: the checksums tell if it was damaged, and
+    a run that goes on publishes it again."""
 
     def fill_and_sign(directory: Path) -> None:
         fill(directory)
         with ThreadPoolExecutor(1, "sync") as disk:  # which has time to write while this computes
-            flushed = disk.submit(storage.sync_tree, directory)
+            flushed = disk.submit(storage.sync_tree, directory) if durable else None
             files = _hashes(directory, sorted(path.name for path in directory.glob("*.safetensors")))
-            flushed.result()
+            if flushed is not None:
+                flushed.result()
         if not files:
             raise TransportError(f"The weights of step {step} have no .safetensors file; none was written.")
         manifest = WeightsManifest(
@@ -91,7 +94,7 @@ def publish_weights(
         (directory / MANIFEST).write_text(json.dumps(asdict(manifest), indent=1), encoding="utf-8")
 
     final = storage.step_directory(root, step)
-    storage.write_directory(final, fill_and_sign, replace=True)
+    storage.write_directory(final, fill_and_sign, replace=True, durable=durable)
     return final
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -14,7 +15,14 @@ from buckeye.inference.engine.kv_cache import KVCache
 from buckeye.inference.engine.rotary import rotation_tables
 from buckeye.inference.engine.weights import LayerWeights, Weights
 
+log = logging.getLogger(__name__)
+
 _LENGTH_BUCKET = 16
+_PROOF_ROWS, _PROOF_TOKENS = 3, 4
+_MOST_DIFFERENCE = 0.05  # of two orders of rounding to bfloat16, several times what is usual
+
+DecodeStep = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""Logits of tokens [B] at positions [B]."""
 
 
 class Chunk(NamedTuple):
@@ -71,12 +79,49 @@ class Decoder:
         self._caches = kv.unbind(0)
         self._root_eps = torch.tensor(math.sqrt(spec.rms_eps), device=kv.device)
         self._views: tuple[tuple[int, int], list[_LayerCache]] = ((0, 0), [])
+        self._captured = self._captured_decode() if kv.is_cuda else None
+
+    def _captured_decode(self) -> DecodeStep | None:
+        """Decoding in one launch, if that can be had here and computes the same as operation by operation."""
+        try:
+            from buckeye.inference.engine.captured_decode import CapturedDecode
+
+            step = CapturedDecode(self.spec, self.weights, self.cache, (self._cos, self._sin))
+            difference = self._difference(step)
+        except Exception as error:  # of Triton, of whatever compiles for it, or of the driver
+            log.warning("Triton cannot be used here, so that sampling is slower: %s", error)
+            return None
+        if not difference < _MOST_DIFFERENCE:
+            log.warning("Captured decoding is off by %.0f%% here: sampling is slower", 100 * difference)
+            return None
+        return step
+
+    @torch.inference_mode()
+    def _difference(self, step: DecodeStep) -> float:
+        """|a - b| / |b| of the logits a of `step` and b of `decode` for a few tokens in the first slots."""
+        count = min(self.cache.slots, _PROOF_ROWS)
+        tokens = torch.arange(count, device=self.device) % self.spec.vocab_size
+        found: list[torch.Tensor] = []
+        for position in range(min(self.cache.max_len, _PROOF_TOKENS)):
+            positions = torch.full_like(tokens, position)
+            logits = step(tokens, positions).clone()
+            expected = self._decode(tokens, positions, position + 1)
+            found.append((logits - expected).norm() / expected.norm())
+        for slot in range(count):
+            self.cache.clear(slot, _PROOF_TOKENS)
+        return float(torch.stack(found).max())  # NaN if one of them is
 
     def decode(self, tokens: torch.Tensor, positions: torch.Tensor, longest: int) -> torch.Tensor:
         """Feed tokens [B] at positions [B] to the slots 0..B-1; returns logits, float32 [B, vocab].
 
-        `longest` is the number of positions that the longest sequence has, this token included.
+        `longest` is the number of positions that the longest sequence has, this token included. The next call
+        may overwrite the logits.
         """
+        if self._captured is not None:
+            return self._captured(tokens, positions)
+        return self._decode(tokens, positions, longest)
+
+    def _decode(self, tokens: torch.Tensor, positions: torch.Tensor, longest: int) -> torch.Tensor:
         spec, count = self.spec, tokens.shape[0]
         length = min(self.cache.max_len, -(-longest // _LENGTH_BUCKET) * _LENGTH_BUCKET)
         rows = self._slots[:count]

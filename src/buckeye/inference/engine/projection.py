@@ -39,6 +39,12 @@ class Projection:
         adapted._adapter = (a, b)
         return adapted
 
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """All that is multiplied with or added."""
+        found = (self._plain, self._packed, self._bias, *(self._adapter or ()))
+        return tuple(tensor for tensor in found if tensor is not None)
+
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[N, in] -> [N, out], in the dtype of x."""
         added = None

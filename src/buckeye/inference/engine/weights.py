@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -65,6 +65,17 @@ class ModelWeights:
     layers: tuple[LayerWeights, ...]
     final_norm: torch.Tensor
     head: Projection
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """All of them, in an order that depends on the model only; a tied one twice."""
+        found = [self.embed, self.final_norm, *self.head.tensors]
+        for layer in self.layers:
+            norms = (layer.input_norm, layer.qk_norm, layer.mlp_norm)
+            found += [norm for norm in norms if norm is not None]
+            for projection in (layer.qkv, layer.out, layer.gate_up, layer.down):
+                found += projection.tensors
+        return found
 
 
 class HalfReplacedError(InferenceError):
@@ -139,6 +150,8 @@ class Weights:
     layers: Sequence[LayerWeights]
     final_norm: torch.Tensor
     head: Projection
+    moves = 0
+    """How often they came to be elsewhere in memory."""
     _loaded: ModelWeights | None = None
 
     def __init__(self, spec: ModelSpec, *, dtype: torch.dtype, device: torch.device) -> None:
@@ -215,6 +228,10 @@ class Weights:
             self._replace(new)
             return
         model = self._read(new) if isinstance(new, Checkpoint) else new
+        if self._device.type == "cuda" and self._loaded is not None and copy_over(self._loaded, model):
+            self._loaded = replace(self._loaded, directory=model.directory)
+            return
+        self.moves += 1
         self.embed, self.layers = model.embed, model.layers
         self.final_norm, self.head = model.final_norm, model.head
         self._loaded = model
@@ -222,6 +239,7 @@ class Weights:
     def _replace(self, checkpoint: Checkpoint) -> None:
         """Put each tensor in the place of the old one, which is let go before the next is read."""
         reader = _Reader(self._spec, checkpoint, self._dtype, self._device)
+        self.moves += 1
         before, self._loaded = self._loaded, None
         layers = list(self.layers)
         self.layers = layers
@@ -244,6 +262,19 @@ class Weights:
             final_norm=self.final_norm,
             head=self.head,
         )
+
+
+def copy_over(old: ModelWeights, new: ModelWeights) -> bool:
+    """Copy new weights to where the old ones are: on a GPU that takes less than a millisecond, and what was
+    captured with the old ones stays usable. Returns False, and copies nothing, where they are not alike or an
+    adapter shares its base's weights."""
+    pairs = list(zip(old.tensors, new.tensors, strict=False))
+    alike = len(old.tensors) == len(new.tensors) and all(a.shape == b.shape for a, b in pairs)
+    if not alike or old.base is not None or new.base is not None:
+        return False
+    for target, source in pairs:
+        target.copy_(source)
+    return True
 
 
 class _Reader:

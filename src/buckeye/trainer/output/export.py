@@ -56,12 +56,13 @@ def save_model(
     dtype: torch.dtype,
     tensors: Mapping[str, Tensor] | None = None,
 ) -> None:
-    """Write `model` to `directory`: safetensors (in shards of 5 GB), configuration, generation configuration
-    and the tokenizer's files. Floating-point tensors are stored as `dtype`; `tensors` are those of the model,
-    where they are divided among ranks and have been gathered as `dtype`."""
+    """Write `model` to `directory`: safetensors, configuration, generation configuration and the tokenizer's
+    files. The safetensors are in shards of 256 MB, so that several are hashed at the same time.
+    Floating-point tensors are stored as `dtype`; `tensors` are those of the model, where they are divided
+    among ranks and have been gathered as `dtype`."""
     if tensors is None:
         tensors = gather(model.state_dict(keep_vars=True), keep=True, dtype=dtype)
-    model.save_pretrained(directory, state_dict=dict(tensors), max_shard_size="5GB")
+    model.save_pretrained(directory, state_dict=dict(tensors), max_shard_size="256MB")
     _state_dtype(directory / "config.json", dtype)
     _write_files(directory, tokenizer)
 

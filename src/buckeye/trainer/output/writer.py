@@ -125,9 +125,9 @@ class Output:
                 raise
             logger.error("A checkpoint was not written: %s", failure)  # beside what ends this process
 
-    def publish(self, *, versions: int) -> None:
-        """Make the present weights visible to the engines; only the newest `versions` remain. Raises what has
-        gone wrong with a checkpoint in the meantime."""
+    def publish(self, *, versions: int, durable: bool) -> None:
+        """Make the present weights visible to the engines, and flush them to the disk if `durable`; only the
+        newest `versions` remain. Raises what has gone wrong with a checkpoint in the meantime."""
         self._writing.check()
         learner, policy, step = self._learner, self._learner.policy, self._learner.progress.step
         adapter = has_adapter(policy.model)
@@ -146,6 +146,7 @@ class Output:
             dtype=str(dtype).removeprefix("torch."),
             canary=canary,
             adapter=adapter,
+            durable=durable,
         )
         if learner.ranks.first:
             fault_point("weights.publish")

@@ -1,0 +1,101 @@
+"""A decode step on CUDA as one launch: the kernels of all layers, captured in a CUDA graph for every number
+of sequences, rounded up. Started one by one they take longer to start than to run."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from buckeye.inference.engine import decode_kernels as kernels
+from buckeye.inference.engine.architecture import ModelSpec
+from buckeye.inference.engine.kv_cache import KVCache
+from buckeye.inference.engine.weights import Weights
+
+_NO_SEQUENCE = -1
+
+
+class CapturedDecode:
+    """`Decoder.decode` on CUDA. A graph reads tokens, positions and weights where they were when it was
+    captured; `Weights.moves` says when that is no longer so. Raises what Triton raises if it cannot compile.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        weights: Weights,
+        cache: KVCache,
+        tables: tuple[torch.Tensor, torch.Tensor],
+    ) -> None:
+        self._spec = spec
+        self._weights = weights
+        self._layers = cache.kv.unbind(0)
+        self._slots = cache.slots
+        self._tables = tables
+        self._tokens = torch.zeros(cache.slots, dtype=torch.int64, device=cache.kv.device)
+        self._positions = torch.full_like(self._tokens, _NO_SEQUENCE)
+        kernels.gate(torch.zeros(1, 2, dtype=cache.kv.dtype, device=cache.kv.device))
+        self._pool = torch.cuda.graph_pool_handle()
+        self._moves = weights.moves
+        self._logits = torch.empty(cache.slots, spec.vocab_size, device=cache.kv.device)
+        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+
+    def __call__(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Logits, float32 [B, vocab], of tokens [B] at positions [B] in the slots 0..B-1. The next call
+        overwrites them."""
+        count = len(tokens)
+        rows = min(rounded_up(count), self._slots)
+        self._tokens[:count] = tokens
+        self._positions[:count] = positions
+        self._positions[count:rows] = _NO_SEQUENCE
+        if self._moves != self._weights.moves:
+            self._graphs.clear()
+            self._moves = self._weights.moves
+        if rows not in self._graphs:
+            self._graphs[rows] = self._capture(rows)
+        self._graphs[rows].replay()
+        return self._logits[:count]
+
+    def _capture(self, rows: int) -> torch.cuda.CUDAGraph:
+        self._step(rows)  # compiles, and lets libraries choose
+        graph = torch.cuda.CUDAGraph()
+        # other threads may prepare new weights meanwhile
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            self._step(rows)
+        return graph
+
+    def _step(self, rows: int) -> None:
+        tokens, positions = self._tokens[:rows], self._positions[:rows]
+        logits = decode_step(self._spec, self._weights, self._layers, self._tables, tokens, positions)
+        self._logits[:rows].copy_(logits)
+
+
+def rounded_up(count: int) -> int:
+    """So many sequences, or a few more, so that there are few graphs: to a multiple of an eighth of the next
+    power of two."""
+    step = max(1, 2 ** (count - 1).bit_length() // 8)
+    return -(-count // step) * step
+
+
+def decode_step(
+    spec: ModelSpec,
+    weights: Weights,
+    caches: tuple[torch.Tensor, ...],
+    tables: tuple[torch.Tensor, torch.Tensor],
+    tokens: torch.Tensor,
+    positions: torch.Tensor,
+) -> torch.Tensor:
+    """Logits [B, vocab] of tokens [B] at positions [B]; a row without a sequence has position -1.
+    Row i reads and extends slot i of each layer's cache."""
+    layers, eps = weights.layers, spec.rms_eps
+    x = F.embedding(tokens, weights.embed)
+    next_norms = [*(layer.input_norm for layer in layers[1:]), weights.final_norm]
+    _, normed = kernels.add_and_norm(x, None, layers[0].input_norm, eps)
+    for layer, kv, next_norm in zip(layers, caches, next_norms, strict=True):
+        queries = kernels.rotate_and_store(
+            layer.qkv(normed), layer.qk_norm, tables, positions, kv, heads=spec.num_heads, epsilon=eps
+        )
+        attended = kernels.attend(queries, kv, positions)
+        x, normed = kernels.add_and_norm(x, layer.out(attended), layer.mlp_norm, eps)
+        fed = layer.down(kernels.gate(layer.gate_up(normed)))
+        x, normed = kernels.add_and_norm(x, fed, next_norm, eps)
+    return weights.head(normed)
