@@ -1,6 +1,7 @@
-"""Batches become gradients, weights and checkpoints. No environment is known here, and no HTTP."""
+"""Training: batches become gradients, weights and checkpoints. Imports no environments and no HTTP."""
 
 import logging
 
-# Where it is installed, others import it too, and on a CPU it warns of 4-bit kernels that nothing here uses.
+# bitsandbytes, if installed, is imported by other packages. On a CPU it warns about 4-bit kernels, which
+# Buckeye does not use.
 logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)

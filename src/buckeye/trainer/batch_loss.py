@@ -1,5 +1,8 @@
-"""The gradient of a batch, micro-batch by micro-batch: its samples through the model, beside the frozen model
-that `trainer.loss.kl_coef` keeps the policy close to, and what is recorded of them."""
+"""Gradient of a batch, accumulated over micro-batches.
+
+Samples run through the policy and, with `trainer.loss.kl_coef`, through a frozen reference model. The
+statistics of the step are recorded on the way.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,7 @@ from buckeye.transport.batches import Batch, Sample
 
 logger = logging.getLogger(__name__)
 
-_OUT_OF_MEMORY = "out of memory"  # among the sums of a step: how many ranks ran out of it
+_OUT_OF_MEMORY = "out of memory"  # key in the sums of a step: the number of ranks that ran out of memory
 
 
 class BatchLoss:
@@ -56,12 +59,15 @@ class BatchLoss:
         self._reference = reference
         self._names = statistic_names(config.loss)
         self.logprobs: dict[int, Tensor] = {}
-        """Of the last batch: f32[trained tokens] of each sample that this rank computed, by its place."""
+        """Log-probs f32[trained tokens] of each sample of the last batch that this rank computed, by sample
+        index.
+        """
 
     def backward(self, batch: Batch, samples: Sequence[Sample]) -> dict[str, float]:
-        """Add this rank's share of the batch's gradient; returns what to record, over all ranks.
+        """Add this rank's share of the batch's gradient. Return the values to record, over all ranks.
 
-        `samples` are those of the batch that go through the model; the loss is divided by the count of all.
+        `samples` are the samples of the batch that go through the model. The loss is divided by the count of
+        all samples of the batch.
         """
         loss = self._config.loss
         trained = [int(s.loss_mask.sum()) for s in batch.samples]
@@ -92,8 +98,9 @@ class BatchLoss:
         }
 
     def all_logprobs(self, samples: Sequence[Sample]) -> npt.NDArray[np.float32]:
-        """f32[M], the log-probs of the M trained tokens of the samples that `backward` was given, one
-        sample after the other. All ranks call it; a token that none has computed is NaN."""
+        """Return the log-probs f32[M] of the M trained tokens of the samples passed to `backward`, sample
+        after sample. All ranks must call it. A token that no rank computed is NaN.
+        """
         counts = [int(sample.loss_mask.sum()) for sample in samples]
         found = torch.full((sum(counts),), math.nan)
         for place, part in zip(range(len(counts)), found.split(counts), strict=True):
@@ -124,24 +131,23 @@ def over_micro_batches(
     work: Callable[[Sequence[int]], Mapping[str, float]],
     names: Sequence[str],
 ) -> dict[str, float]:
-    """Pack samples, call `work(indices of a bin)` for each bin of this rank, and return
-    the sums of what all calls on all ranks returned under `names`.
+    """Pack samples and call `work(indices of a bin)` for each bin of this rank. Return the sums of the
+    results under `names`, over all calls on all ranks.
 
-    Of a model that is divided among the ranks, one with fewer bins makes up for them with empty rows, for
-    which `work` is not called. Nothing is differentiated under `torch.no_grad()`. Where memory does not
-    suffice, all ranks do all of it again in smaller bins, beginning with no gradient; `RunError` where
-    that cannot be.
+    If the model is sharded, a rank with fewer bins runs empty rows instead, without calling `work`. Under
+    `torch.no_grad()` no gradient is computed. When memory runs out, all ranks clear the gradient and start
+    again with smaller bins; raise `RunError` if that is impossible.
     """
     size, device = learner.micro_batch_size, learner.policy.device
     longest = max(map(len, token_ids), default=0)
     while True:
-        fair = -(-sum(map(len, token_ids)) // learner.ranks.shares)  # so that no rank is without a row
+        fair = -(-sum(map(len, token_ids)) // learner.ranks.shares)  # so that every rank has a row
         capacity = min(size.capacity(longest), max(fair, longest))
         bins = plan_bins(token_ids, capacity, pair_cost=learner.policy.pair_cost)
         largest = max((b.tokens for b in bins), default=0)
         sums = _compute(learner, bins, work, names)
         if sums[_OUT_OF_MEMORY] and learner.ranks.mesh is not None:
-            size.halve(largest, longest, device=device)  # raises: see there
+            size.halve(largest, longest, device=device)  # raises `RunError`: sharded ranks cannot retry alone
         sums = learner.ranks.sum(sums)
         if not sums.pop(_OUT_OF_MEMORY):
             break
@@ -158,7 +164,7 @@ def _compute(
     work: Callable[[Sequence[int]], Mapping[str, float]],
     names: Sequence[str],
 ) -> dict[str, float]:
-    """This rank's share of `over_micro_batches`; under `_OUT_OF_MEMORY` a 1 if it ended early for that."""
+    """Run this rank's bins for `over_micro_batches`. Set the `_OUT_OF_MEMORY` sum to 1 if memory ran out."""
     shares = distribute([b.cost for b in bins], learner.ranks.shares)
     mine = shares[learner.ranks.share]
     logger.debug(
@@ -188,7 +194,7 @@ def _compute(
 
 
 def _empty_pass(learner: Learner) -> None:
-    """Take part in the other ranks' forward and backward pass with a gradient of zero."""
+    """Join the other ranks' forward and backward pass with a gradient of zero."""
     row = pack_micro_batch([np.zeros(1, np.int32)], [np.zeros(1, np.bool_)], learner.policy.device)
     temperatures = torch.ones(0, device=learner.policy.device)
     for reference_forward in learner.reference_forwards:
@@ -200,20 +206,26 @@ def _empty_pass(learner: Learner) -> None:
 
 
 def samples_to_train(batch: Batch, config: LossConfig) -> list[Sample]:
-    """The samples that can move the weights. One without advantage cannot, unless the loss has another term:
-    its forward pass is saved. The statistics of the step are over the other samples in either case."""
+    """Return the samples that can move the weights.
+
+    A sample without advantage cannot, unless the loss has another term; skipping it saves its forward pass.
+    The statistics of the step cover only the samples with an advantage in either case.
+    """
     useful = (lambda s: bool(s.loss_mask.any())) if needs_every_sample(config) else has_advantage
     return [s for s in batch.samples if useful(s)]
 
 
 def has_advantage(sample: Sample) -> bool:
-    """Whether any trained token has an advantage other than 0."""
+    """Return True if any trained token has a non-zero advantage."""
     return bool(sample.advantages[sample.loss_mask].any())
 
 
 def staleness(batch: Batch) -> dict[str, float]:
-    """How many versions behind this step the policies were that wrote the tokens of the samples with an
-    advantage: mean and maximum, and for each age which share of the tokens has it."""
+    """Return the staleness of the batch: how many versions behind this step the sampling policies were.
+
+    Counts the trained tokens of samples with an advantage: mean, maximum, and the share of tokens of each
+    age.
+    """
     written = [s.versions[s.loss_mask] for s in batch.samples if has_advantage(s)]
     versions = np.concatenate(written or [np.zeros(0, np.int32)])
     if not len(versions):
@@ -253,15 +265,17 @@ def _loss_inputs(
 
 
 ReferenceLogprobs = Callable[[PackedMicroBatch, Tensor], Tensor]
-"""`(row, temperatures [N])` -> log-probabilities [N] of the row's targets under the reference, detached."""
+"""Function `(row, temperatures [N])` -> log-probs [N] of the row's targets under the reference model,
+detached.
+"""
 
 
 def load_reference(config: TrainerConfig, learner: Learner) -> ReferenceLogprobs | None:
-    """The reference that the loss asks for; None without `kl_coef`.
+    """Return the reference model that the loss needs, or None without `kl_coef`.
 
-    It is divided among the ranks like the policy. A run that trains adapters on the model it is compared with
-    needs no second copy, unless it started from an adapter, which is part of the reference. Raises
-    `UsageError` if it has another vocabulary.
+    It is sharded like the policy. A run that trains an adapter on the reference model needs no second copy,
+    unless it started from an adapter, which is part of the reference. Raise `UsageError` if the vocabularies
+    differ.
     """
     model, named = config.model, config.loss.reference_model
     if not config.loss.kl_coef:
@@ -276,7 +290,7 @@ def load_reference(config: TrainerConfig, learner: Learner) -> ReferenceLogprobs
 
 
 def _without_adapter(learner: Learner) -> ReferenceLogprobs:
-    from buckeye.trainer.model.lora import without_adapter  # takes seconds
+    from buckeye.trainer.model.lora import without_adapter  # importing takes seconds
 
     policy = learner.policy
 

@@ -1,4 +1,4 @@
-"""Waiting for the next batch, on all ranks at once."""
+"""Reception of batches: all ranks wait for the next batch together."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _MOST_DAMAGED = 3
 
 
 class _Verdict(IntEnum):
-    """What the ranks agree on; the largest that any of them says counts."""
+    """Result of a poll. The ranks agree on the largest one."""
 
     WAIT = 0
     READY = 1
@@ -42,7 +42,9 @@ class _Verdict(IntEnum):
 
 @dataclass(slots=True)
 class _Wait:
-    """For one batch: when it is too late, and when it was found damaged (monotonic clock)."""
+    """State of the wait for one batch: the deadline, and the times at which it was found damaged (monotonic
+    clock).
+    """
 
     step: int
     deadline: float
@@ -51,8 +53,9 @@ class _Wait:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchReceiver:
-    """Where batches arrive. The first rank looks for them; all ranks leave a wait together, with the same
-    answer. A damaged batch is moved to `skipped`; the orchestrator sees that it is gone and writes it again.
+    """Reader of the batch directory. Rank 0 polls; all ranks end a wait together, with the same result.
+
+    A damaged batch is moved to `skipped`; the orchestrator notices that it is missing and writes it again.
     """
 
     root: Path
@@ -63,9 +66,9 @@ class BatchReceiver:
     timeout_seconds: float
 
     def next_batch(self, step: int) -> Batch | None:
-        """Return the batch of `step`, or None if any rank has been asked to stop.
+        """Return the batch of `step`, or None if any rank received a stop request.
 
-        Raises `TransportError` if none arrives within `timeout_seconds`, or if it stays damaged.
+        Raise `TransportError` if no batch arrives within `timeout_seconds`, or if it stays damaged.
         """
         logger.info("Waiting for training batch to arrive")
         heartbeat.report(f"batch {step}", on="orchestrator")
@@ -91,7 +94,7 @@ class BatchReceiver:
                 )
 
     def tell_foreign(self) -> None:
-        """Say once that batches of other runs or attempts lie here; they are not read."""
+        """Log a warning if the directory has batches of other runs or attempts; they are not read."""
         foreign = foreign_batches(self.root, identity=self.identity) if self.ranks.first else []
         if foreign:
             logger.warning(
@@ -102,7 +105,7 @@ class BatchReceiver:
             )
 
     def _look(self, wait: _Wait) -> tuple[_Verdict, Batch | None, TransportError | None]:
-        """Look for the batch, for a second at most. Ranks other than the first only say whether to stop."""
+        """Poll for the batch for up to one second. Ranks other than rank 0 only report stop requests."""
         until = time.monotonic() + _AGREE_SECONDS
         while True:
             if self.stop.requested:
@@ -122,7 +125,7 @@ class BatchReceiver:
             time.sleep(_POLL_SECONDS)
 
     def _read(self, wait: _Wait) -> Batch | None:
-        """The batch, None if it is not there. A damaged one is set aside, and expected again soon."""
+        """Return the batch, or None if it is missing. Move a damaged batch aside and expect a new one."""
         try:
             batch = read_batch(self.root, wait.step, identity=self.identity)
         except TransportError as error:
@@ -146,7 +149,7 @@ class BatchReceiver:
         )
 
     def _given(self, batch: Batch | None, step: int) -> Batch:
-        """What the first rank has read, on all ranks; the orchestrator's state remains with the first."""
+        """Return rank 0's batch on all ranks. Only rank 0 has the orchestrator's state."""
         if self.ranks.count == 1 and batch is not None:
             return batch
         data = self.ranks.broadcast(None if batch is None else pack_samples(batch.samples))

@@ -1,5 +1,6 @@
-"""What reinforcement learning and supervised fine-tuning share: a policy, its optimizer, its progress and its
-throughput."""
+"""State shared by reinforcement learning and supervised fine-tuning: policy, optimizer, progress and
+throughput.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Schedule:
-    """The arguments of `learning_rate` but the step."""
+    """Arguments of `learning_rate`, except the step."""
 
     schedule: ScheduleType
     peak: float
@@ -42,15 +43,16 @@ class Schedule:
     max_steps: int | None = None
 
     def at(self, step: int) -> float:
-        """The learning rate of an optimizer step, counted from 0."""
+        """Return the learning rate of an optimizer step, counted from 0."""
         return learning_rate(step, **asdict(self))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Progress:
-    """How far training is: optimizer steps done, steps of the learning-rate schedule, samples of the data set
-    taken since its start, tokens and samples seen, steps left out for a non-finite loss or gradient, steps
-    whose gradient was 0."""
+    """Training progress: optimizer steps done, steps of the learning-rate schedule, samples taken from the
+    data set since its start, tokens and samples seen, steps skipped for a non-finite loss or gradient
+    (`skipped`), and steps with a gradient of 0 (`empty`).
+    """
 
     step: int = 0
     schedule_step: int = 0
@@ -63,8 +65,9 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Update:
-    """The result of a step. It was `skipped` if loss or gradient are not finite, and `empty` if the gradient
-    is 0; `skipped_steps` and `empty_steps` are how many were so far."""
+    """Result of a step. It is `skipped` if the loss or the gradient is not finite, and `empty` if the
+    gradient is 0. `skipped_steps` and `empty_steps` count these steps since the start of the run.
+    """
 
     skipped: bool
     empty: bool
@@ -79,7 +82,7 @@ class Update:
         return not (self.skipped or self.empty)
 
     def values(self) -> dict[str, float]:
-        """As entries of a step's record."""
+        """Return the values for a step's record."""
         return {
             "grad_norm": self.grad_norm,
             "lr": self.lr,
@@ -90,8 +93,9 @@ class Update:
 
 
 class Learner:
-    """Turns gradients, which `buckeye.trainer.batch_loss` accumulates, into optimizer steps.
-    `buckeye.trainer.output.state` saves and restores it."""
+    """Turns accumulated gradients (`buckeye.trainer.batch_loss`) into optimizer steps.
+    `buckeye.trainer.output.state` saves and restores it.
+    """
 
     def __init__(
         self,
@@ -115,16 +119,19 @@ class Learner:
         self.reduce_dtype = reduce_dtype
         self.progress = Progress()
         self.work = Work()
-        """What was differentiated since the last `speed`, by all ranks."""
+        """Work of all ranks since the last call of `speed`."""
         self.reference_forwards: list[Callable[[PackedMicroBatch, torch.Tensor], torch.Tensor]] = []
-        """What else runs a divided model on every row, with temperatures f32[N]."""
+        """Forward passes of other models that are sharded among the ranks, with temperatures f32[N]. They
+        also run for empty rows.
+        """
 
     def update(self, loss: float, *, tokens: int, samples: int) -> Update:
-        """Sum the gradients over the ranks, clip, step, clear them.
+        """Sum the gradients over the ranks, clip them, step the optimizer and clear them.
 
-        `loss` is the batch's, over all ranks. A loss or gradient norm that is not finite, or a gradient of 0,
-        leaves the weights and the optimizer unchanged: momentum and weight decay would move them although the
-        batch teaches nothing. The step counts all the same, as skipped or as empty.
+        `loss` is the loss of the whole batch, over all ranks. If the loss or the gradient norm is not finite,
+        or the gradient is 0, the weights and the optimizer stay unchanged: otherwise momentum and weight
+        decay would move the weights although the batch has no learning signal. The step still counts, as
+        skipped or as empty.
         """
         parameters = self.policy.trainable
         sum_gradients(parameters, self.ranks, dtype=self.reduce_dtype)
@@ -170,14 +177,17 @@ class Learner:
         )
 
     def clear_gradients(self) -> None:
-        """Forget what was differentiated."""
+        """Drop all accumulated gradients."""
         for parameter in self.policy.trainable.values():
             parameter.grad = None
 
     def speed(self, tokens: int, seconds: float) -> dict[str, float]:
-        """The batch's tokens per second; of what was differentiated since the last call `tokens_computed`
-        (prefixes that samples share are computed once), all ranks' `gflops_per_second` and, where the
-        device's peak is known, `mfu`, a fraction of it; peak memory, and how often it did not suffice."""
+        """Return the throughput since the last call.
+
+        `tokens_per_second` counts the batch's tokens. `tokens_computed` counts shared prefixes once.
+        `gflops_per_second` is over all ranks; `mfu` is the fraction of the device's peak, where the peak is
+        known. Also return the peak memory in GiB and the number of out-of-memory retries.
+        """
         policy, work, self.work = self.policy, self.work, Work()
         flops = training_flops(work, policy.matrix_elements, frozen_elements=policy.frozen_matrix_elements)
         values = {
@@ -193,25 +203,27 @@ class Learner:
         return values | self.micro_batch_size.values()
 
     def model_tensors(self, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-        """`stored_tensors` whole, as `dtype`, on the first rank; nothing on the others. All ranks must call
-        it."""
+        """Return `stored_tensors` unsharded, as `dtype`, on rank 0, and an empty mapping on the others. All
+        ranks must call it.
+        """
         return gather(self.stored_tensors(), keep=self.ranks.first, dtype=dtype)
 
     def stored_tensors(self) -> Mapping[str, torch.Tensor]:
-        """The model's own tensors, or this rank's shards of them. Where an adapter is trained, only its
-        own."""
+        """Return the model's tensors, or this rank's shards of them; only the adapter's if an adapter is
+        trained.
+        """
         settle(self.policy)
         model = self.policy.model
         return self.policy.trainable if has_adapter(model) else model.state_dict(keep_vars=True)
 
 
 def finite_only(values: Mapping[str, float]) -> dict[str, float]:
-    """A record without the values that JSON cannot hold."""
+    """Return the values that JSON can hold, without NaN and infinities."""
     return {name: value for name, value in values.items() if math.isfinite(value)}
 
 
 def format_step(step: int, values: Mapping[str, float]) -> str:
-    """The line of a finished step; quantities without a value are left out."""
+    """Return the log line of a finished step; quantities without a value are left out."""
     forms = {
         "seconds": "Time: {:.2f}s",
         "loss": "Loss: {:.4f}",
@@ -227,7 +239,7 @@ def format_step(step: int, values: Mapping[str, float]) -> str:
     return " | ".join([f"Step {step}", *parts])
 
 
-# Dense bfloat16 FLOP/s without sparsity, from the makers' data sheets, by a part of the device's name.
+# Dense bfloat16 FLOP/s without sparsity, from the vendors' data sheets, by a substring of the device's name.
 _PEAK_FLOPS = {
     "B200": 2250e12,
     "H200": 989e12,
@@ -243,8 +255,9 @@ _PEAK_FLOPS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Work:
-    """What went through a model: `tokens`, shared prefixes counted once, and their `cost` in tokens, which
-    counts attention too (as `packing.plan_bins` estimates it)."""
+    """Work of a forward pass: `tokens`, with shared prefixes counted once, and their `cost` in tokens, which
+    includes attention (estimated by `packing.plan_bins`).
+    """
 
     tokens: int = 0
     cost: float = 0.0
@@ -254,18 +267,18 @@ class Work:
 
 
 def training_flops(work: Work, matrix_elements: int, *, frozen_elements: int = 0) -> float:
-    """Floating-point operations of a forward and backward pass.
+    """Return the floating-point operations of a forward and backward pass.
 
-    6 per token and element of the matrices that multiply it (`matrix_elements`), 4 for the `frozen_elements`
-    among them, whose gradient nobody needs, and for causal attention 12 * layers * heads * head size per pair
-    of tokens that see each other (PaLM, arXiv 2204.02311, appendix B, without the masked half of the scores).
-    A cost counts the latter in units of the former, so it stands for both.
+    The count is 6 per token and element of the multiplied matrices (`matrix_elements`), or 4 for
+    `frozen_elements` of them, which need no gradient. Causal attention adds 12 * layers * heads * head size
+    per pair of tokens that see each other (PaLM, arXiv 2204.02311, appendix B, without the masked half of the
+    scores). A cost counts attention in units of tokens, so `work.cost` covers both.
     """
     return 6.0 * matrix_elements * work.cost - 2.0 * frozen_elements * work.tokens
 
 
 def peak_flops(device: torch.device) -> float | None:
-    """What the device could do per second in bfloat16; None where it is not known."""
+    """Return the device's peak bfloat16 FLOP/s, or None if it is unknown."""
     if device.type != "cuda":
         return None
     name = torch.cuda.get_device_name(device)
@@ -273,7 +286,7 @@ def peak_flops(device: torch.device) -> float | None:
 
 
 def peak_memory_gib(device: torch.device) -> float:
-    """The most memory this process has held: on the GPU, or resident where it computes on the CPU."""
+    """Return the peak memory of this process in GiB: GPU memory, or resident memory on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**30
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -1,5 +1,4 @@
-"""How many tokens are computed at once: as many as the settings allow, and half of that after every time that
-the memory did not suffice."""
+"""Number of tokens computed at once: the configured maximum, halved after every out-of-memory error."""
 
 from __future__ import annotations
 
@@ -22,14 +21,15 @@ from buckeye.trainer.parallel.ranks import Ranks
 logger = logging.getLogger(__name__)
 
 MICRO_BATCH_FILE = "micro_batch.json"
-# of errors that torch gives no class
+# torch has no class for these out-of-memory errors
 _MESSAGES = ("can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDA error: out of memory")
 
 
 @dataclass(slots=True)
 class MicroBatchSize:
-    """`tokens` is the most that are computed at once now, `most` what the settings say. `retries` counts
-    how often it was halved in this run. Both survive in `path`, for a restart under the same `conditions`."""
+    """Limit of tokens per micro-batch: `tokens` is the current limit, `most` the configured one. `retries`
+    counts the halvings of this run. Both are stored in `path`, for a restart under equal `conditions`.
+    """
 
     most: int
     tokens: int
@@ -40,15 +40,17 @@ class MicroBatchSize:
     first: bool
 
     def capacity(self, longest: int) -> int:
-        """How long rows may be where the longest sample has so many tokens: it must fit, within `most`."""
+        """Return the row capacity if the longest sample has `longest` tokens: that sample must fit, up to
+        `most`.
+        """
         return max(self.tokens, min(longest, self.most))
 
     def halve(self, computed: int, longest: int, *, device: torch.device) -> None:
-        """Compute fewer tokens at once after `computed` were too many; the longest sample has `longest`. When
-        it returns, the step can be tried again.
+        """Halve the limit after `computed` tokens were too many. `longest` is the length of the longest
+        sample. The caller can retry the step afterwards.
 
-        Raises `FinalRunError` if there is nothing to halve; `RunError` if the model is divided among ranks:
-        the others wait for the one that failed in the middle of a pass. The next attempt begins with half.
+        Raise `FinalRunError` if the limit cannot be lowered. Raise `RunError` if the model is sharded: the
+        other ranks wait in the middle of a pass. The next attempt then starts with the halved limit.
         """
         if computed <= longest:
             raise FinalRunError(
@@ -76,7 +78,7 @@ class MicroBatchSize:
             torch.cuda.empty_cache()
 
     def values(self) -> dict[str, float]:
-        """As entries of a step's record."""
+        """Return the values for a step's record."""
         return {"micro_batch_tokens": float(self.tokens), "oom_retries": float(self.retries)}
 
     def _remember(self) -> None:
@@ -85,7 +87,9 @@ class MicroBatchSize:
 
 
 def micro_batch_size(config: TrainerConfig | SFTConfig, ranks: Ranks) -> MicroBatchSize:
-    """What the settings say, or what an earlier attempt of the run found possible. All ranks call it."""
+    """Return the configured limit, or the one that an earlier attempt of the run stored. All ranks must call
+    it.
+    """
     path = config.output_dir / MICRO_BATCH_FILE
     cuda = ranks.device.type == "cuda"
     most = max(config.seq_len, config.micro_batch_tokens) if isinstance(config, SFTConfig) else config.seq_len
@@ -109,12 +113,12 @@ def micro_batch_size(config: TrainerConfig | SFTConfig, ranks: Ranks) -> MicroBa
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether an error of torch says that memory could not be had, on a GPU or in main memory."""
+    """Return True if a torch error means that GPU or main memory ran out."""
     return isinstance(error, torch.OutOfMemoryError) or any(part in str(error) for part in _MESSAGES)
 
 
 def _remembered(path: Path, conditions: Mapping[str, Any]) -> tuple[int, int] | None:
-    """(tokens, retries) of an earlier attempt; None if there is none, or if it was under other conditions."""
+    """Return (tokens, retries) of an earlier attempt, or None if not found or if its conditions differ."""
     try:
         record = read_json(path)
         if record["conditions"] != conditions:

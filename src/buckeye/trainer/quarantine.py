@@ -1,5 +1,6 @@
-"""Which samples of a batch cannot be learned from, and why: never trained on, never the end of a run, always
-counted, and put into `skipped/` to be looked at."""
+"""Quarantine of invalid samples: never trained on, never fatal, always counted, and stored in `skipped/` for
+inspection.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ _MOST = 10
 
 
 def keep_skipped(root: Path, batch: Batch, identity: RunIdentity) -> None:
-    """Write what was left out of a step to `<root>/step_<N>`, as a batch; only the first few."""
+    """Write the left-out samples of a step to `<root>/step_<N>`, as a batch. Only the first few steps are
+    kept.
+    """
     if _full(root, f"What was left out of step {batch.step}"):
         return
     path = write_batch(root, batch, identity=identity)
@@ -29,7 +32,7 @@ def keep_skipped(root: Path, batch: Batch, identity: RunIdentity) -> None:
 
 
 def set_aside(root: Path, damaged: Path) -> None:
-    """Move a batch that cannot be read to `<root>/damaged_<name>`, or delete it if enough are kept."""
+    """Move an unreadable batch to `<root>/damaged_<name>`, or delete it if enough are kept."""
     target = root / f"damaged_{damaged.name}"
     if target.exists() or _full(root, f"The damaged {damaged}"):
         storage.remove_directory(damaged)
@@ -37,7 +40,7 @@ def set_aside(root: Path, damaged: Path) -> None:
     root.mkdir(parents=True, exist_ok=True)
     try:
         damaged.rename(target)
-    except FileNotFoundError:  # somebody deleted it
+    except FileNotFoundError:  # another process deleted it
         return
     logger.warning("%s is kept as %s.", damaged, target)
 
@@ -58,28 +61,28 @@ CAUSES = {
     "orchestrator.sampling.temperature above 0",
     "first_token": "its first token is to be trained on, and nothing comes before it",
 }
-"""Why a sample is left out, by the name under which it is counted."""
+"""Reasons for leaving a sample out, by the name under which they are counted."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Inspection:
-    """A batch without the samples that are `left_out`; those by their place in the batch, with the cause."""
+    """Batch without the invalid samples. `left_out` maps their index in the batch to the cause."""
 
     usable: Batch
     left_out: Mapping[int, str]
 
     @property
     def nothing_left(self) -> bool:
-        """Whether there were samples and none is usable."""
+        """Return True if the batch had samples and none is usable."""
         return bool(self.left_out) and not self.usable.samples
 
     def values(self) -> dict[str, float]:
-        """As entries of a step's record: how many were left out, in all and by cause."""
+        """Return the values for a step's record: the number of left-out samples, in total and by cause."""
         counts = {f"samples_left_out/{cause}": len(found) for cause, found in self._by_cause().items()}
         return {"samples_left_out": len(self.left_out), **counts}
 
     def describe(self) -> str:
-        """For a person: which samples, and why."""
+        """Return the left-out samples and causes as text."""
         parts = [f"{_numbers(found)} ({cause}: {CAUSES[cause]})" for cause, found in self._by_cause().items()]
         return "; ".join(parts)
 
@@ -91,7 +94,7 @@ class Inspection:
 
 
 def inspect(batch: Batch, *, vocabulary: int, most_age: int) -> Inspection:
-    """Take the samples out of a batch that cannot be learned from."""
+    """Remove the samples that cannot be trained on from a batch."""
     oldest = batch.step - most_age
     found = {
         index: cause

@@ -51,12 +51,12 @@ _MOST_UNUSABLE_BATCHES = 10
 
 
 def run_trainer(config: TrainerConfig) -> bool:
-    """Train until `max_steps`, or until SIGTERM or SIGINT; commit a checkpoint before returning. Return
-    True if it is done, False if it was stopped.
+    """Train until `max_steps`, or until SIGTERM or SIGINT. Commit a checkpoint before returning. Return True
+    if all steps are done, False if it was stopped.
 
-    Under `torchrun`'s variables it is one rank of several. Raises `TransportError` if batches stop arriving
-    or stay damaged, `FinalRunError` if ten in a row hold nothing to learn from, `CheckpointError` if there is
-    nothing to resume from, `UsageError` for a loss or a model that cannot be used.
+    Under `torchrun`'s variables this process is one rank of several. Raise `TransportError` if batches stop
+    arriving or stay damaged, `FinalRunError` if ten batches in a row have no usable sample, `CheckpointError`
+    if the checkpoint to resume from is missing, `UsageError` for a loss or a model that cannot be used.
     """
     stop = StopFlag().install()
     with trainer_process(config, "trainer") as ranks:
@@ -69,7 +69,9 @@ def run_trainer(config: TrainerConfig) -> bool:
 
 
 class RLTrainer:
-    """The loop of `run_trainer`. Weights version N is the model after N steps; batch N makes version N+1."""
+    """Training loop of `run_trainer`. Weights version N is the model after N steps; batch N makes version
+    N+1.
+    """
 
     def __init__(
         self,
@@ -102,14 +104,13 @@ class RLTrainer:
 
     @property
     def step(self) -> int:
-        """Optimizer steps done, which is also the version of the weights."""
+        """Number of optimizer steps done, equal to the version of the weights."""
         return self.learner.progress.step
 
     def run(self) -> bool:
-        """Publish the weights to start from, then turn batches into weights. Return True if all steps
-        are done."""
+        """Publish the initial weights, then turn batches into weights. Return True if all steps are done."""
         self.receiver.tell_foreign()
-        if self.ranks.first:  # an earlier attempt may have got farther: these steps come again
+        if self.ranks.first:  # an earlier attempt may have gone further; these steps are trained again
             remove_trained(self._trained, self.step)
         self._publish()
         heartbeat.ready()
@@ -144,7 +145,7 @@ class RLTrainer:
             self.output.checkpoint(self._orchestrator_state)
 
     def train(self, batch: Batch) -> None:
-        """One step: gradient, update, weights for the engines."""
+        """Run one step: gradient, update, weights for the engines."""
         step, started = self.step, time.monotonic()
         logger.info("Starting training step %d", step)
         heartbeat.report(f"trains on batch {step}")
@@ -172,12 +173,15 @@ class RLTrainer:
             **self.learner.speed(tokens, seconds),
             **self.stopwatch.take(),
         }
-        logger.log(SUCCESS, format_step(step, values))  # what was left out is a warning before it
+        # left-out samples have their own warning before this line
+        logger.log(SUCCESS, format_step(step, values))
         write_together(self.ranks, lambda: self.metrics.write("trainer", step, finite_only(values)))
         self._let_go(batch, samples, values)
 
     def _let_go(self, batch: Batch, samples: Sequence[Sample], values: Mapping[str, float]) -> None:
-        """Of a batch that was trained on, keep what `rl replay` needs, and no other. All ranks call it."""
+        """Delete a trained batch, after storing the data of `rl replay` if configured. All ranks must call
+        it.
+        """
         keep = self.config.trained
         if keep.keep != 0:
             logprobs = self.batch_loss.all_logprobs(samples)
@@ -197,7 +201,7 @@ class RLTrainer:
         try:
             write()
             prune_trained(self._trained, keep=keep.keep, max_bytes=keep.max_bytes)
-        except OSError as error:  # it is for people to look at: no reason to end
+        except OSError as error:  # only `rl replay` needs it: not a reason to end the run
             logger.warning("Batch %d is not kept for `rl replay`: %s", step, error)
 
     def _keep(
@@ -231,7 +235,9 @@ class RLTrainer:
         return self._served.measure(samples)
 
     def _inspect(self, batch: Batch) -> Inspection:
-        """What of a batch can be learned from; the rest is told."""
+        """Return the usable part of a batch. Log a warning about the rest. Raise `FinalRunError` after ten
+        unusable batches in a row.
+        """
         vocabulary = self.learner.policy.model.config.vocab_size
         config = self.config
         most_age = most_token_age(config.max_async_level, config.max_off_policy_steps)
@@ -254,11 +260,13 @@ class RLTrainer:
 
     def _backward(self, found: Inspection, samples: Sequence[Sample]) -> dict[str, float]:
         if found.nothing_left:
-            return {"loss": math.nan}  # so that the step is left out
+            return {"loss": math.nan}  # makes the optimizer skip the step
         return self.batch_loss.backward(found.usable, samples)
 
     def _keep_left_out(self, batch: Batch, found: Inspection, *, skipped: bool) -> None:
-        """Keep what was not learned from: the whole batch of a step that was left out, else some samples."""
+        """Write the samples that were not trained on to `skipped/`: the whole batch of a skipped step, else
+        the left-out samples.
+        """
         if not self.ranks.first or not (skipped or found.left_out):
             return
         samples = batch.samples if skipped else tuple(batch.samples[i] for i in found.left_out)

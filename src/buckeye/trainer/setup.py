@@ -1,4 +1,4 @@
-"""From a trainer's configuration to its parts."""
+"""Parts of a trainer, built from its configuration."""
 
 from __future__ import annotations
 
@@ -48,12 +48,13 @@ logger = logging.getLogger(__name__)
 
 @contextmanager
 def trainer_process(config: TrainerConfig | SFTConfig, name: str) -> Iterator[Ranks]:
-    """Make this process a rank of a trainer: threads, seed, log file, device, communication."""
+    """Set this process up as a rank of a trainer: threads, seed, log file, device, communication."""
     die_with_parent()
     heartbeat.start()
     torch.set_num_threads(cpu_threads())
     torch.manual_seed(config.seed)
-    torch.backends.cuda.enable_cudnn_sdp(False)  # it prepares each shape by itself, and every row has another
+    # cuDNN prepares each shape separately, and every row has a different shape
+    torch.backends.cuda.enable_cudnn_sdp(False)
     device = pick_device(config.model.device, local_rank())
     ranks = join_ranks(device, config.model, timeout_seconds=config.dist_timeout_seconds)
     process = name if ranks.first else f"{name} rank {ranks.rank}"
@@ -65,7 +66,7 @@ def trainer_process(config: TrainerConfig | SFTConfig, name: str) -> Iterator[Ra
 
 
 def find_resume(config: TrainerConfig | SFTConfig, ranks: Ranks) -> CheckpointInfo | None:
-    """The checkpoint to go on from, verified by all ranks together; None to start from the model."""
+    """Return the checkpoint to resume from, verified by all ranks together. None: start from the model."""
     if config.ckpt is None or config.ckpt.resume_step is None:
         return None
     root, step = config.output_dir / "checkpoints", config.ckpt.resume_step
@@ -87,7 +88,9 @@ def find_resume(config: TrainerConfig | SFTConfig, ranks: Ranks) -> CheckpointIn
 def build_learner(
     config: TrainerConfig | SFTConfig, ranks: Ranks, resume: CheckpointInfo | None, *, max_steps: int | None
 ) -> Learner:
-    """The learner at the run's start, or as it was at the checkpoint. The schedule ends at `max_steps`."""
+    """Return the learner at the start of the run, or as restored from the checkpoint. The schedule ends at
+    `max_steps`.
+    """
     source = _source(config, resume)
     policy = _load(source, config, ranks)
     start = config.model.adapter if resume is None else None
@@ -116,7 +119,9 @@ def build_learner(
 
 
 def _source(config: TrainerConfig | SFTConfig, resume: CheckpointInfo | None) -> str:
-    """The name or directory of the model to load. A checkpoint of adapters does not hold their base."""
+    """Return the name or directory of the model to load. A checkpoint of an adapter does not contain the
+    base.
+    """
     if resume is None or config.model.experimental.lora is not None:
         return config.model.name
     model = trainer_state(resume) / MODEL_DIRECTORY
@@ -129,8 +134,8 @@ def _source(config: TrainerConfig | SFTConfig, resume: CheckpointInfo | None) ->
 
 
 def _adapt(policy: Policy, lora: LoRAConfig, base: str, directory: Path | None) -> None:
-    """Put an adapter on the policy, with the values in `directory` where there are any."""
-    from buckeye.trainer.model.lora import add_adapter  # takes seconds
+    """Add an adapter to the policy, with the values from `directory` if given."""
+    from buckeye.trainer.model.lora import add_adapter  # importing takes seconds
 
     add_adapter(policy.model, lora, base=base, frozen_dtype=policy.compute_dtype)
     if directory is not None:
@@ -146,7 +151,7 @@ def _adapt(policy: Policy, lora: LoRAConfig, base: str, directory: Path | None) 
 def _load(source: str, config: TrainerConfig | SFTConfig, ranks: Ranks) -> Policy:
     model, flash, sharded = config.model, config.model.attn != "sdpa", ranks.mesh is not None
     dtype = model.compute_dtype
-    resumed = source != model.name  # a checkpoint has every parameter under its own name
+    resumed = source != model.name  # a checkpoint stores every parameter under its own name
     if sharded and (model.load_using_meta or resumed):
         policy = empty_policy(source, ranks.device, flash=flash, compute_dtype=dtype)
     else:
@@ -162,7 +167,7 @@ def _load(source: str, config: TrainerConfig | SFTConfig, ranks: Ranks) -> Polic
     if model.compile is not None:
         if model.compile.fullgraph and not policy.flash:
             raise UsageError("trainer.model.compile.fullgraph needs a GPU and attn = 'flash_attention_2'.")
-        # with flash attention all layers, and rows of every layout, are one graph
+        # with flash attention one graph covers all layers and rows of every layout
         parts = policy.model.base_model.layers if policy.flash else [policy.model.base_model]
         for part in parts:
             part.compile(fullgraph=model.compile.fullgraph, dynamic=True)

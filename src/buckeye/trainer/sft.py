@@ -32,11 +32,12 @@ _SUMS = ("loss", "entropy", "trained_tokens")
 
 
 def run_sft(config: SFTConfig) -> bool:
-    """Train on `config.data` for `max_steps` steps (one epoch without), or until SIGTERM or SIGINT; then
-    commit a checkpoint and write the model to `<output_dir>/weights/step_<N>`. True if all steps are done.
+    """Train on `config.data` for `max_steps` steps (default: one epoch), or until SIGTERM or SIGINT. Then
+    commit a checkpoint and write the model to `<output_dir>/weights/step_<N>`. Return True if all steps are
+    done.
 
-    A step takes `batch_size` conversations, shuffled again each epoch; its loss is the mean negative
-    log-probability of all their assistant tokens. Raises `UsageError` for data that cannot be trained on.
+    A step takes `batch_size` conversations, reshuffled each epoch. Its loss is the mean negative log-prob of
+    all their assistant tokens. Raise `UsageError` for data that cannot be trained on.
     """
     stop = StopFlag().install()
     with trainer_process(config, "sft") as ranks:
@@ -61,14 +62,14 @@ def run_sft(config: SFTConfig) -> bool:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Best:
-    """The checkpoint with the lowest validation loss, by its step."""
+    """Checkpoint with the lowest validation loss."""
 
     step: int
     val_loss: float
 
 
 class SFTTrainer:
-    """The loop of `run_sft`."""
+    """Training loop of `run_sft`."""
 
     def __init__(
         self,
@@ -93,7 +94,7 @@ class SFTTrainer:
         self.output = Output.of(config, learner, run_identity(), self.metrics)
 
     def run(self) -> bool:
-        """Train to the end, or until any rank is asked to stop. True if all steps are done."""
+        """Train to the end, or until any rank receives a stop request. Return True if all steps are done."""
         logger.info("Starting SFT (max_steps=%d)", self.max_steps)
         if self.step == 0:
             self._validate()
@@ -117,14 +118,14 @@ class SFTTrainer:
 
     @property
     def step(self) -> int:
-        """Optimizer steps done."""
+        """Number of optimizer steps done."""
         return self.learner.progress.step
 
     def _complete(self) -> bool:
         return self.step >= self.max_steps
 
     def _checkpointed(self) -> bool:
-        """Whether there will be a checkpoint of the present state."""
+        """Return True if the current state will be checkpointed."""
         return self.step > 0 and (self.output.due() or self._complete())
 
     def _validation_due(self) -> bool:
@@ -157,11 +158,12 @@ class SFTTrainer:
             **self.learner.speed(tokens, seconds),
             **self.stopwatch.take(),
         }
-        logger.log(SUCCESS, format_step(progress.step, values))  # what was left out is a warning before it
+        # left-out steps have their own warning before this line
+        logger.log(SUCCESS, format_step(progress.step, values))
         self._record("sft", progress.step, values)
 
     def _validate(self) -> None:
-        """Measure the loss on the validation data, if there is any; remember the best checkpoint."""
+        """Measure the loss on the validation data, if any, and record the best checkpoint."""
         if not self.validation:
             return
         with self.stopwatch.of("validate"):
@@ -176,8 +178,9 @@ class SFTTrainer:
         self._record("validation", self.step, values)
 
     def _sums(self, samples: Sequence[ChatSample], *, train: bool) -> dict[str, float]:
-        """Loss per trained token of all samples, and sums of statistics, over all ranks; with `train` this
-        rank's share of the gradient is accumulated."""
+        """Return the loss per trained token of all samples, and sums of statistics, over all ranks. With
+        `train`, accumulate this rank's share of the gradient.
+        """
         divisor = max(1.0, float(sum(s.loss_mask.sum() for s in samples)))
         self.learner.policy.model.train(train)  # an adapter may have dropout
 
@@ -206,7 +209,7 @@ class SFTTrainer:
 
 
 def _check_same_data(saved: Mapping[str, Any], data: ChatFile, resume: CheckpointInfo) -> None:
-    """Raises `CheckpointError` if the position that a checkpoint holds is one in other data."""
+    """Raise `CheckpointError` if the checkpoint's data position belongs to other data."""
     now = data.identity()
     then = saved.get("data", now)
     differences = [f"{key}: {then.get(key)}, now {now[key]}" for key in now if then.get(key) != now[key]]
@@ -219,6 +222,6 @@ def _check_same_data(saved: Mapping[str, Any], data: ChatFile, resume: Checkpoin
 
 
 def _best_so_far(saved: Mapping[str, Any]) -> Best | None:
-    """The best checkpoint when the run was interrupted."""
+    """Return the best checkpoint that the interrupted run had recorded."""
     best = saved.get("best")
     return Best(**best) if best is not None else None

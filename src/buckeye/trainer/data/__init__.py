@@ -1,1 +1,1 @@
-"""From samples and chats to packed micro-batches. No model is seen here."""
+"""Samples and chats as packed micro-batches. Does not import models."""

@@ -1,4 +1,4 @@
-"""Chat conversations as token sequences in which only the assistant's words are trained."""
+"""Chat conversations as token sequences. Only the assistant's text is trained."""
 
 from __future__ import annotations
 
@@ -23,13 +23,15 @@ logger = logging.getLogger(__name__)
 
 _SECONDS_BETWEEN_REPORTS = 10.0
 _MOST_SHOWN = 10
-"""Lines that are left out and named; the others are only counted."""
+"""Number of skipped lines that are logged; further ones are only counted."""
 _HALF_PAIR = re.compile(r"\\ud[89a-f]", re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class ChatSample:
-    """`token_ids` i32[T]; `loss_mask` bool[T], True for what the assistant wrote with its end of turn."""
+    """Tokens of a conversation. `token_ids` is i32[T]; `loss_mask` is bool[T], True for the assistant's
+    tokens, including the end of turn.
+    """
 
     token_ids: npt.NDArray[np.int32]
     loss_mask: npt.NDArray[np.bool_]
@@ -37,8 +39,9 @@ class ChatSample:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Turn:
-    """An assistant message: what comes between the turn before and it (or, unless it `continues`, all that
-    comes before it), and what the policy would have to sample."""
+    """Assistant message. `context` is the text between the previous turn and this one, or everything before
+    it unless it `continues` that turn. `reply` is the text that the policy would sample.
+    """
 
     context: list[int]
     reply: list[int]
@@ -46,8 +49,9 @@ class _Turn:
 
 
 class ChatFormat:
-    """How a model's conversations are written: by the `renderers` library where it knows the model's family,
-    by the model's chat template otherwise. Prompts are the ones of reinforcement learning and serving."""
+    """Chat format of a model: rendered by the `renderers` library for known model families, else by the
+    model's chat template. Prompts equal those of reinforcement learning and serving.
+    """
 
     def __init__(self, model: str) -> None:
         try:
@@ -60,12 +64,12 @@ class ChatFormat:
         self._stops = self.tokenizer.convert_ids_to_tokens(list(self._renderer.stop_token_ids))
 
     def samples(self, conversation: Mapping[str, Any]) -> list[ChatSample]:
-        """A conversation as one sample, or several if earlier turns are rewritten when later ones come (as
-        templates do that drop the reasoning of the turns before); none if no message is trained.
+        """Return a conversation as one sample. Return several if later turns rewrite earlier ones, for
+        example templates that drop earlier reasoning. Return none if no message is trained.
 
-        Every assistant message after the first message is trained unless it has `"weight": 0` or
-        `"train": false`. Raises `UsageError` if the template refuses the messages, or does not build a turn
-        upon its prompt.
+        Every assistant message after the first message is trained, unless it has `"weight": 0` or `"train":
+        false`. Raise `UsageError` if the template rejects the messages, or if its text of a turn does not
+        start with the prompt of that turn.
         """
         messages, tools = conversation["messages"], conversation.get("tools") or ()
         indices = [i for i, m in enumerate(messages) if i and m["role"] == "assistant"]
@@ -80,13 +84,15 @@ class ChatFormat:
     def _family_turns(
         self, messages: Sequence[Any], indices: Sequence[int], tools: Sequence[Any]
     ) -> list[_Turn] | None:
-        """The turns as `renderers` writes them; None if it does not know the family, or cannot write them."""
+        """Return the turns as rendered by `renderers`, or None if it does not support the family or the
+        messages.
+        """
         family = self._renderer.family
         literal = self._renderer.template.literal
         words = [(literal.marked(message), message) for message in messages]
         words += [(literal.marked_tool(tool), tool) for tool in tools]
         if family is None or any(marked != written for marked, written in words):
-            return None  # the library reads control tokens wherever they stand
+            return None  # the library parses control tokens anywhere in the text
         turns: list[_Turn] = []
         ids: list[int] = []
         for index in indices:
@@ -103,9 +109,9 @@ class ChatFormat:
     def _template_turns(
         self, messages: Sequence[Any], indices: Sequence[int], tools: Sequence[Any]
     ) -> Iterator[_Turn]:
-        """Each turn is what the template adds to the conversation before it (rendered with the generation
-        prompt), up to and including the last end-of-turn token; it is tokenized apart from its surroundings,
-        as when a policy samples it."""
+        """Yield each turn as the text that the template adds to the rendered prompt before it, up to and
+        including the last end-of-turn token. The reply is tokenized separately, as when a policy samples it.
+        """
         write, encode = self._renderer.template.text, self._renderer.encode
         text = ""
         for index in indices:
@@ -125,18 +131,18 @@ class ChatFormat:
 
 @dataclass(slots=True)
 class ChatCounts:
-    """What a file of conversations holds, and what of it cannot be trained on."""
+    """Counts of the usable and the skipped conversations of a file."""
 
     conversations: int = 0
     samples: int = 0
     tokens: int = 0
     trained_tokens: int = 0
     too_long: int = 0
-    """Samples longer than `seq_len`."""
+    """Number of samples longer than `seq_len`."""
     untrained: int = 0
-    """Conversations of which every assistant message has weight 0."""
+    """Number of conversations whose assistant messages all have weight 0."""
     broken_calls: int = 0
-    """Conversations with a trained call that has no name, or whose arguments are not an object."""
+    """Number of conversations in which a trained call has no name, or its arguments are not an object."""
 
     def __str__(self) -> str:
         kept = (
@@ -147,7 +153,7 @@ class ChatCounts:
         return f"{kept}; left out: {left_out}" if left_out else kept
 
     def left_out(self) -> str:
-        """Return how many are left out for which reason; "" if none is."""
+        """Return the number of skipped conversations for each reason; "" if none were skipped."""
         reasons = (
             (self.too_long, "longer than seq_len"),
             (self.untrained, "without a trained message"),
@@ -157,11 +163,12 @@ class ChatCounts:
 
 
 class ChatFile:
-    """A file of conversations, one JSON object `{"messages": [{"role", "content"}, ...], "tools"?: [...]}`
-    per line, in a shuffled order that depends on nothing but `seed`, the epoch, and which of them can be
-    trained on. Every line is read and checked at once; `counts` says what was found.
+    """File of conversations, one JSON object `{"messages": [{"role", "content"}, ...], "tools"?: [...]}` per
+    line.
 
-    Raises `UsageError`, naming file and line, for what cannot be read, and if nothing remains to train on.
+    The shuffled order depends only on `seed`, the epoch and the set of usable conversations. The constructor
+    reads and checks every line; `counts` holds the result. Raise `UsageError` with file and line for invalid
+    data, and if no usable conversation remains.
     """
 
     def __init__(self, path: Path, chat: ChatFormat, *, seed: int, seq_len: int) -> None:
@@ -175,15 +182,17 @@ class ChatFile:
         self._lines = self._usable(self._parse_lines(content))
 
     def identity(self) -> dict[str, Any]:
-        """What a position means the same conversations by: the file, which of it is used, and the seed."""
+        """Return the values that define the meaning of a data position: file digest, number of usable
+        conversations, seed.
+        """
         return {"sha256": self._digest, "conversations": len(self), "seed": self._seed}
 
     def __len__(self) -> int:
-        """Conversations that can be trained on."""
+        """Return the number of usable conversations."""
         return len(self._lines)
 
     def take(self, position: int, count: int) -> list[ChatSample]:
-        """The samples of `count` conversations from `position` on in endless shuffled epochs."""
+        """Return the samples of `count` conversations from `position` on, in endless shuffled epochs."""
         first, last = position // len(self), (position + count - 1) // len(self)
         epochs = [
             np.random.default_rng((self._seed, e)).permutation(len(self)) for e in range(first, last + 1)
@@ -193,11 +202,11 @@ class ChatFile:
         return [sample for index in order.tolist() for sample in self._fitting(*self._lines[index])]
 
     def all(self) -> list[ChatSample]:
-        """The samples of every conversation, in the file's order."""
+        """Return the samples of every conversation, in file order."""
         return [sample for line in self._lines for sample in self._fitting(*line)]
 
     def _usable(self, lines: Sequence[tuple[int, dict[str, Any]]]) -> list[tuple[int, dict[str, Any]]]:
-        """The conversations with a sample that can be trained on; counts them and the others."""
+        """Return the conversations with a usable sample, and update the counts."""
         usable, counts, reported = [], self.counts, time.monotonic()
         for done, line in enumerate(lines):
             if time.monotonic() - reported > _SECONDS_BETWEEN_REPORTS:
@@ -221,7 +230,7 @@ class ChatFile:
         return usable
 
     def _parse_lines(self, content: bytes) -> list[tuple[int, dict[str, Any]]]:
-        """The conversations by line. Those with a broken call are counted and left out."""
+        """Return the conversations with their line numbers. Count and skip those with a broken call."""
         try:
             lines = content.decode("utf-8").split("\n")
         except UnicodeDecodeError as error:
@@ -251,7 +260,7 @@ class ChatFile:
 
 
 def _joined(turns: Sequence[_Turn], trained: Sequence[bool]) -> list[ChatSample]:
-    """Turns that continue each other as one sample, up to its last trained token."""
+    """Join turns that continue each other into one sample, up to its last trained token."""
     samples: list[tuple[list[int], list[bool]]] = []
     for turn, train in zip(turns, trained, strict=True):
         if not (turn.continues and samples):

@@ -1,4 +1,4 @@
-"""Check messages of chat data, and write them as chat templates get them when a model is served."""
+"""Validation of chat data, and conversion of messages to the form that chat templates receive in serving."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ from buckeye.errors import UsageError
 
 
 class BrokenCallError(UsageError):
-    """A trained message with a call that no model should learn: its conversation is left out."""
+    """Trained message with an invalid tool call; its conversation is skipped."""
 
 
 _KNOWN = frozenset(ChatMessage.__struct_fields__)
 
 
 def read_message(message: Mapping[str, Any], index: int) -> dict[str, Any]:
-    """Message `index` of a conversation, as a chat template gets it: parts of text joined, calls with an id
-    and their arguments as JSON text, no empty fields. What OpenAI's format does not have is left as it is.
+    """Return message `index` of a conversation in the form that chat templates receive: text parts joined,
+    calls with an id and JSON text as arguments, no empty fields. Fields outside OpenAI's format stay
+    unchanged.
 
-    Raises `UsageError` for what is no message, and for a trained one that says nothing; `BrokenCallError` for
-    a trained one that has a call without a name, or one whose arguments are not an object.
+    Raise `UsageError` for an invalid message, or a trained one without content. Raise `BrokenCallError` for a
+    trained message with a call that has no name or whose arguments are not an object.
     """
     known = {key: value for key, value in message.items() if key in _KNOWN}
     broken: list[str] = []
@@ -48,8 +49,9 @@ def read_message(message: Mapping[str, Any], index: int) -> dict[str, Any]:
 
 
 def is_trained(message: Mapping[str, Any]) -> bool:
-    """By `weight` (0 or 1, as OpenAI's fine-tuning format has it) or `train` (true or false). Raises
-    `UsageError` for other values."""
+    """Return True if the message is trained, according to `weight` (0 or 1, as in OpenAI's fine-tuning
+    format) or `train` (true or false). Raise `UsageError` for other values.
+    """
     flags = [message[key] for key in ("weight", "train") if message.get(key) is not None]
     wrong = [flag for flag in flags if flag not in (0, 1)]
     if wrong:
@@ -58,8 +60,9 @@ def is_trained(message: Mapping[str, Any]) -> bool:
 
 
 def _full_call(call: Any, place: int, broken: list[str]) -> Any:
-    """A call with an id, and with its arguments as the JSON text of an object, where data sets leave out the
-    one and write the other in many ways. Adds to `broken` what is wrong with it."""
+    """Return a call with an id, and with its arguments as the JSON text of an object: data sets omit the id
+    and write arguments in many forms. Append any defect to `broken`.
+    """
     if not isinstance(call, dict):
         return call
     full = {"id": f"call{place}", **call}

@@ -1,11 +1,12 @@
-"""Samples are packed: into bins of bounded length, bins onto ranks of equal work, and each bin into one row.
+"""Sample packing: samples into bins of bounded length, bins onto ranks with equal work, and each bin into one
+row.
 
-Samples that begin alike, such as the rollouts of a group, share a *prefix*: its tokens are in the row once.
-The rest of each sample is its *suffix*: a token of it sees the prefix and the suffix up to itself. A sample
-that shares nothing is a suffix without a prefix.
+Samples with a common beginning, such as the rollouts of a group, share a *prefix*: the row has its tokens
+once. The rest of each sample is its *suffix*: each of its tokens sees the prefix and the suffix up to itself.
+A sample that shares nothing is a suffix without a prefix.
 
-For attention, *segments* (prefixes and suffixes) of similar length form *blocks* that are padded to
-[segments, length]: no work is spent on the squares between samples.
+For attention, *segments* (prefixes and suffixes) of similar length form *blocks*, padded to [segments,
+length]. No work is spent on token pairs of different samples.
 """
 
 from __future__ import annotations
@@ -25,16 +26,16 @@ from buckeye.trainer.model.attention import SHORT_KEYS, Block, Layout
 
 Tokens = npt.NDArray[np.int32]
 
-_SHORTEST = 0.75  # of the longest in a block: at most 1 / 0.75^2 = 1.8 times the useful work,
-_SLACK = 16  # or so many tokens shorter: a call costs more than a little padding
-_SHORTEST_PREFIX = 4  # tokens: sharing fewer does not pay for the longer keys
+_SHORTEST = 0.75  # of the longest in a block: at most 1 / 0.75^2 = 1.8 times the necessary work,
+_SLACK = 16  # or at most this many tokens shorter: a kernel call costs more than a little padding
+_SHORTEST_PREFIX = 4  # tokens: sharing fewer costs more (longer keys) than it saves
 
 # Samples into bins, and bins onto ranks.
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixGroup:
-    """Samples, by their number, whose first `prefix` tokens are the same and in the row once."""
+    """Samples, by index, that share their first `prefix` tokens."""
 
     members: tuple[int, ...]
     prefix: int
@@ -42,8 +43,9 @@ class PrefixGroup:
 
 @dataclass(frozen=True, slots=True)
 class Bin:
-    """Samples that are computed at once: their `indices`, their `tokens` with shared prefixes counted once,
-    and an estimated `cost`, in tokens."""
+    """Samples computed together: their `indices`, the number of `tokens` with shared prefixes counted once,
+    and the estimated `cost` in tokens.
+    """
 
     indices: tuple[int, ...]
     tokens: int
@@ -51,12 +53,13 @@ class Bin:
 
 
 def plan_bins(token_ids: Sequence[Tokens], capacity: int, *, pair_cost: float = 0.0) -> list[Bin]:
-    """Samples in bins of at most `capacity` tokens, by first-fit decreasing. Each is in exactly one bin.
+    """Return the samples in bins of at most `capacity` tokens, by first-fit decreasing. Each sample is in
+    exactly one bin.
 
-    Samples that share a prefix stay together where that fits; otherwise they are split, each part with the
-    prefix. FFD needs at most 11/9 of the optimal number of bins plus 6/9 (Dósa 2007). `pair_cost` is what a
-    token costs for each token that it sees, relative to all else that it costs. A sample longer than
-    `capacity` is a `TransportError`: whoever made the batch should have cut it.
+    Samples that share a prefix stay together if they fit; otherwise they are split, and each part has the
+    prefix. FFD needs at most 11/9 of the optimal number of bins plus 6/9 (Dósa 2007). `pair_cost` is the
+    attention cost of a token per token that it sees, relative to its other cost. Raise `TransportError` for a
+    sample longer than `capacity`: the orchestrator should have truncated it.
     """
     lengths = [len(ids) for ids in token_ids]
     for index, length in enumerate(lengths):
@@ -78,7 +81,7 @@ def plan_bins(token_ids: Sequence[Tokens], capacity: int, *, pair_cost: float = 
 
 
 def pack(lengths: Sequence[int], capacity: int) -> list[list[int]]:
-    """Indices in bins of at most `capacity`, which no length exceeds, by first-fit decreasing."""
+    """Return indices in bins of at most `capacity`, by first-fit decreasing; no length exceeds it."""
     bins: list[list[int]] = []
     free: list[int] = []
     for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
@@ -93,9 +96,10 @@ def pack(lengths: Sequence[int], capacity: int) -> list[list[int]]:
 
 
 def distribute(costs: Sequence[float], ranks: int) -> list[list[int]]:
-    """Indices of bins for each rank: the costliest bin first, always to the rank with the least work so far.
+    """Return the indices of the bins of each rank: the costliest bin first, always to the rank with the least
+    work.
 
-    The busiest rank gets at most 4/3 of the optimum (Graham 1969). Ranks may get no bin at all.
+    The busiest rank gets at most 4/3 of the optimum (Graham 1969). A rank may get no bin.
     """
     shares: list[list[int]] = [[] for _ in range(ranks)]
     load = [(0.0, rank) for rank in range(ranks)]
@@ -107,7 +111,7 @@ def distribute(costs: Sequence[float], ranks: int) -> list[list[int]]:
 
 
 def _split(group: PrefixGroup, lengths: Sequence[int], capacity: int) -> list[PrefixGroup]:
-    """Parts of a group that fit, each with the prefix."""
+    """Split a group into parts that fit, each with the prefix."""
     suffixes = [lengths[m] - group.prefix for m in group.members]
     if group.prefix + sum(suffixes) <= capacity:
         return [group]
@@ -123,22 +127,25 @@ def _tokens(group: PrefixGroup, lengths: Sequence[int]) -> int:
 
 
 def _cost(group: PrefixGroup, lengths: Sequence[int], pair_cost: float) -> float:
-    """Tokens, and the pairs of tokens that see each other: half of a square, and beside it the prefix."""
+    """Return the tokens, and the weighted pairs of tokens that see each other: half a square, and the
+    prefix.
+    """
     pairs = (group.prefix**2 + sum(lengths[m] ** 2 - group.prefix**2 for m in group.members)) / 2
     return _tokens(group, lengths) + pair_cost * pairs
 
 
 def prefix_groups(token_ids: Sequence[Tokens]) -> list[PrefixGroup]:
-    """Which samples share a prefix, so that few tokens remain. Every sample is in exactly one group, and has
-    a suffix of at least one token.
+    """Return groups of samples that share a prefix, such that few tokens remain. Every sample is in exactly
+    one group, and has a suffix of at least one token.
 
-    Samples are sorted by their tokens, so that those that begin alike are neighbours; then groups grow
-    together, longest common prefix first, as long as that saves tokens.
+    Samples are sorted by their tokens, so that samples with a common beginning are neighbors. Then groups
+    merge, longest common prefix first, while that saves tokens.
     """
     order = sorted(range(len(token_ids)), key=lambda i: (token_ids[i].astype(">i4").tobytes(), i))
     common = [_common_prefix(token_ids[a], token_ids[b]) for a, b in pairwise(order)]
-    begins, ends = list(range(len(order))), list(range(1, len(order) + 1))  # of the interval a place is in
-    prefixes = [len(token_ids[i]) for i in order]  # of the interval that begins here
+    # of the interval that contains an index
+    begins, ends = list(range(len(order))), list(range(1, len(order) + 1))
+    prefixes = [len(token_ids[i]) for i in order]  # of the interval that begins at an index
     for place in sorted(range(len(common)), key=lambda i: (-common[i], i)):
         left, middle, right = begins[place], place + 1, ends[place + 1]
         apart = (middle - left - 1) * prefixes[left] + (right - middle - 1) * prefixes[middle]
@@ -163,17 +170,17 @@ def _common_prefix(one: Tokens, other: Tokens) -> int:
     return int(different[0]) if len(different) else length
 
 
-# A bin of samples as the tensors that a forward pass and a loss need.
+# A bin of samples as the tensors for a forward pass and a loss.
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackedMicroBatch:
-    """Samples laid out for one forward pass, prefixes that they share once.
+    """Samples laid out for one forward pass, with shared prefixes once.
 
-    `token_ids` i64[tokens], `position_ids` i64[tokens], and the `layout` that tells attention which tokens
-    see each other. `places` i64: where in the row each token of each sample is, sample after sample. For
-    each of the N tokens that are trained, sample after sample: `sources` i64[N], the place of the hidden
-    state that predicts it; `targets` i64[N], its id; `sequences` i64[N], the number of its sample.
+    `token_ids` i64[tokens], `position_ids` i64[tokens], and the attention `layout`, which defines which
+    tokens see each other. `places` i64: the row index of each token of each sample, sample after sample. For
+    each of the N trained tokens, sample after sample: `sources` i64[N], the row index of the hidden state
+    that predicts it; `targets` i64[N], its token id; `sequences` i64[N], the index of its sample.
     """
 
     token_ids: Tensor
@@ -187,7 +194,7 @@ class PackedMicroBatch:
 
 @dataclass(frozen=True, slots=True)
 class _Segment:
-    """Tokens `begin` and later of a sample, or its first `length`; `prefix_group` numbers its prefix."""
+    """Part of a sample: `length` tokens from `begin`. `prefix_group` is the index of its prefix group."""
 
     sample: int
     begin: int
@@ -202,8 +209,9 @@ def pack_micro_batch(
     *,
     share: bool = True,
 ) -> PackedMicroBatch:
-    """Lay samples out in a row; without `share`, every one of them whole. `TransportError` if the first token
-    of one, which nothing predicts, is to be trained."""
+    """Lay samples out in a row; without `share`, each sample whole. Raise `TransportError` if the first token
+    of a sample is trained: no token predicts it.
+    """
     if any(mask[0] for mask in loss_masks):
         raise TransportError("The loss mask of a sample includes its first token, which nothing predicts.")
     found = prefix_groups(token_ids) if share else [PrefixGroup((i,), 0) for i in range(len(token_ids))]
@@ -230,8 +238,9 @@ def pack_micro_batch(
 
 
 def _segments_in_blocks(found: Sequence[PrefixGroup], token_ids: Sequence[Tokens]) -> list[list[_Segment]]:
-    """Segments in the order of the row, grouped into blocks: those without a prefix, longest first; then
-    prefixes, longest first, each block of them followed by the blocks of their suffixes."""
+    """Return segments in row order, grouped into blocks: first those without a prefix, longest first; then
+    prefixes, longest first, with each block of prefixes followed by the blocks of its suffixes.
+    """
     alone = [_Segment(m, 0, len(token_ids[m])) for f in found if not f.prefix for m in f.members]
     groups = _similar(alone)
     prefixes = [_Segment(f.members[0], 0, f.prefix, number) for number, f in enumerate(found) if f.prefix]
@@ -246,8 +255,11 @@ def _segments_in_blocks(found: Sequence[PrefixGroup], token_ids: Sequence[Tokens
 
 
 def _similar(segments: Sequence[_Segment], *, padded_prefix: int = 0) -> list[list[_Segment]]:
-    """Groups of segments of similar length. Suffixes of different prefixes are together only where attention
-    masks the padding of these, which are `padded_prefix` long with it: where there are few keys."""
+    """Return groups of segments of similar length.
+
+    Suffixes of different prefixes share a group only where attention masks the padding of the prefixes: if
+    there are at most `SHORT_KEYS` keys. `padded_prefix` is the padded length of the prefixes.
+    """
     groups: list[list[_Segment]] = []
     for segment in sorted(segments, key=lambda s: (-s.length, -s.begin)):
         longest = groups[-1][0].length if groups else 0

@@ -1,7 +1,7 @@
-"""Policy-gradient losses: pure functions of log-probabilities, one per formula; see docs/algorithms.md.
+"""Policy-gradient losses: pure functions of log-probs, one per formula; formulas are in docs/algorithms.md.
 
-They take flat tensors of the N trained tokens of a row, and the caller divides the sums by a count over the
-whole batch.
+They take flat tensors of the N trained tokens of a row. The caller divides the sums by a count over the whole
+batch.
 """
 
 from buckeye.trainer.losses.base import LossInputs, LossSums, TokenLosses

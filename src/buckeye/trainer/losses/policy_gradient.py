@@ -1,6 +1,9 @@
-"""The losses of a token: the default one (`masked_ratio`), which leaves out tokens of extreme ratios, those
-that clip a ratio or weigh the gradient by it, a function of the user's; the correction of weights; and at the
-end, which of them the settings name (`LOSS_TYPES`), and the loss of a row."""
+"""Per-token losses and the loss of a row.
+
+The default loss (`masked_ratio`) masks tokens with extreme ratios. Others clip a ratio, weight the gradient
+by it, or call a function of the user. The correction of importance weights, the table of losses by setting
+(`LOSS_TYPES`) and the loss of a row are at the end.
+"""
 
 from __future__ import annotations
 
@@ -40,15 +43,16 @@ from buckeye.trainer.losses.base import (
 from buckeye.trainer.losses.regularization import regularization, with_kl_reward
 from buckeye.trainer.losses.statistics import REFERENCE_SUMS, SUMS, token_sums
 
-# A loss that is a function of the user's.
+# A loss that is a user's function.
 
 _SETTING = "trainer.loss"
 
 
 def custom_loss(inputs: LossInputs, config: CustomLossConfig) -> TokenLosses:
-    """What `function(inputs, **kwargs)` says: a differentiable tensor [N], the loss of each token.
+    """Return the result of the user's `function(inputs, **kwargs)`: a differentiable tensor [N], the loss of
+    each token.
 
-    Raises `UsageError` if it says something else.
+    Raise `UsageError` for any other result.
     """
     values = load_custom_loss(config)(inputs, **config.kwargs)
     if not isinstance(values, Tensor) or values.shape != inputs.logprobs.shape:
@@ -62,21 +66,21 @@ def custom_loss(inputs: LossInputs, config: CustomLossConfig) -> TokenLosses:
 
 
 def load_custom_loss(config: CustomLossConfig) -> Callable[..., Any]:
-    """The function that the settings name. `UsageError` if it is not there or does not take the arguments."""
+    """Return the configured function. Raise `UsageError` if it is missing or does not take the arguments."""
     return load_own_function(config.import_path, config.kwargs, setting=_SETTING)
 
 
-# Losses that weigh the policy gradient of a token, or leave it out.
+# Losses that weight or mask the policy gradient of a token.
 
 CISPO_CLIP_MASKS = ("clipped_low", "clipped_high")
 DPPO_CLIP_MASKS = ("masked_low", "masked_high")
 
 
 def cispo_loss(inputs: LossInputs, *, clip_low: float = 1.0, clip_high: float = 4.0) -> TokenLosses:
-    """-sg[clip(r_t, 1 - clip_low, 1 + clip_high)] A_t log pi_t.
+    """Return -sg[clip(r_t, 1 - clip_low, 1 + clip_high)] A_t log pi_t.
 
     MiniMax-M1, arXiv 2506.13585, eq. 4 and 5: the weight is clipped, and every token keeps its gradient. As
-    there, nothing is clipped below by default; the default bound above is 5.
+    in the paper, the default has no lower clip; the default upper bound is 5.
     """
     ratios = log_ratios(inputs).detach().exp()
     low, high = 1.0 - clip_low, 1.0 + clip_high
@@ -88,19 +92,19 @@ def cispo_loss(inputs: LossInputs, *, clip_low: float = 1.0, clip_high: float = 
 
 
 def reinforce_loss(inputs: LossInputs) -> TokenLosses:
-    """-A_t log pi_t (Williams 1992, REINFORCE), as if the present policy had sampled every token."""
+    """Return -A_t log pi_t (Williams 1992, REINFORCE), as if the current policy had sampled every token."""
     return TokenLosses(policy=-inputs.advantages * inputs.logprobs)
 
 
 def dppo_loss(
     inputs: LossInputs, *, mask_low: float = 0.2, mask_high: float = 0.2, kl_tau: float = 1e-3
 ) -> TokenLosses:
-    """-1{kept} r_t A_t + kl_tau l_t^2. Left out are tokens with A_t > 0 and pi_t - mu_t > mask_high, and
-    those with A_t <= 0 and pi_t - mu_t < -mask_low.
+    """Return -1{kept} r_t A_t + kl_tau l_t^2. Masked tokens: A_t > 0 and pi_t - mu_t > mask_high, or A_t <= 0
+    and pi_t - mu_t < -mask_low.
 
-    |pi_t - mu_t| is the total variation between the two policies if all other tokens are one: the binary
-    variant of divergence PPO (Qi et al. 2026, arXiv 2602.04879). The squared log-ratio, on all tokens, is the
-    regularizer of Kimi k1.5 (arXiv 2501.12599, section 2.3.2).
+    The value |pi_t - mu_t| is the total variation between the two policies if all other tokens count as one:
+    the binary variant of divergence PPO (Qi et al. 2026, arXiv 2602.04879). The squared log-ratio, on all
+    tokens, is the regularizer of Kimi k1.5 (arXiv 2501.12599, section 2.3.2).
     """
     difference, advantages = log_ratios(inputs), inputs.advantages
     moved = inputs.logprobs.detach().exp() - inputs.sampler_logprobs.exp()
@@ -116,7 +120,7 @@ def dppo_loss(
     )
 
 
-# Losses that clip a ratio as PPO does.
+# Losses with PPO's ratio clipping.
 
 CLIP_MASKS = ("clipped_low", "clipped_high")
 PPO_CLIP_MASKS = (*CLIP_MASKS, "clipped_dual")
@@ -125,12 +129,12 @@ PPO_CLIP_MASKS = (*CLIP_MASKS, "clipped_dual")
 def ppo_loss(
     inputs: LossInputs, *, clip_low: float = 0.2, clip_high: float = 0.2, dual_clip: float | None = None
 ) -> TokenLosses:
-    """-min(r_t A_t, clip(r_t, 1 - clip_low, 1 + clip_high) A_t); where A_t < 0 and `dual_clip` is c, at most
-    -c A_t.
+    """Return -min(r_t A_t, clip(r_t, 1 - clip_low, 1 + clip_high) A_t). If A_t < 0 and `dual_clip` is c, it
+    is at most -c A_t.
 
     Schulman et al. 2017, arXiv 1707.06347, eq. 7; the sampler is the old policy. With group-relative
-    advantages it is GRPO's (Shao et al. 2024, arXiv 2402.03300, eq. 3), with a larger `clip_high` DAPO's (Yu
-    et al. 2025, arXiv 2503.14476, eq. 8, which takes 0.28). The dual clip is of Ye et al. 2020, arXiv
+    advantages this is GRPO (Shao et al. 2024, arXiv 2402.03300, eq. 3). With a larger `clip_high` it is DAPO
+    (Yu et al. 2025, arXiv 2503.14476, eq. 8, with 0.28). The dual clip is from Ye et al. 2020, arXiv
     1912.09729.
     """
     ratios, advantages = log_ratios(inputs).exp(), inputs.advantages
@@ -143,12 +147,12 @@ def ppo_loss(
 
 
 def gspo_loss(inputs: LossInputs, *, clip_low: float = 3e-4, clip_high: float = 4e-4) -> TokenLosses:
-    """-min(s_t A_t, clip(s_t, 1 - clip_low, 1 + clip_high) A_t), with the sequence's ratio
-    s_t = sg[exp(mean of l)] pi_t / sg[pi_t].
+    """Return -min(s_t A_t, clip(s_t, 1 - clip_low, 1 + clip_high) A_t), with the sequence ratio s_t =
+    sg[exp(mean of l)] pi_t / sg[pi_t].
 
     GSPO-token (Zheng et al. 2025, arXiv 2507.18071, eq. 7, 13 and 14): with one advantage per sequence and
-    the sequence normalization it has the value and gradient of GSPO, eq. 5. A correction limits the
-    sequence's ratio.
+    sequence normalization it has the value and gradient of GSPO, eq. 5. A correction limits the sequence
+    ratio.
     """
     mean = sequence_log_ratios(inputs, mean=True)
     ratios = with_gradient_of(mean, inputs.logprobs).exp()
@@ -157,14 +161,14 @@ def gspo_loss(inputs: LossInputs, *, clip_low: float = 3e-4, clip_high: float = 
 
 
 def decoupled_ppo_loss(inputs: LossInputs, *, clip_low: float = 0.2, clip_high: float = 0.2) -> TokenLosses:
-    """-w_t min(u_t A_t, clip(u_t, 1 - clip_low, 1 + clip_high) A_t) with w_t = sg[p_t / mu_t] and
-    u_t = pi_t / sg[p_t], p being a proximal policy.
+    """Return -w_t min(u_t A_t, clip(u_t, 1 - clip_low, 1 + clip_high) A_t) with w_t = sg[p_t / mu_t] and u_t
+    = pi_t / sg[p_t], where p is a proximal policy.
 
-    The decoupled objective is of Hilton et al. 2022 (arXiv 2110.00641) and AReaL (Fu et al. 2025, arXiv
-    2505.24298). p is not computed but interpolated by the staleness d of a token (A-3PO, arXiv
-    2512.06547): log p = log mu / d + (1 - 1/d) log pi, and p = pi for d = 0. So a token of the version
-    before is clipped as in PPO, and older ones in a trust region around a policy d - 1 steps younger than
-    theirs. A correction limits w.
+    The decoupled objective is from Hilton et al. 2022 (arXiv 2110.00641) and AReaL (Fu et al. 2025, arXiv
+    2505.24298). p is not computed but interpolated by the staleness d of a token (A-3PO, arXiv 2512.06547):
+    log p = log mu / d + (1 - 1/d) log pi, and p = pi for d = 0. So a token of the previous version is clipped
+    as in PPO. Older tokens are clipped in a trust region around a policy d - 1 steps newer than their
+    sampler. A correction limits w.
     """
     difference = log_ratios(inputs)
     staleness = inputs.staleness.to(difference.dtype)
@@ -178,7 +182,7 @@ def decoupled_ppo_loss(inputs: LossInputs, *, clip_low: float = 0.2, clip_high: 
 def _clipped_objective(
     ratios: Tensor, advantages: Tensor, clip_low: float, clip_high: float
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """min(rho A, clip(rho) A) and the tokens whose gradient the clipping took."""
+    """Return min(rho A, clip(rho) A) and the tokens whose gradient is clipped away."""
     low, high = 1.0 - clip_low, 1.0 + clip_high
     objective = torch.minimum(ratios * advantages, ratios.clamp(low, high) * advantages)
     marks = {
@@ -194,8 +198,9 @@ CORRECTION_MASKS = ("corrected_low", "corrected_high")
 def correction_factors(
     log_weights: Tensor, sequences: Tensor, config: CorrectionConfig
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """What to multiply the term of each token with, [N] and detached, and which tokens are below or above the
-    limits. `log_weights` [N] are the logarithms of the tokens' weights."""
+    """Return the factor of each token's term, [N] and detached, and the tokens below and above the limits.
+    `log_weights` [N] are the logarithms of the tokens' importance weights.
+    """
     levelled = _at_level(log_weights.detach(), sequences, config.level)
     above = levelled > math.log(config.high)
     if isinstance(config, MaskCorrectionConfig):
@@ -231,19 +236,19 @@ def masked_ratio_loss(
     kl_tau: float = 0.0,
     kl_mask_type: KlMask = "all",
 ) -> TokenLosses:
-    """-1{kept} rho_t A_t + kl_tau 1{in K} l_t.
+    """Return -1{kept} rho_t A_t + kl_tau 1{in K} l_t.
 
-    With `token`, rho_t = r_t. With `sequence`, all tokens of a sequence have one ratio, of s = sum_t l_t or,
-    with `ratio_length_norm`, the mean (then it is GSPO's, Zheng et al. 2025, arXiv 2507.18071, eq. 7):
+    With `token`, rho_t = r_t. With `sequence`, all tokens of a sequence share one ratio, from s = sum_t l_t
+    or, with `ratio_length_norm`, the mean (then it is GSPO's, Zheng et al. 2025, arXiv 2507.18071, eq. 7):
     rho_t = exp(min(log pi_t - sg[log pi_t] + sg[s], 10)).
 
-    Kept are tokens with rho_t in [mask_ratio_low, mask_ratio_high] in a sequence without any ratio below
-    `sequence_mask_ratio_low`. Nothing is clipped: a token left out gives no policy gradient. This was the
-    default of launchers of late 2025, and is what IcePop does on both sides ("Every Step Evolves", arXiv
-    2510.18855). K is every token (`all`), those left out (`masked`) or those kept (`unmasked`).
+    Kept are tokens with rho_t in [mask_ratio_low, mask_ratio_high], in a sequence without any ratio below
+    `sequence_mask_ratio_low`. Nothing is clipped: a masked token has no policy gradient. This was the default
+    of launchers of late 2025, and equals two-sided IcePop ("Every Step Evolves", arXiv 2510.18855). K is
+    every token (`all`), the masked tokens (`masked`) or the kept tokens (`unmasked`).
 
-    The term in l_t is that launcher's, kept for its configurations. Its expectation under the sampler is
-    -kl_tau KL(mu || pi): it does not hold the policy to the sampler, and is better left at 0.
+    The l_t term is kept for configurations of that launcher. Its expectation under the sampler is -kl_tau
+    KL(mu || pi): it does not pull the policy toward the sampler. Leave it at 0.
     """
     difference = log_ratios(inputs)
     if ratio_type == "token":
@@ -266,18 +271,20 @@ def masked_ratio_loss(
 
 
 def _smallest_in_sequence(ratios: Tensor, sequences: Tensor) -> Tensor:
-    """For each token, the smallest ratio in its sequence."""
+    """Return for each token the smallest ratio in its sequence."""
     count = int(sequences.max()) + 1 if len(sequences) else 0
     smallest = ratios.new_full((count,), torch.inf).scatter_reduce(0, sequences, ratios, "amin")
     return smallest[sequences]
 
 
-# From the settings of a loss to its value.
+# Losses by their settings.
 
 
 @dataclass(frozen=True, slots=True)
 class LossType:
-    """A loss: its keyword arguments are the settings of the same names. `marks` are those it returns."""
+    """Loss function whose keyword arguments are the settings of the same names. `marks` are the names of the
+    marks that it returns.
+    """
 
     function: Callable[..., TokenLosses]
     marks: tuple[str, ...]
@@ -293,7 +300,7 @@ LOSS_TYPES: Mapping[str, LossType] = {
     "dppo": LossType(dppo_loss, DPPO_CLIP_MASKS),
     "reinforce": LossType(reinforce_loss, ()),
 }
-"""All types but `custom` and the recipes."""
+"""All loss types except `custom` and the recipes."""
 
 RECIPES: Mapping[str, str] = {
     "grpo": "ppo",
@@ -303,7 +310,7 @@ RECIPES: Mapping[str, str] = {
     "icepop": "masked_ratio",
     "areal": "decoupled_ppo",
 }
-"""Of which type the loss of a paper is, with other defaults."""
+"""Loss type of each paper's recipe, which has other defaults."""
 
 
 def _loss_type(config: LossConfig) -> LossType:
@@ -311,13 +318,13 @@ def _loss_type(config: LossConfig) -> LossType:
 
 
 def check_loss(config: LossConfig) -> None:
-    """Raise `UsageError` if the loss cannot be computed, before anything is loaded."""
+    """Raise `UsageError` if the loss cannot be computed. Runs before the model is loaded."""
     if isinstance(config, CustomLossConfig):
         load_custom_loss(config)
 
 
 def total_loss(inputs: LossInputs, config: LossConfig) -> LossSums:
-    """The loss of a row with correction, reference KL, entropy bonus and weights of its normalization."""
+    """Return the loss of a row, with correction, reference KL, entropy bonus and normalization weights."""
     rewarded = with_kl_reward(inputs, config)
     losses = _token_losses(rewarded, config)
     terms, marks = losses.policy, dict(losses.marks)
@@ -334,7 +341,7 @@ def total_loss(inputs: LossInputs, config: LossConfig) -> LossSums:
 
 
 def statistic_names(config: LossConfig) -> tuple[str, ...]:
-    """The keys of `LossSums.statistics`."""
+    """Return the keys of `LossSums.statistics`."""
     marks = () if isinstance(config, CustomLossConfig) else _loss_type(config).marks
     corrected = isinstance(config, NormalizedLossConfig) and config.correction is not None
     return (
@@ -346,14 +353,16 @@ def statistic_names(config: LossConfig) -> tuple[str, ...]:
 
 
 def normalization_of(config: LossConfig) -> Normalization:
-    """How the batch is averaged; the default loss follows its kind of ratio."""
+    """Return the normalization over the batch; for the default loss, its ratio type."""
     return config.ratio_type if isinstance(config, MaskedRatioLossConfig) else config.normalization
 
 
 def divisor(trained: Sequence[int], config: LossConfig, *, seq_len: int) -> float:
-    """What the batch's sum is divided by, from the numbers of trained tokens of all its sequences: the
-    tokens, the sequences, or the sequences times a constant length (Dr. GRPO, Liu et al. 2025, arXiv
-    2503.20783, section 3.2)."""
+    """Return the divisor of the batch's sum, from the numbers of trained tokens of all its sequences.
+
+    It is the number of tokens, the number of sequences, or the number of sequences times a constant length
+    (Dr. GRPO, Liu et al. 2025, arXiv 2503.20783, section 3.2).
+    """
     tokens, sequences = sum(trained), sum(map(bool, trained))
     kind = normalization_of(config)
     if kind == "token":
@@ -365,7 +374,7 @@ def divisor(trained: Sequence[int], config: LossConfig, *, seq_len: int) -> floa
 
 
 def needs_every_sample(config: LossConfig) -> bool:
-    """Whether samples without advantage move the weights too."""
+    """Return True if samples without advantage also move the weights."""
     penalized = isinstance(config, MaskedRatioLossConfig | DPPOLossConfig) and config.kl_tau
     return bool(penalized or config.kl_coef or config.entropy_coef or isinstance(config, CustomLossConfig))
 

@@ -1,4 +1,4 @@
-"""Terms that any loss may have: the divergence from a reference model, and the entropy."""
+"""Optional terms of every loss: divergence from a reference model, and entropy."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from buckeye.trainer.losses.base import LOG_RATIO_LIMIT, LossInputs, log_ratios,
 
 
 def estimate_kl(logprobs: Tensor, reference_logprobs: Tensor, estimator: KlEstimator) -> Tensor:
-    """An estimate of KL(pi || reference) from each sampled token, [N] and differentiable.
+    """Return an estimate of KL(pi || reference) from each sampled token, [N] and differentiable.
 
     With d = log pi - log reference: k1 = d, k2 = d^2 / 2, k3 = e^{-d} - 1 + d (Schulman 2020, "Approximating
-    KL divergence"). k1 and k3 have the right mean on policy; as a term of a loss, k2 has the right gradient
-    there, k3 that of KL(reference || pi), and that of k1 is zero in the mean (Tang & Munos 2025, arXiv
-    2506.09477). `k3_weighted` is k3 here: what it is weighted with is not about the divergence.
+    KL divergence"). k1 and k3 have the right mean on policy. As loss terms on policy, k2 has the right
+    gradient, k3 has that of KL(reference || pi), and that of k1 has mean zero (Tang & Munos 2025, arXiv
+    2506.09477). For `k3_weighted` this returns k3; `regularization` applies the weight.
     """
     bounded = (logprobs - reference_logprobs).detach().clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     difference = with_gradient_of(bounded, logprobs)
@@ -29,7 +29,9 @@ def estimate_kl(logprobs: Tensor, reference_logprobs: Tensor, estimator: KlEstim
 
 
 def with_kl_reward(inputs: LossInputs, config: BaseLossConfig) -> LossInputs:
-    """With the estimator k1: the inputs with A_t - kl_coef sg[k1_t] for A_t: a reward of each token."""
+    """Return the inputs with A_t - kl_coef sg[k1_t] as advantages for the estimator k1: a reward of each
+    token. Other estimators leave them unchanged.
+    """
     if not (config.kl_coef and config.kl_estimator == "k1"):
         return inputs
     kl = estimate_kl(inputs.logprobs, _reference(inputs), "k1").detach()
@@ -37,10 +39,10 @@ def with_kl_reward(inputs: LossInputs, config: BaseLossConfig) -> LossInputs:
 
 
 def regularization(inputs: LossInputs, config: BaseLossConfig) -> Tensor | None:
-    """kl_coef KL_t (all estimators but k1) - entropy_coef H_t, [N]; None if both are off.
+    """Return kl_coef KL_t (all estimators but k1) - entropy_coef H_t, [N]; None if both are off.
 
-    `k3_weighted` is r_t k3_t with the gradient of both factors: its mean over mu is that of k3 over pi; its
-    value and gradient are those of KL(pi || reference), whoever sampled (DeepSeek-V3.2, arXiv 2512.02556).
+    `k3_weighted` is r_t k3_t with the gradient of both factors. Its mean over mu is that of k3 over pi. Its
+    value and gradient are those of KL(pi || reference) for any sampler (DeepSeek-V3.2, arXiv 2512.02556).
     """
     terms = []
     if config.kl_coef and config.kl_estimator != "k1":

@@ -1,4 +1,4 @@
-"""What is recorded of the tokens of a loss."""
+"""Recorded statistics of the tokens of a loss."""
 
 from __future__ import annotations
 
@@ -18,20 +18,21 @@ REFERENCE_SUMS = ("reference_kl",)
 
 
 def with_advantage(inputs: LossInputs) -> Tensor:
-    """Which tokens are of a sample with an advantage other than 0 anywhere, bool[N]."""
+    """Return the tokens of samples with a non-zero advantage on any token, bool[N]."""
     found = (inputs.advantages != 0).to(inputs.logprobs.dtype)
     return sequence_sums(found, inputs.sequences)[inputs.sequences] > 0
 
 
 @torch.no_grad()
 def token_sums(inputs: LossInputs, marks: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Sums under the names `SUMS`, `REFERENCE_SUMS` with a reference model, and those of `marks` (bool[N]).
+    """Return sums under the names `SUMS`, `REFERENCE_SUMS` with a reference model, and the names of `marks`
+    (bool[N]).
 
-    They are over the `tokens` of samples with an advantage; what ends in `_fresh`, over those of them that
-    the present weights wrote. Only `trained_tokens` and `reference_kl` are over all that the loss is of.
+    Sums cover the `tokens` of samples with an advantage. Names in `_fresh` cover only those of them that the
+    current weights sampled. `trained_tokens` and `reference_kl` cover all tokens of the loss.
 
-    `mismatch_kl` is of r - l - 1 (the k3 estimate of KL(mu || pi), Schulman 2020, "Approximating KL
-    divergence"), `reference_kl` of the same estimate of KL(pi || reference).
+    `mismatch_kl` sums r - l - 1 (the k3 estimate of KL(mu || pi), Schulman 2020, "Approximating KL
+    divergence"). `reference_kl` sums the k3 estimate of KL(pi || reference).
     """
     difference = inputs.logprobs - inputs.sampler_logprobs
     ratios = log_ratios(inputs).exp()
@@ -56,7 +57,9 @@ def token_sums(inputs: LossInputs, marks: Mapping[str, Tensor]) -> dict[str, Ten
 
 @torch.no_grad()
 def ratio_range(inputs: LossInputs) -> tuple[float, float]:
-    """The smallest and the largest ratio of the tokens of samples with an advantage; (inf, -inf) without."""
+    """Return the smallest and the largest ratio over tokens of samples with an advantage, else (inf,
+    -inf).
+    """
     ratios, recorded = log_ratios(inputs).exp(), with_advantage(inputs)
     if not len(ratios):
         return torch.inf, -torch.inf
@@ -66,11 +69,10 @@ def ratio_range(inputs: LossInputs) -> tuple[float, float]:
 
 
 def averages(sums: Mapping[str, float]) -> dict[str, float]:
-    """From a batch's sums (all rows, all ranks) to its record: means per token, and
+    """Convert a batch's sums (all rows, all ranks) to its record of means per token.
 
-    effective_sample_size = (sum r)^2 / (n sum r^2), from 1/n to 1 (Kong 1992): which part of the n tokens
-    would carry as much information if all had the same weight. Of what there are no tokens of, there is
-    nothing to say.
+    effective_sample_size = (sum r)^2 / (n sum r^2), from 1/n to 1 (Kong 1992): the share of the n tokens that
+    would carry as much information if all had the same weight. A mean over zero tokens is left out.
     """
     rest = [name for name in sums if name not in (*_COUNTS, *_FRESH, *REFERENCE_SUMS)]
     means = {

@@ -1,1 +1,1 @@
-"""The policy as a model of transformers: forward pass, attention, adapters, what can be trained."""
+"""Policy as a transformers model: forward pass, attention, adapters, trainable models."""

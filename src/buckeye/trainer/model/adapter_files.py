@@ -1,4 +1,4 @@
-"""Adapters as files: peft's `adapter_model.safetensors` and `adapter_config.json`."""
+"""Adapter files: peft's `adapter_model.safetensors` and `adapter_config.json`."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from buckeye.trainer.output.export import read_tokenizer_files, save_model
 from buckeye.transport.checkpoint.base_digest import base_digest
 
 ADAPTER = "default"
-"""The name that the adapter has in the model. In a file it has none."""
+"""Name of the adapter in the model. Files do not contain it."""
 ADAPTER_DIRECTORY = "adapter"
-"""Where it is in a trainer's part of a checkpoint, instead of a complete model."""
+"""Directory of the adapter in a trainer's part of a checkpoint, in place of a complete model."""
 WEIGHTS_FILE = "adapter_model.safetensors"
 CONFIG_FILE = "adapter_config.json"
 _PREFIX = "base_model.model."
 _BASE = "buckeye_base"
-"""Under which name the header of the weights file has the digest of the base."""
+"""Key of the base model's digest in the header of the weights file."""
 _MUST_AGREE = ("r", "lora_alpha", "target_modules", "modules_to_save")
 
 
 def has_adapter(model: PreTrainedModel) -> bool:
-    """Whether an adapter is trained, and all else is frozen."""
+    """Return True if an adapter is trained and all other weights are frozen."""
     return hasattr(model, "peft_config")
 
 
@@ -42,7 +42,9 @@ def save_weights(
     dtype: torch.dtype,
     tensors: Mapping[str, Tensor],
 ) -> None:
-    """Write what is trained: the adapter where there is one, otherwise the complete model as `dtype`."""
+    """Write the trained tensors: the adapter if the model has one, otherwise the complete model as
+    `dtype`.
+    """
     if has_adapter(model):
         save_adapter(model, tokenizer, directory, tensors=tensors)
     else:
@@ -54,7 +56,7 @@ def save_adapter(
 ) -> None:
     """Write the adapter of `model` and the tokenizer's files to `directory`, as float32.
 
-    `tensors` are the trained parameters by their names in the model, whole even where the model is sharded.
+    `tensors` are the trained parameters by their names in the model, unsharded.
     """
     directory.mkdir(parents=True, exist_ok=True)
     stored = {
@@ -73,10 +75,10 @@ def save_adapter(
 
 @torch.no_grad()
 def load_adapter(model: PreTrainedModel, directory: Path) -> None:
-    """Give the adapter of `model` the values that `save_adapter` wrote.
+    """Load the values that `save_adapter` wrote into the adapter of `model`.
 
-    Raises `CheckpointError` if they are not of this adapter: another rank, scale or choice of modules, or a
-    base with other weights.
+    Raise `CheckpointError` if they belong to another adapter (rank, scale or modules differ), or to a base
+    with other weights.
     """
     try:
         content = json.loads((directory / CONFIG_FILE).read_text(encoding="utf-8"))
@@ -106,10 +108,10 @@ def load_adapter(model: PreTrainedModel, directory: Path) -> None:
 
 
 def merge_adapter(base: str, adapter: Path, out: Path) -> None:
-    """Write to `out` the complete model that `base` (a name or a directory) is with `adapter` added to it.
+    """Write to `out` the complete model of `base` (a name or a directory) with `adapter` merged into it.
 
-    The sum is formed in float32 and stored in the type that the base is stored in. Raises `UsageError` if
-    either cannot be loaded.
+    The sum is computed in float32 and stored in the dtype of the base. Raise `UsageError` if either cannot be
+    loaded.
     """
     try:
         stored_as = AutoConfig.from_pretrained(base).dtype or torch.float32
@@ -121,11 +123,12 @@ def merge_adapter(base: str, adapter: Path, out: Path) -> None:
 
 
 def merge_into(model: PreTrainedModel, base: str, adapter: Path) -> None:
-    """Add an adapter to the weights of `model`, which was loaded from `base`; all of them are trainable then.
+    """Add an adapter to the weights of `model`, which was loaded from `base`. All weights are trainable
+    afterwards.
 
-    Raises `UsageError` if the adapter cannot be read, or is of another model.
+    Raise `UsageError` if the adapter cannot be read, or does not fit the model.
     """
-    from peft import PeftModel, get_peft_model_state_dict  # takes seconds
+    from peft import PeftModel, get_peft_model_state_dict  # importing takes seconds
 
     try:
         adapted = PeftModel.from_pretrained(model, str(adapter))
@@ -146,32 +149,34 @@ def check_base(adapter: Path, base: str) -> None:
 
 
 def _ends(value: Any) -> Any:
-    """A setting, of names of modules their sorted ends: what they are called in full depends on who wrote
-    them. Which modules are meant is seen from the names of the weights."""
+    """Return a setting in comparable form. Names of modules become their sorted last parts, because tools
+    write different full names; the names of the weights show which modules are meant.
+    """
     return sorted({name.rpartition(".")[2] for name in value}) if isinstance(value, list) else value or None
 
 
 def _other_base(recorded: str | None, base: str) -> bool:
-    """Whether an adapter was trained on other weights than those of `base`, as far as both are known."""
+    """Return True if the recorded and the actual digest of the base are both known and differ."""
     here = base_digest(base)
     return None not in (recorded, here) and recorded != here
 
 
 def _recorded_base(directory: Path) -> str | None:
-    """The digest of the base that an adapter was trained on; None if it does not say."""
+    """Return the digest of the adapter's base model, or None if the file has none."""
     with safe_open(directory / WEIGHTS_FILE, "pt") as file:
         return (file.metadata() or {}).get(_BASE)
 
 
 def _stored_name(name: str) -> str:
-    """What peft calls a parameter in a file: without the adapter's name, and without the wrapper around a
-    module that is trained in full."""
+    """Return peft's name of a parameter in a file: without the adapter's name, and without the wrapper of a
+    fully trained module.
+    """
     plain = name.replace(f".modules_to_save.{ADAPTER}.", ".").replace(f".{ADAPTER}.", ".")
     return _PREFIX + plain
 
 
 def _config(model: PreTrainedModel) -> dict[str, Any]:
-    """What peft writes, sets as sorted lists, for use without training."""
+    """Return peft's configuration for inference, with sets as sorted lists."""
     content = model.peft_config[ADAPTER].to_dict()
     plain = {key: sorted(value) if isinstance(value, set) else value for key, value in content.items()}
     return {**plain, "inference_mode": True}

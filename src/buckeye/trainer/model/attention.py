@@ -1,8 +1,8 @@
-"""Attention over a row of samples, registered with transformers as `buckeye_packed`.
+"""Attention over a packed row of samples, registered with transformers as `buckeye_packed`.
 
 On CUDA the whole row is one variable-length flash-attention call. Elsewhere each block of the layout is a
-padded batch: `scaled_dot_product_attention`, or matrix products of whole batches where a CPU computes in
-bfloat16 and the segments are short, for which torch's own kernel has no fast backward pass.
+padded batch for `scaled_dot_product_attention`. On a CPU in bfloat16, short segments use batched matrix
+products instead: torch's kernel has no fast backward pass for them.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from transformers import AttentionInterface
 
 from buckeye.trainer.model.segment_attention import short_attention
 
-SHORT_KEYS = 256  # for so many keys scores are few, and masks of them are affordable
+SHORT_KEYS = 256  # up to this many keys, the scores are few and masks are affordable
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Block:
-    """Neighbouring segments of similar length: tokens `start` to `end` of the row as [segments, length].
+    """Neighboring segments of similar length: tokens `start` to `end` of the row as [segments, length].
 
-    `gather` i64[segments * length] names for each padded place a token of the slice (padding repeats the last
-    one, which no real token sees); `scatter` i64[end - start] is the way back. Both are None if all segments
-    are equally long. Suffixes also see prefixes: `prefix_block` is the number of the block with these,
-    `prefix_rows` i64[segments] says which of its segments, `prefix_lengths` i64[segments] how long it is. If
-    they see more than `SHORT_KEYS` keys, all of them are `common_prefix` long.
+    `gather` i64[segments * length] is the slice index of each padded position; padding repeats the last
+    token, and no real token sees it. `scatter` i64[end - start] is its inverse. Both are None if all segments
+    are equally long. Suffixes also see prefixes: `prefix_block` is the index of the block of the prefixes,
+    `prefix_rows` i64[segments] the segment in it, and `prefix_lengths` i64[segments] its length. If suffixes
+    see more than `SHORT_KEYS` keys, all prefixes are `common_prefix` long.
     """
 
     start: int
@@ -46,8 +46,9 @@ class Block:
     masks: dict[tuple[int, int | None, torch.dtype], Tensor] = field(default_factory=dict)
 
     def mask(self, keys: int, window: int | None, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """What is added to the scores: 0 where a token sees a key, else -inf. [1 or segments, length, keys]
-        for `keys` places of which the last `length` are the segments', and the others the prefixes'."""
+        """Return the mask to add to the scores: 0 where a token sees a key, else -inf. Shape [1 or segments,
+        length, keys]. The last `length` of the `keys` are the segments' own, the others the prefixes'.
+        """
         key = (keys, window, dtype)
         if key not in self.masks:
             self.masks[key] = _mask(self, keys, window, dtype, device)
@@ -56,9 +57,11 @@ class Block:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Layout:
-    """The blocks of a row, and the same for kernels that take segments of any length: `query_ends`
-    i32[segments + 1] and `key_ends` i32[segments + 1] are where the tokens of each end, and where its keys do
-    among `keys` i64[all segments' keys], which are places in the row (None: the row itself)."""
+    """Blocks of a row, and the same layout for kernels that take segments of any length.
+
+    `query_ends` i32[segments + 1] are the ends of the segments' tokens in the row. `key_ends` i32[segments +
+    1] are the ends of their keys in `keys`, i64 row indices of all segments' keys (None: the row itself).
+    """
 
     blocks: tuple[Block, ...]
     query_ends: Tensor
@@ -98,14 +101,15 @@ def _varlen_arguments() -> frozenset[str]:
     return frozenset(inspect.signature(varlen_attn).parameters)
 
 
-# Older versions of torch have no such function, or one without windows; some take groups of query heads
+# Older versions of torch lack this function, or its window argument. Some versions accept groups of query
+# heads without `enable_gqa`.
 # without being told.
 _VARLEN = _varlen_arguments()
 _GROUPS = {"enable_gqa": True} if "enable_gqa" in _VARLEN else {}
 
 
 def flash_available(device: torch.device) -> bool:
-    """Whether torch has variable-length flash attention for this device (NVIDIA GPUs since Ampere)."""
+    """Return True if torch has variable-length flash attention for this device (NVIDIA GPUs since Ampere)."""
     return (
         device.type == "cuda"
         and torch.version.hip is None
@@ -129,11 +133,11 @@ def packed_attention(
     sliding_window: int | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Causal attention within each sample, in the form that transformers calls.
+    """Compute causal attention within each sample, with the signature that transformers expects.
 
-    `query` [1, heads, tokens, dim]; `key`, `value` [1, key-value heads, tokens, dim]; returns
-    [1, tokens, heads, dim]. With a `sliding_window` a token sees itself and the window - 1 tokens before it.
-    `flash` selects CUDA's variable-length kernel.
+    `query` [1, heads, tokens, dim]; `key`, `value` [1, key-value heads, tokens, dim]; returns [1, tokens,
+    heads, dim]. With a `sliding_window` a token sees itself and the window - 1 tokens before it. `flash`
+    selects CUDA's variable-length kernel.
     """
     q, k, v = (t[0].transpose(0, 1).to(value.dtype) for t in (query, key, value))  # [tokens, heads, dim]
     if flash:
@@ -141,7 +145,7 @@ def packed_attention(
     return _blocks(q, k, v, layout, scaling or q.shape[-1] ** -0.5, dropout, sliding_window)[None], None
 
 
-@torch.compiler.disable  # every layout would be compiled by itself
+@torch.compiler.disable  # each layout would be compiled separately
 def _blocks(
     query: Tensor,
     key: Tensor,
@@ -175,15 +179,20 @@ def _attend(
     dropout: float,
     window: int | None,
 ) -> Tensor:
-    """[segments, length, heads, dim] from queries, keys and values of the segments, [segments, length,
-    (key-value) heads, dim], and of their prefixes."""
+    """Return the attention output [segments, length, heads, dim].
+
+    `own` are queries, keys and values of the segments, [segments, length, (key-value) heads, dim]; `prefixes`
+    are those of their prefixes.
+    """
     query, key, value = own
     keys = block.length if prefixes is None else block.length + prefixes[1].shape[1]
     short = keys <= SHORT_KEYS
-    assert prefixes is None or short or block.common_prefix is not None  # no mask hides their padding
+    # no mask hides the padding of the prefixes
+    assert prefixes is None or short or block.common_prefix is not None
     if prefixes is not None:
         key, value = torch.cat([prefixes[1], key], 1), torch.cat([prefixes[2], value], 1)
-        if not short:  # a triangle needs no mask, if the prefix asks too; its answers are dropped
+        # a causal triangle needs no mask if the prefix has queries too; their outputs are dropped
+        if not short:
             query = torch.cat([prefixes[0], query], 1)
     if short and query.device.type == "cpu" and query.dtype == torch.bfloat16 and not dropout:
         mask = block.mask(keys, window, torch.float32, query.device)
@@ -210,7 +219,9 @@ def _pad(rows: Tensor, block: Block) -> Tensor:
 
 
 class _Pad(torch.autograd.Function):
-    """`rows[gather]`, whose gradient is `gradient[scatter]`: padding gets none: nothing real sees it."""
+    """`rows[gather]` with the gradient `gradient[scatter]`. Padding has no gradient, since no real token sees
+    it.
+    """
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, gather: Tensor, scatter: Tensor) -> Tensor:
@@ -223,7 +234,7 @@ class _Pad(torch.autograd.Function):
 
 
 class _Unpad(torch.autograd.Function):
-    """`rows[scatter]`, whose gradient is zero for the padding."""
+    """`rows[scatter]` with a zero gradient for the padding."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, scatter: Tensor) -> Tensor:

@@ -1,12 +1,12 @@
-"""Log-probabilities and entropies from hidden states, without ever holding all logits.
+"""Log-probs and entropies from hidden states, without materializing all logits.
 
 For a token y with final hidden state h, output projection W and sampling temperature T, z = W h / T and
 
     log p(y) = z_y - logsumexp(z)          d log p(y) / dz = 1[y] - p
     H        = -sum_v p_v log p_v          dH / dz         = -p * (log p + H)
 
-The logits exist for `chunk` tokens at a time; the backward pass computes them again, unless one chunk holds
-them all. Chunks reuse the same memory: a fresh piece of it costs more than a pass over it.
+Logits exist for `chunk` tokens at a time. The backward pass recomputes them, unless one chunk holds all
+tokens. Chunks reuse one buffer: allocating fresh memory costs more than a pass over it.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from torch import Tensor
 
 _CHUNK_BYTES = 128 * 2**20
 _CHUNK_BYTES_ON_GPU = 512 * 2**20  # the gradient of W is read and written for every chunk
-_CHUNK_TOKENS = 1024  # more make no product faster
+_CHUNK_TOKENS = 1024  # more tokens do not make the matrix product faster
 
 
 def token_logprobs(
     hidden: Tensor, weight: Tensor, targets: Tensor, temperatures: Tensor, *, chunk: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Log-probability of each target and entropy of its distribution, both [N] and differentiable.
+    """Return the log-prob of each target and the entropy of its distribution, both [N] and differentiable.
 
-    `hidden` [N, H] in the compute dtype; `weight` [V, H]; `targets` i64[N]; `temperatures` [N], positive.
-    The projection is computed in `hidden`'s dtype, the softmax in float32 or better. `chunk` is the number of
-    tokens whose logits exist at one time; by default 1,024, or as many as fill 128 MiB (512 on a GPU).
+    `hidden` [N, H] in the compute dtype; `weight` [V, H]; `targets` i64[N]; `temperatures` [N], positive. The
+    projection is computed in `hidden`'s dtype, the softmax in float32 or better. `chunk` is the number of
+    tokens whose logits exist at one time; by default 1,024, or as many as fill 128 MiB (512 MiB on a GPU).
     """
     size = _CHUNK_BYTES_ON_GPU if hidden.is_cuda else _CHUNK_BYTES
     rows = chunk or max(1, min(_CHUNK_TOKENS, size // (4 * weight.shape[0])))
@@ -55,7 +55,7 @@ class _TokenLogprobs(torch.autograd.Function):
             logprobs[piece] = log_p.gather(1, targets[piece, None]).squeeze(1)
             normalizers[piece] = logits.gather(1, targets[piece, None]).squeeze(1) - logprobs[piece]
             entropies[piece] = -torch.bmm(log_p[:, None], torch.exp(log_p, out=logits)[:, :, None]).flatten()
-        kept = log_p if len(targets) <= rows else None  # a single chunk: no more than the loop holds anyway
+        kept = log_p if len(targets) <= rows else None  # a single chunk: the loop holds this memory anyway
         ctx.save_for_backward(hidden, weight, targets, temperatures, normalizers, entropies, kept)
         return logprobs, entropies
 
@@ -67,7 +67,7 @@ class _TokenLogprobs(torch.autograd.Function):
         cast = weight.to(hidden.dtype)
         d_hidden = torch.zeros_like(hidden)
         d_weight = None
-        if ctx.needs_input_grad[1]:  # a sum over many chunks: in float32, also where the weight is a half one
+        if ctx.needs_input_grad[1]:  # sum over many chunks: float32 even for a 16-bit weight
             d_weight = torch.zeros_like(weight, dtype=torch.promote_types(weight.dtype, torch.float32))
         if temperatures is not None:
             d_logprobs, d_entropies = (
@@ -125,8 +125,9 @@ def _d_logits(
     d_logprobs: Tensor | None,
     d_entropies: Tensor | None,
 ) -> Tensor:
-    """The gradient of the logits before their temperature [tokens, vocabulary]; the gradients given are
-    divided by it. `log_p` is overwritten."""
+    """Return the gradient of the logits before their temperature [tokens, vocabulary]. The given gradients
+    are already divided by it. Overwrites `log_p`.
+    """
     if d_entropies is None:
         p = log_p.exp_()
         d_logits = p.zero_() if d_logprobs is None else p.mul_(-d_logprobs[:, None])

@@ -1,9 +1,9 @@
 """Low-rank adapters (Hu et al. 2021, arXiv 2106.09685) on a policy whose other weights are frozen.
 
 A matrix W becomes W + alpha / rank * B A, with A [rank, in] random and B [out, rank] zero at first. Only A, B
-and the modules that are trained in full have gradients.
+and the fully trained modules have gradients.
 
-Importing this imports peft, which takes seconds: do it where there is an adapter.
+This module imports peft, which takes seconds: import it only where an adapter exists.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ _SECTION = "trainer.model.experimental.lora"
 
 
 def add_adapter(model: PreTrainedModel, config: LoRAConfig, *, base: str, frozen_dtype: torch.dtype) -> None:
-    """Freeze `model`, give it an adapter, and keep what is frozen as `frozen_dtype`; the adapter is float32.
+    """Freeze `model`, add an adapter, and convert the frozen weights to `frozen_dtype`. The adapter is
+    float32.
 
     A is drawn from torch's global generator. `base` is the name or directory that the model was loaded from,
-    for those who load the adapter later. Raises `UsageError` for modules that the model does not have, or
+    recorded for later loading of the adapter. Raise `UsageError` for modules that the model does not have, or
     that cannot be adapted.
     """
     _check_targets(model, config.target_modules)
@@ -51,9 +52,9 @@ def add_adapter(model: PreTrainedModel, config: LoRAConfig, *, base: str, frozen
 
 @contextmanager
 def without_adapter(model: nn.Module) -> Iterator[None]:
-    """The model that the adapter was put on, as it was before training: no second copy of it is needed."""
+    """Run the context with the adapter disabled. The base model is available without a second copy."""
     parts = [m for m in model.modules() if isinstance(m, BaseTunerLayer | AuxiliaryTrainingWrapper)]
-    # not peft's `enable_adapters`: it would change `requires_grad`, of which a divided model keeps copies
+    # peft's `enable_adapters` would change `requires_grad`, and a sharded model keeps copies of it
     for part in parts:
         part._disable_adapters = True
     try:
@@ -77,7 +78,7 @@ def _check_targets(model: PreTrainedModel, targets: Iterable[str]) -> None:
 
 
 def _trained_in_full(model: PreTrainedModel, modules: Iterable[str]) -> list[str]:
-    """The full names of the modules that are to be trained in full."""
+    """Return the full names of the fully trained modules."""
     names = [name for name, module in model.named_modules() if any(True for _ in module.parameters())]
     outer = (model.get_input_embeddings(), model.get_output_embeddings())
     tied = outer[0].weight is outer[1].weight

@@ -1,4 +1,4 @@
-"""The policy: a causal language model of transformers, run on packed rows of samples."""
+"""Policy: a transformers causal language model, run on packed rows of samples."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ ComputeDtype = Literal["auto", "float32", "bfloat16"]
 
 
 class PolicyModule(nn.Module):
-    """The model together with its chunked head, so that one forward call, and one root for whoever shards
-    modules, covers all parameters.
+    """Model with its chunked output head. One forward call, and one root module for sharding, covers all
+    parameters.
 
-    `compute_dtype` is what the layers compute in while the parameters stay float32; `flash` selects CUDA's
-    variable-length attention.
+    `compute_dtype` is the dtype of the layers' computation; the parameters stay float32. `flash` selects
+    CUDA's variable-length attention.
     """
 
     def __init__(self, model: PreTrainedModel, *, compute_dtype: torch.dtype, flash: bool) -> None:
@@ -44,15 +44,18 @@ class PolicyModule(nn.Module):
         self.flash = flash
 
     def forward(self, row: PackedMicroBatch, temperatures: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probability of each target of the row at its temperature, and the entropy of the distribution
-        it was drawn from; both [N]."""
+        """Return the log-prob of each target of the row at its temperature, and the entropy of its
+        distribution; both [N].
+        """
         hidden = self._run(row).index_select(0, row.sources)
         head = self.model.get_output_embeddings().weight
-        with torch.autocast(hidden.device.type, enabled=False):  # it would sum entropies in bfloat16
+        with torch.autocast(hidden.device.type, enabled=False):  # autocast would sum entropies in bfloat16
             return token_logprobs(hidden, head, row.targets, temperatures)
 
     def hidden_states(self, row: PackedMicroBatch) -> Tensor:
-        """Final hidden states [tokens, hidden] of a row; a second way in, with which `forward` is not run."""
+        """Return the final hidden states [tokens, hidden] of a row. A second entry point, which does not run
+        `forward`.
+        """
         return self._run(row)
 
     def _run(self, row: PackedMicroBatch) -> Tensor:
@@ -72,75 +75,82 @@ class PolicyModule(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """A model and where it is run."""
+    """Model and its device."""
 
     module: PolicyModule
     device: torch.device
 
     @property
     def model(self) -> PreTrainedModel:
-        """The model of transformers."""
+        """Model of the transformers library."""
         return self.module.model
 
     @property
     def compute_dtype(self) -> torch.dtype:
-        """What the layers compute in while the parameters stay float32."""
+        """Dtype of the layers' computation; the parameters stay float32."""
         return self.module.compute_dtype
 
     @property
     def flash(self) -> bool:
-        """Whether CUDA's variable-length attention is used."""
+        """True if CUDA's variable-length attention is used."""
         return self.module.flash
 
     def token_logprobs(self, row: PackedMicroBatch, temperatures: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probability of each of a row's N targets, and entropy of the distribution it was drawn from,
-        at temperatures f32[N]; both [N] and differentiable."""
+        """Return the log-prob of each of a row's N targets, and the entropy of its distribution, at
+        temperatures f32[N]; both [N] and differentiable.
+        """
         return self.module(row, temperatures)
 
     def computing(self) -> AbstractContextManager[Any]:
-        """Within it weights are cast to the compute dtype once, not again in every forward pass: leave it
-        before they change, and do not mix passes with and without gradient."""
+        """Return a context in which weights are cast to the compute dtype once, not in every forward pass.
+        Leave it before the weights change, and do not mix passes with and without gradient in it.
+        """
         mixed = self.compute_dtype == torch.bfloat16
         return torch.autocast(self.device.type, self.compute_dtype, enabled=mixed)
 
     def hidden_states(self, token_ids: Tensor, lengths: Sequence[int]) -> Tensor:
-        """Final hidden states [tokens, hidden] of samples end to end; `token_ids` i64[tokens]."""
+        """Return the final hidden states [tokens, hidden] of concatenated samples; `token_ids`
+        i64[tokens].
+        """
         samples = [ids.int().numpy() for ids in token_ids.cpu().split(list(lengths))]
         nothing = [np.zeros(len(ids), np.bool_) for ids in samples]
         row = pack_micro_batch(samples, nothing, self.device, share=False)
         return self.module.hidden_states(row).index_select(0, row.places)
 
     def checkpoint_activations(self, *, every: int, offload: bool = False) -> None:
-        """Recompute the activations of every so many layers in the backward pass instead of keeping them;
-        `offload` moves their inputs from the GPU to pinned main memory until then."""
+        """Recompute the activations of every `every`-th layer in the backward pass instead of storing them.
+        `offload` moves the layers' inputs from the GPU to pinned main memory until then.
+        """
         self.model.activation_checkpointing_enable(
             {"use_reentrant": False}, every_n_layers=every, offload=offload
         )
 
     @property
     def head_weight(self) -> Tensor:
-        """The output projection [vocabulary, hidden], float32."""
+        """Output projection [vocabulary, hidden], float32."""
         return self.model.get_output_embeddings().weight
 
     @property
     def embedding_names(self) -> set[str]:
-        """The names of the input embedding and the output projection among `trainable`."""
+        """Names of the input embedding and the output projection among `trainable`."""
         outer = (self.model.get_input_embeddings().weight, self.model.get_output_embeddings().weight)
         return {name for name, p in self.trainable.items() if any(p is weight for weight in outer)}
 
     @property
     def matrix_elements(self) -> int:
-        """How many matrix elements a token is multiplied with; looking up an embedding multiplies none."""
+        """Number of matrix elements that each token is multiplied with. An embedding lookup multiplies
+        none.
+        """
         return sum(matrix.numel() for matrix in self._multiplied)
 
     @property
     def frozen_matrix_elements(self) -> int:
-        """How many of `matrix_elements` have no gradient: beside an adapter most."""
+        """Number of `matrix_elements` without a gradient; with an adapter, most of them."""
         return sum(matrix.numel() for matrix in self._multiplied if not matrix.requires_grad)
 
     @property
     def pair_cost(self) -> float:
-        """What a token costs for each token that it sees, relative to all else that it costs."""
+        """Attention cost of a token per token that it sees, relative to its other cost."""
         config = self.model.config
         heads = config.num_attention_heads
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
@@ -155,17 +165,19 @@ class Policy:
             for name, parameter in self.model.named_parameters()
             if parameter.dim() >= 2
             and (tied or parameter is not looked_up)
-            and ".original_module." not in name  # an adapter has a copy of it, which is used instead
+            and ".original_module." not in name  # an adapter uses its own copy instead
         ]
 
     @property
     def trainable(self) -> dict[str, nn.Parameter]:
-        """Name -> parameter, each shared one once."""
+        """Trainable parameters by name; a shared parameter appears once."""
         return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
 
 
 def pick_device(choice: str, local_rank: int = 0) -> torch.device:
-    """`auto`, `cpu` or `cuda` as a device; a rank's own GPU. `UsageError` if there is no GPU to take."""
+    """Return `auto`, `cpu` or `cuda` as a device; on CUDA the GPU of the rank. Raise `UsageError` without
+    such a GPU.
+    """
     if choice == "cpu" or (choice == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available() or local_rank >= torch.cuda.device_count():
@@ -185,11 +197,11 @@ def load_policy(
     sharded: bool = False,
     frozen: bool = False,
 ) -> Policy:
-    """Load a model directory or hub name in float32. One that is to be `sharded` stays in main memory until
-    it is. One that is to be `frozen` is loaded as what is computed in, or at least no wider than it is
-    stored: there never is a float32 copy of it.
+    """Load a model directory or hub name in float32.
 
-    Raises `UsageError` if there is no such model, or if it cannot be trained.
+    A `sharded` model stays in main memory until it is sharded. A `frozen` model is loaded in the compute
+    dtype, or at most as wide as stored, so a float32 copy never exists. Raise `UsageError` if the model does
+    not exist or cannot be trained.
     """
     transformers_logging.disable_progress_bar()
     config = read_trainable(name)
@@ -201,7 +213,7 @@ def load_policy(
             attn_implementation=PACKED_ATTENTION,
             output_loading_info=True,
         )
-    except Exception as error:  # transformers raises any class for a folder that is no whole model
+    except Exception as error:  # transformers raises arbitrary exceptions for an incomplete model directory
         raise UsageError(f"The model {name!r} cannot be loaded: {error}") from error
     if info["missing_keys"]:
         raise UsageError(
@@ -219,13 +231,14 @@ def _frozen_dtype(compute_dtype: ComputeDtype, device: torch.device) -> torch.dt
 
 
 def read_trainable(name: str) -> PreTrainedConfig:
-    """The configuration of a model directory or hub name, of which a model can be built and trained. Raises
-    `UsageError`, also for a `config.json` that the weights beside it are not of."""
+    """Return the configuration of a model directory or hub name, checked to be trainable. Raise `UsageError`
+    if it is not, or if `config.json` does not match the weights next to it.
+    """
     try:
         if (Path(name) / "config.json").is_file():
             check_sizes(Path(name))
         config = AutoConfig.from_pretrained(name)
-    except Exception as error:  # transformers raises any class for a folder that is no whole model
+    except Exception as error:  # transformers raises arbitrary exceptions for an incomplete model directory
         raise UsageError(f"The model {name!r} cannot be loaded: {error}") from error
     refuse_untrainable(name, config.to_dict())
     return config
@@ -234,11 +247,11 @@ def read_trainable(name: str) -> PreTrainedConfig:
 def make_policy(
     model: PreTrainedModel, name: str, device: torch.device, *, flash: bool, compute_dtype: ComputeDtype
 ) -> Policy:
-    """A policy of a model; `name` is for messages. `flash` asks for CUDA's variable-length attention, where
-    it is available.
+    """Return a policy of a model; `name` is for messages. `flash` requests CUDA's variable-length attention,
+    where available.
 
-    Raises `UsageError` if the model adds something to its logits after the output projection, or has a head
-    of its own that its configuration denies: whoever reads what is published would ignore it.
+    Raise `UsageError` if the model adds a bias to its logits after the output projection, or has a separate
+    head that its configuration denies: readers of published weights would ignore it.
     """
     head = model.get_output_embeddings()
     if head is None or head.bias is not None:
@@ -261,8 +274,9 @@ def make_policy(
 
 
 def _train_every_row(model: PreTrainedModel) -> None:
-    """Let the row of the padding token have a gradient: rows are packed and hold no padding, and in many
-    models that token also ends a turn."""
+    """Give the embedding row of the padding token a gradient. Rows are packed without padding, and in many
+    models the padding token also ends a turn.
+    """
     for module in model.modules():
         if isinstance(module, nn.Embedding):
             module.padding_idx = None

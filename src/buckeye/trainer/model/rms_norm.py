@@ -2,8 +2,8 @@
 
     y = w x r        r = (mean(x^2) + eps)^(-1/2)        dx = r (w g - x r mean(g y))        dw = sum(g x r)
 
-(Zhang and Sennrich 2019, arXiv 1910.07467). The backward pass is torch's of layer norm with a mean of 0,
-which also subtracts r mean(w g): that is added again.
+(Zhang and Sennrich 2019, arXiv 1910.07467). The backward pass is torch's layer-norm backward with a mean of
+0. That kernel also subtracts r mean(w g), which is added back.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _SAME_FORMULA = ("LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm
 
 
 class RMSNorm(nn.Module):
-    """The norm of the Llama and Qwen families; computes in float32 or better, returns its input's dtype."""
+    """Norm of the Llama and Qwen families. Computes in float32 or better and returns the input's dtype."""
 
     def __init__(self, weight: nn.Parameter, epsilon: float) -> None:
         super().__init__()
@@ -25,12 +25,12 @@ class RMSNorm(nn.Module):
         self.epsilon = epsilon
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """`hidden` [..., width]."""
+        """Normalize `hidden` [..., width] over its last dimension."""
         return _RMSNorm.apply(hidden, self.weight, self.epsilon)
 
 
 def replace_norms(model: nn.Module) -> None:
-    """Put `RMSNorm` in the place of transformers' modules of the same formula; names stay the same."""
+    """Replace transformers' norm modules of equal formula with `RMSNorm`. Parameter names stay unchanged."""
     for module in list(model.modules()):
         for name, child in module.named_children():
             if type(child).__name__ in _SAME_FORMULA:
@@ -61,6 +61,7 @@ class _RMSNorm(torch.autograd.Function):
             None,
             [True, ctx.needs_input_grad[1], False],
         )
-        mean = (gradient * factor).sum(-1, keepdim=True).div_(width)  # no product: autocast would round it
+        # not a matrix product: autocast would round it
+        mean = (gradient * factor).sum(-1, keepdim=True).div_(width)
         d_weight = d_weight.to(weight.dtype) if ctx.needs_input_grad[1] else None
         return d_hidden.addcmul_(scale, mean).to(hidden.dtype), d_weight, None

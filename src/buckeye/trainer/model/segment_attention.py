@@ -1,4 +1,4 @@
-"""Attention of many short segments as matrix products of whole batches.
+"""Attention of many short segments as batched matrix products.
 
 With scores S = scale * Q K^T + mask, P = softmax(S) and O = P V:
 
@@ -16,8 +16,11 @@ from torch import Tensor
 
 
 def short_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float) -> Tensor:
-    """[segments, length, heads, dim] from `query` of that shape, `key` and `value` [segments, keys,
-    key-value heads, dim], and `mask` f32[1 or segments, length, keys], which is added to the scores."""
+    """Return the attention output [segments, length, heads, dim].
+
+    `query` has that shape; `key` and `value` are [segments, keys, key-value heads, dim]; `mask` f32[1 or
+    segments, length, keys] is added to the scores.
+    """
     return _ShortAttention.apply(query, key, value, mask, scale)
 
 
@@ -27,7 +30,7 @@ class _ShortAttention(torch.autograd.Function):
         length, kv_heads = query.shape[1], key.shape[2]
         q, k, v = (_by_head(rows, kv_heads) for rows in (query, key, value))
         scores = torch.bmm(q, k.transpose(1, 2)).to(mask.dtype)
-        by_segment = scores.view(len(mask), -1, *mask.shape[1:])  # the mask is the same for all heads
+        by_segment = scores.view(len(mask), -1, *mask.shape[1:])  # all heads share the mask
         torch.add(mask[:, None], by_segment, alpha=scale, out=by_segment)
         p = torch.softmax(scores, -1).to(v.dtype)
         output = torch.bmm(p, v)
@@ -56,14 +59,14 @@ class _ShortAttention(torch.autograd.Function):
 
 
 def _by_head(rows: Tensor, kv_heads: int) -> Tensor:
-    """[segments, length, heads, dim] -> [segments * kv_heads, heads / kv_heads * length, dim]."""
+    """Reshape [segments, length, heads, dim] to [segments * kv_heads, heads / kv_heads * length, dim]."""
     segments, length, heads, dim = rows.shape
     split = rows.reshape(segments, length, kv_heads, heads // kv_heads, dim)
     return split.permute(0, 2, 3, 1, 4).reshape(segments * kv_heads, -1, dim)
 
 
 def _by_token(rows: Tensor, kv_heads: int, length: int) -> Tensor:
-    """The way back of `_by_head`."""
+    """Reshape the result of `_by_head` back to [segments, length, heads, dim]."""
     segments, dim = len(rows) // kv_heads, rows.shape[-1]
     split = rows.view(segments, kv_heads, -1, length, dim)
     return split.permute(0, 3, 1, 2, 4).reshape(segments, length, -1, dim)

@@ -1,6 +1,6 @@
-"""A small Qwen3-architecture model with random weights, and a tokenizer made for a given corpus.
+"""Small Qwen3-architecture model with random weights, and a tokenizer trained on a given corpus.
 
-For demonstrations and tests: everything about it is a real Hugging Face model, only small.
+For demonstrations and tests: a real Hugging Face model, only small.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _TAG = re.compile(r"</?[a-z]+>")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TinySize:
-    """The sizes that can be chosen; the others follow: head size 64, half as many key-value heads, MLP 3x."""
+    """Configurable sizes. The others are fixed: head size 64, half as many key-value heads, MLP 3x."""
 
     vocab_size: int = 1024
     layers: int = 4
@@ -44,7 +44,7 @@ class TinySize:
 def make_tiny_model(directory: Path, *, texts: Sequence[str], size: TinySize, seed: int) -> int:
     """Write a model directory and return its number of parameters.
 
-    The tokenizer is trained on `texts`. Raises UsageError if the directory exists.
+    The tokenizer is trained on `texts`. Raise `UsageError` if the directory exists.
     """
     if directory.exists():
         raise UsageError(f"{directory} exists already; choose another name (nothing was overwritten)")
@@ -61,11 +61,11 @@ def make_tiny_model(directory: Path, *, texts: Sequence[str], size: TinySize, se
 
 
 def train_tokenizer(texts: Sequence[str], *, vocab_size: int) -> Any:
-    """A byte-level BPE tokenizer with a ChatML template.
+    """Return a byte-level BPE tokenizer with a ChatML template.
 
-    Words after a space are the units of merging; letters that start a quotation or a tag stay single, so a
-    model sees the spelling of what it is asked to inflect. Every letter of `texts` is one token, however many
-    bytes it has, and so is every tag (`<answer>`) that most of them use.
+    Words after a space are the units of merging. Letters at the start of a quotation or a tag stay single
+    tokens, so the model sees the spelling of a word that it must inflect. Every letter of `texts` is one
+    token, regardless of its bytes, and so is every tag (`<answer>`) that most texts use.
     """
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
@@ -96,13 +96,13 @@ def train_tokenizer(texts: Sequence[str], *, vocab_size: int) -> Any:
 
 
 def common_tags(texts: Sequence[str]) -> list[str]:
-    """Tags such as `<answer>` that at least half of the texts use."""
+    """Return the tags, such as `<answer>`, that at least half of the texts use."""
     counts = Counter(tag for text in texts for tag in set(_TAG.findall(text)))
     return sorted(tag for tag, count in counts.items() if 2 * count >= len(texts))
 
 
 def _with_every_letter(texts: Sequence[str]) -> Iterable[str]:
-    """The corpus, preceded by its multi-byte letters often enough that merging their bytes comes first."""
+    """Yield the multi-byte letters, often enough that their bytes are merged first, then the corpus."""
     letters = {char for text in texts for char in text if ord(char) > 127}
     often = sum(len(text) for text in texts) // 4 + 2
     for letter in sorted(letters):

@@ -1,4 +1,4 @@
-"""Which models can be trained, as far as their configuration says: known before anything is loaded."""
+"""Check of a model's configuration: whether it can be trained, known before the weights are loaded."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ FAMILIES = (
     *("bitnet", "diffllama", "iquestcoder", "jais2", "persimmon"),
     *("gpt2", "gpt_bigcode", "gpt_neox", "opt", "biogpt"),
 )
-"""The `model_type` of each family whose packed rows were compared with what transformers computes. Others mix
-the samples of a row (recurrent and convolutional layers, biases of position), or scale logits behind the
-output projection."""
+"""Supported values of `model_type`: families whose packed rows were compared with transformers.
+
+Others mix the samples of a row (recurrent and convolutional layers, position biases), or scale logits after
+the output projection.
+"""
 
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _SCALES = ("final_logit_softcapping", "attn_logit_softcapping", "logit_scale", "logits_scaling")
@@ -34,8 +36,9 @@ _ROPE_OF_LENGTH = ("dynamic", "longrope")
 
 
 def untrainable(config: Mapping[str, Any]) -> list[str]:
-    """Why a model of this configuration, from a `config.json` or of transformers, cannot be trained: the keys
-    with their values; nothing if it can."""
+    """Return the reasons why a model cannot be trained, with keys and values; empty if it can. The
+    configuration is a `config.json` or one of transformers.
+    """
     experts = [*_experts(config)]
     family = config.get("model_type")
     if not experts and family not in FAMILIES:
@@ -47,15 +50,18 @@ def untrainable(config: Mapping[str, Any]) -> list[str]:
 
 
 def refuse_untrainable(name: str, config: Mapping[str, Any] | None = None) -> None:
-    """Raise `UsageError` with every reason why a model cannot be trained. Without a `config`, that of the
-    model directory `name`."""
+    """Raise `UsageError` with every reason why a model cannot be trained. Without a `config`, read that of
+    the model directory `name`.
+    """
     reasons = untrainable(read_config(Path(name) / "config.json") if config is None else config)
     if reasons:
         raise UsageError(f"The model {name!r} cannot be trained: {'; '.join(reasons)}.")
 
 
 def _experts(config: Mapping[str, Any]) -> Iterator[str]:
-    """Of the configuration or of a part of it: that of the text, or of the feed-forward layers."""
+    """Yield a reason for each expert setting of the configuration or of its parts (text, feed-forward
+    layers).
+    """
     for part in (config, *(value for value in config.values() if isinstance(value, Mapping))):
         for key in _EXPERTS:
             if part.get(key):
@@ -86,6 +92,6 @@ def _unpackable(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _rope_kinds(rope: Mapping[str, Any]) -> Iterator[Any]:
-    """One, or one for each kind of layer."""
+    """Yield the rope type, or one for each kind of layer."""
     for part in (rope, *(value for value in rope.values() if isinstance(value, Mapping))):
         yield part.get("rope_type", part.get("type"))

@@ -1,1 +1,1 @@
-"""Gradients and what is done with them."""
+"""Optimizers, learning-rate schedules and gradient reduction."""

@@ -1,4 +1,4 @@
-"""Optimizers, schedules of the learning rate, clipping of gradients, and the state as named tensors."""
+"""Optimizers, learning-rate schedules, gradient clipping, and optimizer state as named tensors."""
 
 from __future__ import annotations
 
@@ -21,12 +21,15 @@ from buckeye.trainer.parallel.ranks import TENSOR, Ranks
 
 
 class ShardedMuon(torch.optim.Muon):
-    """torch's Muon, but for matrices of which each rank has a shard. The orthogonalisation needs the whole
-    matrix: every rank gathers one after the other, and keeps its shard of the result."""
+    """Muon for matrices that are sharded among ranks. Orthogonalization needs the whole matrix: every rank
+    gathers one matrix at a time and keeps its shard of the result.
+    """
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Update every matrix that has a gradient. All ranks must call it alike; `closure` is not called."""
+        """Update every matrix that has a gradient. All ranks must call it in the same order; `closure` is not
+        called.
+        """
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
@@ -36,7 +39,7 @@ class ShardedMuon(torch.optim.Muon):
         return None
 
     def _smoothed(self, parameter: nn.Parameter, group: dict[str, Any]) -> Tensor:
-        """The gradient after momentum, whole."""
+        """Return the gradient after momentum, unsharded."""
         gradient, state = parameter.grad, self.state[parameter]
         assert gradient is not None
         if "momentum_buffer" not in state:
@@ -45,7 +48,7 @@ class ShardedMuon(torch.optim.Muon):
         return whole(gradient.lerp(buffer, group["momentum"]) if group["nesterov"] else buffer)
 
     def _orthogonal(self, gradient: Tensor, group: dict[str, Any]) -> Tensor:
-        """What torch's Muon without momentum and decay adds to a matrix of this gradient."""
+        """Return the update of torch's Muon without momentum and decay for this gradient."""
         change = torch.zeros_like(gradient)
         change.grad = gradient
         settings = {key: group[key] for key in ("lr", "ns_coefficients", "eps", "ns_steps", "adjust_lr_fn")}
@@ -53,7 +56,7 @@ class ShardedMuon(torch.optim.Muon):
         return change
 
 
-# Optimizers, learning-rate schedules, and an optimizer's state as named tensors.
+# Learning-rate schedules, and several optimizers behind one interface.
 
 OptimizerType = Literal["adamw", "adamw8bit", "muon", "sgd"]
 ScheduleType = Literal["constant", "linear", "cosine"]
@@ -69,11 +72,12 @@ def learning_rate(
     min_lr: float = 0.0,
     max_steps: int | None = None,
 ) -> float:
-    """The learning rate of optimizer step `step`, counted from 0.
+    """Return the learning rate of optimizer step `step`, counted from 0.
 
-    Warm-up rises in equal parts and reaches `peak` at its last step. `linear` falls from `peak` to `min_lr`
-    over the last `decay` of `max_steps` steps, `cosine` over all steps after the warm-up along half a cosine;
-    both would reach `min_lr` at step `max_steps`. Without `max_steps` nothing falls. `constant` is `peak`.
+    Warm-up rises linearly and reaches `peak` at its last step. `linear` falls from `peak` to `min_lr` over
+    the last `decay` of `max_steps` steps. `cosine` falls along half a cosine over all steps after the
+    warm-up. Both would reach `min_lr` at step `max_steps`; without `max_steps` they do not fall. `constant`
+    is always `peak`.
     """
     if schedule == "constant":
         return peak
@@ -109,7 +113,9 @@ class NamedOptimizer:
             part.step()
 
     def state(self) -> dict[str, Tensor]:
-        """Every state tensor as `<parameter name>/<kind>.<state name>`; empty before the first step."""
+        """Return every state tensor as `<parameter name>/<kind>.<state name>`; empty before the first
+        step.
+        """
         return {
             f"{self._names[parameter]}/{self.kind}.{key}": value
             if isinstance(value, Tensor)
@@ -121,8 +127,9 @@ class NamedOptimizer:
         }
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Take over what `state()` returned. `CheckpointError` if it is of other parameters, or of another
-        kind of optimizer."""
+        """Restore the result of `state()`. Raise `CheckpointError` if it belongs to other parameters, or to
+        another kind of optimizer.
+        """
         unknown = {key.rpartition("/")[0] for key in state} - set(self._names.values())
         if unknown:
             raise CheckpointError(f"The optimizer's state is of another model: {sorted(unknown)[:3]} ...")
@@ -137,7 +144,7 @@ class NamedOptimizer:
         for key, value in state.items():
             name, _, stored = key.rpartition("/")
             entry = stored.rpartition(".")[2]
-            # torch's own optimizers count their steps in float tensors, the 8-bit one in an int
+            # torch's optimizers count their steps in float tensors, the 8-bit one in an int
             counted = value.dim() == 0 and not value.is_floating_point()
             by_parameter.setdefault(name, {})[entry] = int(value) if counted else value
         for part in self._parts:
@@ -157,15 +164,15 @@ def build_optimizer(
     nesterov: bool = True,
     embeddings: Collection[str] = (),
 ) -> NamedOptimizer:
-    """An optimizer whose learning rate is given with each step. Only matrices decay.
+    """Return an optimizer whose learning rate is passed with each step. Only matrices have weight decay.
 
-    `muon` orthogonalises the momentum of the hidden matrices (Jordan et al. 2024), scaled so that its updates
+    `muon` orthogonalizes the momentum of the hidden matrices (Jordan et al. 2024), scaled so that its updates
     have AdamW's size (Liu et al. 2025, arXiv 2502.16982, "match_rms_adamw"); vectors and `embeddings` (names)
-    go to AdamW. `adamw8bit` keeps both moments in 8 bits per element, in blocks with a scale each (Dettmers
-    et al. 2022, arXiv 2110.02861), but for tensors under 4,096 elements. `betas` are AdamW's; `momentum` and
-    `nesterov` SGD's and Muon's.
+    use AdamW. `adamw8bit` keeps both moments in 8 bits per element, in blocks with a scale each (Dettmers et
+    al. 2022, arXiv 2110.02861), except for tensors under 4,096 elements. `betas` are AdamW's; `momentum` and
+    `nesterov` are SGD's and Muon's.
 
-    Raises `UsageError` where `adamw8bit` cannot run.
+    Raise `UsageError` if `adamw8bit` cannot run.
     """
 
     def arranged(names: Collection[str]) -> list[dict[str, object]]:
@@ -209,7 +216,7 @@ def _adamw8bit(
 
 
 def _torch_groups(parameters: Sequence[nn.Parameter], weight_decay: float) -> list[dict[str, object]]:
-    """Return matrices and vectors apart, as torch's optimizers take them."""
+    """Return torch parameter groups: matrices with weight decay, vectors without."""
     matrices = [parameter for parameter in parameters if parameter.dim() >= 2]
     vectors = [parameter for parameter in parameters if parameter.dim() < 2]
     groups = ((matrices, weight_decay), (vectors, 0.0))
@@ -217,22 +224,23 @@ def _torch_groups(parameters: Sequence[nn.Parameter], weight_decay: float) -> li
 
 
 def _indices(part: torch.optim.Optimizer) -> dict[nn.Parameter, int]:
-    """The numbers that `state_dict` gives to the parameters: their order over the groups."""
+    """Return each parameter's index in `state_dict`: its order over the groups."""
     ordered = [parameter for group in part.param_groups for parameter in group["params"]]
     return {parameter: index for index, parameter in enumerate(ordered)}
 
 
 _BUCKET_ELEMENTS = 16 * 2**20  # 64 MiB of float32
 
-# Every tensor-parallel rank normalises the queries and keys of its own heads only.
+# Every tensor-parallel rank normalizes only the queries and keys of the heads it holds.
 _PARTIAL = ("q_norm.weight", "k_norm.weight")
 
 
 def sum_gradients(
     parameters: Mapping[str, nn.Parameter], ranks: Ranks, *, dtype: torch.dtype = torch.float32
 ) -> None:
-    """Make every gradient the sum over the whole batch; a missing one counts as zero. Sums that are not taken
-    during the backward pass are exchanged as `dtype`."""
+    """Sum every gradient over the whole batch; a missing gradient counts as zero. Sums that the backward pass
+    did not reduce are exchanged as `dtype`.
+    """
     for parameter in parameters.values():
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
@@ -244,8 +252,9 @@ def sum_gradients(
 
 
 def _agree(parameters: Mapping[str, nn.Parameter], ranks: Ranks, mesh: DeviceMesh) -> None:
-    """Complete the gradients of what tensor-parallel ranks all hold. What they all computed is averaged: it
-    is equal but for rounding, and must not drift apart."""
+    """Complete the gradients of parameters that all tensor-parallel ranks hold. Gradients that all ranks
+    computed are averaged: they are equal except for rounding, and must not drift apart.
+    """
     undivided = {name: p for name, p in parameters.items() if TENSOR not in _split_over(p)}
     for name, parameter in undivided.items():
         if not name.endswith(_PARTIAL):
@@ -254,7 +263,9 @@ def _agree(parameters: Mapping[str, nn.Parameter], ranks: Ranks, mesh: DeviceMes
 
 
 def gradient_norm(parameters: Iterable[nn.Parameter], ranks: Ranks) -> float:
-    """The Euclidean norm of the whole gradient, the same on all ranks; not finite if any element is not."""
+    """Return the Euclidean norm of the whole gradient, equal on all ranks; not finite if any element is
+    not.
+    """
     groups: dict[tuple[str, ...], list[Tensor]] = {}
     for parameter in parameters:
         groups.setdefault(_split_over(parameter), []).append(_gradient(parameter))
@@ -269,19 +280,21 @@ def gradient_norm(parameters: Iterable[nn.Parameter], ranks: Ranks) -> float:
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], norm: float, limit: float | None) -> None:
-    """Shorten a gradient of length `norm` to `limit`; a shorter one, or without a limit, stays as it is."""
+    """Scale a gradient of length `norm` down to `limit`. A shorter one, or one without a limit, stays
+    unchanged.
+    """
     if limit is not None and norm > limit:
         torch._foreach_mul_([_gradient(p) for p in parameters], limit / norm)
 
 
 def _gradient(parameter: nn.Parameter) -> Tensor:
-    """What this rank holds of a parameter's gradient."""
+    """Return this rank's part of a parameter's gradient."""
     assert parameter.grad is not None
     return parameter.grad.to_local() if isinstance(parameter.grad, DTensor) else parameter.grad
 
 
 def _split_over(parameter: nn.Parameter) -> tuple[str, ...]:
-    """The dimensions of the mesh along which ranks hold different parts of a parameter."""
+    """Return the mesh dimensions along which ranks hold different parts of a parameter."""
     if not isinstance(parameter, DTensor):
         return ()
     names = parameter.device_mesh.mesh_dim_names or ()

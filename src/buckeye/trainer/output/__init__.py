@@ -1,1 +1,1 @@
-"""What a trainer leaves on disk: weights, checkpoints, exports."""
+"""Files that a trainer writes: weights, checkpoints, exports."""

@@ -1,4 +1,4 @@
-"""A model as a complete Hugging Face directory."""
+"""Export of a model as a complete Hugging Face directory."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _TOKENIZER_FILES = (
 
 
 def read_tokenizer_files(name: str) -> dict[str, bytes]:
-    """Name -> content of the tokenizer's files of a model directory or hub name, chat template included.
-    Raises UsageError for a link to a file of somebody else's.
+    """Return the tokenizer files of a model directory or hub name, chat template included, as name ->
+    content. Raise `UsageError` for a link to a file outside the directory.
 
-    They are kept in memory, because what they are read from may be a checkpoint that is deleted later.
+    The contents stay in memory, because the source may be a checkpoint that is deleted later.
     """
     folder = Path(name)
     if folder.is_dir():
@@ -56,10 +56,12 @@ def save_model(
     dtype: torch.dtype,
     tensors: Mapping[str, Tensor] | None = None,
 ) -> None:
-    """Write `model` to `directory`: safetensors, configuration, generation configuration and the tokenizer's
-    files. The safetensors are in shards of 256 MB, so that several are hashed at the same time.
-    Floating-point tensors are stored as `dtype`; `tensors` are those of the model, where they are divided
-    among ranks and have been gathered as `dtype`."""
+    """Write `model` to `directory`: safetensors, configuration, generation configuration and tokenizer files.
+
+    The safetensors files are shards of 256 MB, so that several are hashed in parallel. Floating-point tensors
+    are stored as `dtype`. `tensors` are the model's tensors, already gathered as `dtype`, if the model is
+    sharded.
+    """
     if tensors is None:
         tensors = gather(model.state_dict(keep_vars=True), keep=True, dtype=dtype)
     model.save_pretrained(directory, state_dict=dict(tensors), max_shard_size="256MB")
@@ -73,7 +75,7 @@ def _write_files(directory: Path, contents: Mapping[str, bytes]) -> None:
 
 
 def _state_dtype(config: Path, dtype: torch.dtype) -> None:
-    # transformers writes the dtype of the parameters in memory, not of what it has just stored
+    # transformers writes the dtype of the parameters in memory, not the stored one
     content = json.loads(config.read_text(encoding="utf-8"))
     content["dtype"] = str(dtype).removeprefix("torch.")
     config.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

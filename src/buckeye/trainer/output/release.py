@@ -1,4 +1,4 @@
-"""A checkpoint as a model for others: written for transformers, loaded again by transformers, compared."""
+"""Export of a checkpoint as a model: written, loaded again by transformers, and compared."""
 
 from __future__ import annotations
 
@@ -23,28 +23,35 @@ from buckeye.transport.checkpoint import MODEL_DIRECTORY
 
 _PASSAGES = 4
 _CONTEXT = 1024
-"""The longest part of a passage that is read, in tokens: its end."""
+"""Maximum number of tokens read of a passage, from its end."""
 _COMPARED = 128
-"""After how many of its last tokens the two models are compared. All that may come next is, so that the
-distributions of a passage at a vocabulary of 150,000 take 80 MB."""
+"""Number of last tokens of a passage at which the two models are compared. At each one the whole next-token
+distribution is compared; with a vocabulary of 150,000 a passage takes 80 MB.
+"""
 _ROUNDING_FLOAT32 = 1e-5
-"""The largest divergence that rounding explains where weights are stored as they were trained. Log-probs then
-differ by about 1e-5; a divergence is half the square of that, or what summing it in float32 adds, 1e-6."""
+"""Largest KL divergence that rounding explains if weights are stored as they were trained. Log-probs then
+differ by about 1e-5. The divergence is half the square of that, plus 1e-6 from summing in float32.
+"""
 _ROUNDING_HALF = 0.2
-"""The same where they are rounded to 16 bits: a log-prob moves by sqrt(2 * 0.2) = 0.6, so that a token
-becomes nearly twice or half as likely. That is another policy, whatever its cause."""
+"""Largest KL divergence that rounding to 16 bits explains. A log-prob moves by sqrt(2 * 0.2) = 0.6: a token
+becomes nearly twice or half as likely. A larger divergence means another policy, whatever its cause.
+"""
 MUCH = 0.02
-"""A divergence worth telling: log-probs move by sqrt(2 * 0.02) = 0.2, the farthest that one step of training
-with the usual clip range goes."""
+"""KL divergence to warn about: log-probs move by sqrt(2 * 0.02) = 0.2, the limit of one training step with
+the usual clip range.
+"""
 
 _Distributions = Callable[[Sequence[int]], Tensor]
-"""Token ids -> log-probs [tokens, vocabulary], float32, of what may come after each of the last of them."""
+"""Function: token ids -> log-probs [tokens, vocabulary], float32, of the next token after each of the last
+ids.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Passages:
-    """What a run was trained on, to compare two models on: `texts` as a model reads them, conversations
-    (`chats`), or nothing. `source` says in words what it is."""
+    """Training data for the comparison of two models: `texts` as a model reads them, conversations (`chats`),
+    or nothing. `source` describes it for messages.
+    """
 
     texts: Sequence[str] = ()
     chats: Sequence[Mapping[str, Any]] = ()
@@ -53,9 +60,9 @@ class Passages:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verified:
-    """What loading an exported model has shown. `divergence` is KL(checkpoint || exported) of what comes
-    next, in nats a token, the mean after `tokens` tokens of `source`; `dtype` is what the weights are stored
-    as."""
+    """Result of loading an exported model. `divergence` is KL(checkpoint || exported) of the next token in
+    nats per token, the mean over `tokens` positions of `source`. `dtype` is the stored dtype of the weights.
+    """
 
     dtype: str
     divergence: float
@@ -70,8 +77,9 @@ class Verified:
 
 
 def write_model(state: Path, out: Path, *, dtype: str | None, passages: Passages) -> Verified:
-    """Write the model of a checkpoint's trainer part to `out`, as the type `dtype` (None: as trained), and
-    verify it on `passages`. Raises `RunError` if what was written is not the same model."""
+    """Write the model of a checkpoint's trainer part to `out` as `dtype` (None: as trained), and verify it on
+    `passages`. Raise `RunError` if the written model differs.
+    """
     source = state / MODEL_DIRECTORY
     policy = load_policy(str(source), torch.device("cpu"), compute_dtype="float32")
     reference = _Reference(_of_policy(policy), source, passages, policy.model.config)
@@ -82,7 +90,9 @@ def write_model(state: Path, out: Path, *, dtype: str | None, passages: Passages
 
 
 def write_merged(state: Path, out: Path, *, base: Path, passages: Passages) -> Verified:
-    """As `write_model`, of a checkpoint that holds an adapter: the model that `base` is with it."""
+    """Write the model of an adapter checkpoint to `out`, merged into `base`, and verify it on `passages`.
+    Raise `RunError` if the written model differs.
+    """
     adapter = state / ADAPTER_DIRECTORY
     reference = _of_adapter(base, adapter, passages)
     merge_adapter(str(base), adapter, out)
@@ -94,8 +104,11 @@ def write_merged(state: Path, out: Path, *, base: Path, passages: Passages) -> V
 def write_adapter(
     state: Path, out: Path, *, base: Path, base_name: str, revision: str | None, passages: Passages
 ) -> Verified:
-    """As `write_model`, the adapter alone, in peft's format. It says that it belongs to `base_name`, a
-    directory or a name on the hub, there of a `revision`. Raises `UsageError` if `base` is another model."""
+    """Write the adapter of a checkpoint to `out` in peft's format, and verify it on `passages`.
+
+    Its configuration names `base_name` as the base: a directory, or a hub name with a `revision`. Raise
+    `UsageError` if `base` is another model, `RunError` if the written adapter differs.
+    """
     adapter = state / ADAPTER_DIRECTORY
     check_base(adapter, str(base))
     reference = _of_adapter(base, adapter, passages)
@@ -111,12 +124,12 @@ def write_adapter(
 
 
 def has_adapter(state: Path) -> bool:
-    """Whether a checkpoint's trainer part holds an adapter instead of a model."""
+    """Return True if a checkpoint's trainer part holds an adapter instead of a model."""
     return (state / ADAPTER_DIRECTORY).is_dir()
 
 
 class _Reference:
-    """What the model of a checkpoint expects to come next in passages."""
+    """Next-token distributions of a checkpoint's model on passages."""
 
     def __init__(self, model: _Distributions, tokenizer: Path, passages: Passages, config: Any) -> None:
         context = min(_CONTEXT, config.max_position_embeddings)
@@ -126,8 +139,9 @@ class _Reference:
         self._expected = [model(ids) for ids in self._passages]
 
     def verify(self, model: Any, directory: Path) -> Verified:
-        """Raises `RunError` unless a model of transformers, written to a directory, expects the same, and its
-        tokenizer loads."""
+        """Compare with a transformers model that was written to `directory`, and load its tokenizer. Raise
+        `RunError` if the distributions differ.
+        """
         AutoTokenizer.from_pretrained(directory)
         stored = _stored_dtype(directory)
         exported = _of_transformers(model)
@@ -135,9 +149,9 @@ class _Reference:
         for ids, expected in zip(self._passages, self._expected, strict=True):
             total += float((expected.exp() * (expected - exported(ids))).sum(-1).double().sum())
             tokens += len(expected)
-        divergence = max(0.0, total / tokens) if total == total else total  # rounding may leave it below 0
+        divergence = max(0.0, total / tokens) if total == total else total  # rounding may make it negative
         limit = _ROUNDING_FLOAT32 if stored == "float32" else _ROUNDING_HALF
-        if not divergence <= limit:  # so that one that is no number is refused too
+        if not divergence <= limit:  # written so that NaN is rejected too
             raise RunError(
                 "What was exported is not the model of the checkpoint: its KL divergence from it is "
                 f"{divergence:.2g} nats a token, on {tokens} tokens of {self._source} (at most {limit:g} is "
@@ -147,7 +161,7 @@ class _Reference:
 
 
 def _token_ids(passages: Passages, tokenizer: Path) -> list[list[int]]:
-    """The passages as the model reads them; those that its chat template refuses are left out."""
+    """Return the token ids of the passages. Skip those that the chat template rejects."""
     encode = AutoTokenizer.from_pretrained(tokenizer).encode
     found = [encode(text, add_special_tokens=False) for text in passages.texts[:_PASSAGES]]
     if passages.chats:
@@ -167,7 +181,7 @@ def _of_adapter(base: Path, adapter: Path, passages: Passages) -> _Reference:
 
 
 def _adapted(base: Path, adapter: Path) -> Any:
-    from peft import PeftModel  # takes seconds
+    from peft import PeftModel  # importing takes seconds
 
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     return PeftModel.from_pretrained(model, str(adapter))
@@ -193,6 +207,6 @@ def _of_transformers(model: Any) -> _Distributions:
 
 
 def _stored_dtype(directory: Path) -> str:
-    """What the weights of a directory are stored as; an adapter is always float32."""
+    """Return the dtype of the stored weights of a directory; an adapter is always float32."""
     config = directory / "config.json"
     return str(json.loads(config.read_text(encoding="utf-8"))["dtype"]) if config.exists() else "float32"

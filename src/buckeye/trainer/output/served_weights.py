@@ -1,8 +1,8 @@
-"""How what was trained becomes the weights that engines sample with: how it is rounded, how much of it is
-left, and the canary that engines are asked for after an update.
+"""Conversion of trained weights to the weights that engines sample with: rounding, measurement of the loss,
+and the canary that engines are checked with after an update.
 
-Training goes on in float32, and engines get what is left of that when it is stored in 16 bits. A change that
-is smaller than half of a last place is not there at all.
+Training is in float32, and engines get the weights in 16 bits. A change below half a unit in the last place
+is lost.
 """
 
 from __future__ import annotations
@@ -24,20 +24,22 @@ from buckeye.transport.weights import Canary
 logger = logging.getLogger(__name__)
 
 Store = Callable[[str, Tensor], Tensor]
-"""A parameter's name and values -> the values as they are stored."""
+"""Function: a parameter's name and values -> the values as stored."""
 
 MUCH = 0.02
-"""A KL divergence worth telling, in nats a token: log-probs differ by sqrt(2 * 0.02) = 0.2, the farthest that
-one step of training with the usual clip range goes."""
-_LOOKED_AT = 4_000_000  # weights, spread over all
+"""KL divergence to warn about, in nats per token: log-probs differ by sqrt(2 * 0.02) = 0.2, the limit of one
+training step with the usual clip range.
+"""
+_LOOKED_AT = 4_000_000  # weights, spread over all parameters
 _SAMPLES = 4
 _CONTEXT = 512  # tokens of a sample that are read
-_POSITIONS = 32  # of a sample, after which all that may come next is compared
+_POSITIONS = 32  # positions of a sample whose whole next-token distribution is compared
 
 
 class ServedWeights:
-    """Compares the weights that are trained with those that are stored, every `interval` steps and after
-    steps 1, 2, 4, ... before that; for a model that is whole on its rank, and trained without an adapter."""
+    """Comparison of the trained weights with the stored ones, every `interval` steps, and before that after
+    steps 1, 2, 4, ... Only for a model that is unsharded and trained without an adapter.
+    """
 
     def __init__(self, policy: Policy, store: Store, *, interval: int) -> None:
         self._policy = policy
@@ -48,14 +50,17 @@ class ServedWeights:
         self._told = False
 
     def due(self, step: int) -> bool:
-        """Whether they are to be compared after so many steps."""
+        """Return True if the weights are compared after this step."""
         return step % self._interval == 0 or (step < self._interval and step & (step - 1) == 0)
 
     def measure(self, samples: Sequence[Sample]) -> dict[str, float]:
-        """`weights/changed_share`: of the weights, those that are stored otherwise than when this process
-        started. `weights/arrived_share`: sum(d * D) / sum(D * D) over the changes D of the weights, and d of
-        what is stored of them; 1 if nothing is lost. `weights/served_kl`: KL(trained || served) of what comes
-        next, in nats a token, the mean over places of `samples` that are trained; both in float32."""
+        """Return the metrics of the comparison.
+
+        `weights/changed_share`: share of the weights whose stored value changed since this process started.
+        `weights/arrived_share`: sum(d * D) / sum(D * D) over the changes D of the weights and d of their
+        stored values; 1 if nothing is lost. `weights/served_kl`: KL(trained || served) of the next token in
+        nats per token, the mean over trained positions of `samples`. Both models compute in float32.
+        """
         values = {**self._changes(), **self._divergence(samples)}
         kl = values.get("weights/served_kl", 0.0)
         if kl > MUCH and not self._told:
@@ -71,7 +76,7 @@ class ServedWeights:
         return values
 
     def _sample(self) -> tuple[Tensor, Tensor]:
-        """Some of the weights, as they are trained and as they are stored, float32 on the CPU."""
+        """Return a sample of the weights, as trained and as stored, float32 on the CPU."""
         trained, stored = [], []
         for name, parameter in self._policy.trainable.items():
             values = parameter.detach()
@@ -104,11 +109,14 @@ class ServedWeights:
             total += float((before.exp() * (before - after)).sum(-1).double().sum())
             places += len(before)
         model.train(training)
-        return {"weights/served_kl": max(0.0, total / places)} if places else {}  # rounding may make it less
+        # rounding may make it negative
+        return {"weights/served_kl": max(0.0, total / places)} if places else {}
 
 
 def _expected(policy: Policy, sample: Sample, head: Tensor) -> Tensor:
-    """Log-probs float32 [places, vocabulary] of what comes next where a sample is trained."""
+    """Return the next-token log-probs, float32 [positions, vocabulary], before the trained tokens of a
+    sample.
+    """
     ids = torch.from_numpy(sample.token_ids[:_CONTEXT]).long().to(policy.device)
     places = torch.from_numpy(sample.loss_mask[:_CONTEXT]).nonzero()[:_POSITIONS, 0].to(policy.device) - 1
     hidden = policy.hidden_states(ids, [len(ids)])[places]
@@ -117,8 +125,9 @@ def _expected(policy: Policy, sample: Sample, head: Tensor) -> Tensor:
 
 @contextmanager
 def _as_stored(model: nn.Module, names: Mapping[int, str], store: Store) -> Iterator[None]:
-    """Within it every module computes with its parameters as they are stored. One module's are there at a
-    time, so this takes no second model."""
+    """Run every module with its parameters as stored. Only one module is converted at a time, so this needs
+    no second model.
+    """
     kept: dict[nn.Parameter, Tensor] = {}
 
     def before(module: nn.Module, inputs: Any) -> None:
@@ -154,8 +163,9 @@ _TOKENS = 4
 
 @torch.no_grad()
 def greedy_canary(policy: Policy, stored: torch.dtype = torch.float32) -> Canary:
-    """The four most likely tokens, one after the other, after eight that are spread over the vocabulary, as
-    precise as the weights that are `stored`."""
+    """Return the four greedy tokens after a prompt of eight tokens spread over the vocabulary. Its dtype is
+    the narrower of the compute dtype and the `stored` one.
+    """
     training = policy.model.training
     policy.model.eval()  # an adapter may have dropout
     vocabulary = policy.model.config.vocab_size
@@ -178,20 +188,20 @@ def greedy_canary(policy: Policy, stored: torch.dtype = torch.float32) -> Canary
 
 
 _DROPPED_BITS = 16
-"""A bfloat16 is the first half of a float32."""
+"""A bfloat16 is the upper half of a float32."""
 _AT_A_TIME = 2**18
-"""Elements that are rounded together: they stay in the processor's cache."""
+"""Number of elements rounded together: they fit the processor's cache."""
 
 
 def stored_as(
     tensors: Mapping[str, Tensor], dtype: torch.dtype, *, stochastic: bool, seed: int
 ) -> dict[str, Tensor]:
-    """Floating-point tensors as `dtype`, rounded to nearest or, to bfloat16, `stochastic`; others as they
-    are. A tensor under two names is one tensor afterwards too.
+    """Return floating-point tensors as `dtype`, rounded to nearest, or for bfloat16 stochastically with
+    `stochastic`. Others stay unchanged. Tensors shared under two names stay shared.
 
-    What is drawn depends on `seed` and a tensor's name alone. So a weight that has not moved is stored as
-    before, and what changes from one version to the next is training, not the dice. Raises `RunError` for a
-    weight that `dtype` cannot hold.
+    The random bits depend only on `seed` and the tensor's name. So an unchanged weight is stored with an
+    unchanged value, and differences between versions come from training only. Raise `RunError` for a weight
+    that `dtype` cannot represent.
     """
     stored: dict[int, Tensor] = {}
     for name, tensor in tensors.items():
@@ -216,9 +226,11 @@ def _stored(name: str, tensor: Tensor, dtype: torch.dtype, *, seed: int | None) 
 
 
 def stochastic_bfloat16(x: Tensor, generator: torch.Generator) -> Tensor:
-    """Float32 as bfloat16, each rounded to one of its two neighbours with a probability by its distance, so
-    that the mean is the value itself (Gupta et al. 2015, arXiv:1502.02551, section 3). A value between the
-    last finite one and infinity becomes the former. On the CPU."""
+    """Round float32 to bfloat16: to one of the two neighbors, with a probability by distance, so that the
+    mean is the value itself (Gupta et al. 2015, arXiv:1502.02551, section 3). CPU only.
+
+    A value between the largest finite bfloat16 and infinity becomes the former.
+    """
     rounded = torch.empty(x.shape, dtype=torch.bfloat16)
     values = x.contiguous().view(-1).split(_AT_A_TIME)
     for part, found in zip(values, rounded.view(-1).split(_AT_A_TIME), strict=True):
@@ -227,7 +239,7 @@ def stochastic_bfloat16(x: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _rounded_up_or_down(x: Tensor, generator: torch.Generator) -> Tensor:
-    """What is dropped, and 16 random bits, may together carry into what is kept."""
+    """Add 16 random bits to the dropped bits and let them carry into the kept ones."""
     bits = x.view(torch.int32)
     drawn = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(2**63), None, generator=generator)
     added = drawn.view(torch.int16)[: x.numel()].to(torch.int32).bitwise_and_((1 << _DROPPED_BITS) - 1)

@@ -1,8 +1,8 @@
-"""All that training goes on from: copied in one moment, written later, and read by any number of ranks.
+"""Training state: captured in memory, written later, and read by any number of ranks.
 
 The trainer's part of a checkpoint has `model/` (Hugging Face, float32) or `adapter/` (peft),
-`optimizer.safetensors`, `random.safetensors` and `progress.json`. Of a model that ranks divide, the optimizer
-is in `optimizer/`, one file per rank.
+`optimizer.safetensors`, `random.safetensors` and `progress.json`. If the model is sharded, the optimizer is
+in `optimizer/`, one file per rank.
 """
 
 from __future__ import annotations
@@ -31,8 +31,10 @@ OPTIMIZER_DIRECTORY = "optimizer"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Captured:
-    """The state after a step, in main memory. `model` has whole tensors by name, on rank 0; so has
-    `optimizer`, unless the model is `divided`: then every rank has its shards. `random` is of all ranks."""
+    """Training state after a step, in main memory. `model` has unsharded tensors by name, on rank 0. So has
+    `optimizer`, unless the model is `divided`: then every rank has its shards. `random` has the generators of
+    all ranks.
+    """
 
     progress: Progress
     random: Mapping[str, Tensor]
@@ -42,7 +44,7 @@ class Captured:
 
 
 def capture_state(learner: Learner) -> Captured:
-    """Copy the present state, so that training may go on. All ranks must call it."""
+    """Copy the current state, so that training can continue. All ranks must call it."""
     random = _random_of_all(learner.ranks, learner.policy.device)
     model, optimizer = learner.stored_tensors(), learner.optimizer.state()
     divided = divides(learner.ranks) and not has_adapter(learner.policy.model)
@@ -57,7 +59,7 @@ def capture_state(learner: Learner) -> Captured:
 
 
 def write_state(learner: Learner, directory: Path, captured: Captured) -> None:
-    """Write what rank 0 writes of a captured state: all but the optimizer's shards."""
+    """Write rank 0's files of a captured state: everything except the optimizer's shards."""
     model, tokenizer = learner.policy.model, learner.tokenizer_files
     name = ADAPTER_DIRECTORY if has_adapter(model) else MODEL_DIRECTORY
     save_weights(model, tokenizer, directory / name, dtype=torch.float32, tensors=captured.model)
@@ -70,8 +72,8 @@ def write_state(learner: Learner, directory: Path, captured: Captured) -> None:
 
 
 def load_state(learner: Learner, directory: Path, *, skip_data: bool = False) -> None:
-    """Take over what a checkpoint's trainer part has, but for the model. It does not matter how many ranks
-    wrote it.
+    """Restore the state of a checkpoint's trainer part, except the model. The number of ranks may differ from
+    the one that wrote it.
 
     With `skip_data` the data starts from its beginning.
     """
@@ -85,13 +87,13 @@ def load_state(learner: Learner, directory: Path, *, skip_data: bool = False) ->
 
 
 def _read_optimizer(learner: Learner, directory: Path) -> dict[str, Tensor]:
-    """This rank's part of the optimizer's state, read one tensor at a time."""
+    """Return this rank's part of the optimizer's state, read one tensor at a time."""
     parameters = learner.policy.trainable
     shards = directory / OPTIMIZER_DIRECTORY
     if shards.is_dir():
         return load_shards(shards, lambda name: parameters.get(name.rpartition("/")[0]))
     with safe_open(directory / "optimizer.safetensors", "pt") as file:
-        tensors = ((key, file.get_tensor(key)) for key in file.keys())  # noqa: SIM118, it is no mapping
+        tensors = ((key, file.get_tensor(key)) for key in file.keys())  # noqa: SIM118, not a mapping
         return {key: shard_like(tensor, parameters.get(key.rpartition("/")[0])) for key, tensor in tensors}
 
 
@@ -104,7 +106,7 @@ def _random_of_all(ranks: Ranks, device: torch.device) -> dict[str, Tensor]:
 
 
 def _set_random(states: Mapping[str, Tensor], learner: Learner) -> None:
-    """Each rank goes on with its own generators; one that was not there then, with those of another."""
+    """Restore each rank's own generators; an additional rank takes those of another."""
     written_by = 1 + max(int(key.partition("/")[0]) for key in states)
     prefix = f"{learner.ranks.rank % written_by}/"
     own = {key.removeprefix(prefix): value for key, value in states.items() if key.startswith(prefix)}
@@ -112,7 +114,7 @@ def _set_random(states: Mapping[str, Tensor], learner: Learner) -> None:
 
 
 def random_state(device: torch.device) -> dict[str, Tensor]:
-    """Return a copy of all that `set_random_state` needs. Of CUDA it is the generator of `device`."""
+    """Return a copy of the state for `set_random_state`. For CUDA it is the generator of `device`."""
     states = {"cpu": torch.get_rng_state()}
     if device.type == "cuda":
         states["cuda"] = torch.cuda.get_rng_state(device)
@@ -120,7 +122,7 @@ def random_state(device: torch.device) -> dict[str, Tensor]:
 
 
 def set_random_state(states: Mapping[str, Tensor], device: torch.device) -> None:
-    """Restore what `random_state` returned, maybe on another kind of device."""
+    """Restore the result of `random_state`, possibly on another kind of device."""
     torch.set_rng_state(states["cpu"])
     if device.type == "cuda" and "cuda" in states:
         torch.cuda.set_rng_state(states["cuda"], device)

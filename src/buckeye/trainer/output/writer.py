@@ -1,4 +1,4 @@
-"""What a trainer leaves on disk, written while it goes on: versions of the weights, and checkpoints."""
+"""Writer of a trainer's output: versions of the weights, and checkpoints in the background."""
 
 from __future__ import annotations
 
@@ -49,8 +49,9 @@ _POLL_SECONDS = 0.1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointPolicy:
-    """`interval` is the number of steps between checkpoints (None: only when asked), `keep` how many remain
-    (None: all). `timeout_seconds` is how long ranks wait for each other's shards."""
+    """Checkpoint settings: steps between checkpoints (`interval`, None: only on request), number kept
+    (`keep`, None: all), and `timeout_seconds` for ranks that wait for each other's shards.
+    """
 
     interval: int | None
     keep: int | None
@@ -59,8 +60,9 @@ class CheckpointPolicy:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stored:
-    """What published weights are stored as, None: what the policy computes in, and whether they are rounded
-    to it `stochastic`, from a `seed`."""
+    """Format of published weights: `dtype` (None: the policy's compute dtype), and whether rounding is
+    `stochastic`, from `seed`.
+    """
 
     dtype: torch.dtype | None = None
     stochastic: bool = False
@@ -68,10 +70,10 @@ class Stored:
 
 
 class Output:
-    """Writes `weights/` and `checkpoints/` of a run; all ranks must call its methods.
+    """Writer of `weights/` and `checkpoints/` of a run. All ranks must call its methods.
 
-    A checkpoint is copied at once and written while training goes on, one at a time. Leaving this as a
-    context waits for it.
+    A checkpoint is copied at once and written during training, one at a time. Leaving the context waits for
+    it.
     """
 
     def __init__(
@@ -104,7 +106,7 @@ class Output:
     def of(
         cls, config: TrainerConfig | SFTConfig, learner: Learner, identity: RunIdentity, metrics: MetricsLog
     ) -> Output:
-        """The output of a configured run."""
+        """Return the output of a configured run."""
         policy = CheckpointPolicy(
             interval=config.ckpt.interval if config.ckpt is not None else None,
             keep=config.ckpt.keep if config.ckpt is not None else None,
@@ -123,11 +125,13 @@ class Output:
         except Exception as failure:
             if error is None:
                 raise
-            logger.error("A checkpoint was not written: %s", failure)  # beside what ends this process
+            # logged only: `error` ends this process
+            logger.error("A checkpoint was not written: %s", failure)
 
     def publish(self, *, versions: int, durable: bool) -> None:
-        """Make the present weights visible to the engines, and flush them to the disk if `durable`; only the
-        newest `versions` remain. Raises what has gone wrong with a checkpoint in the meantime."""
+        """Publish the current weights to the engines, and sync them to disk if `durable`. Only the newest
+        `versions` remain. Raise the error of a checkpoint that failed in the background.
+        """
         self._writing.check()
         learner, policy, step = self._learner, self._learner.policy, self._learner.progress.step
         adapter = has_adapter(policy.model)
@@ -158,7 +162,7 @@ class Output:
         prune_weights(self._weights, self._identity.run_id, keep=lambda v: step - versions < v <= step)
 
     def _published_tensors(self, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-        """What is trained, whole, as it is stored, on the first rank; nothing on the others."""
+        """Return the trained tensors, unsharded, in their stored dtype, on rank 0; nothing on the others."""
         stored = self._stored
         if dtype is torch.float16 or stored.stochastic:
             exact = self._learner.model_tensors(torch.float32)
@@ -166,7 +170,9 @@ class Output:
         return self._learner.model_tensors(dtype)
 
     def served(self, *, interval: int) -> ServedWeights | None:
-        """Compares what is trained with what is published; None where that cannot be, or is the same."""
+        """Return the comparison of trained and published weights. None if they are equal, or cannot be
+        compared on this rank.
+        """
         learner, stored = self._learner, self._stored
         dtype = stored.dtype or learner.policy.compute_dtype
         whole = learner.ranks.first and learner.ranks.mesh is None
@@ -176,7 +182,7 @@ class Output:
         return ServedWeights(learner.policy, partial(self._store, dtype), interval=interval)
 
     def _store(self, dtype: torch.dtype, name: str, values: torch.Tensor) -> torch.Tensor:
-        """A parameter as it is published, where it is."""
+        """Return a parameter as published, on its own device."""
         stored = self._stored
         exact = {name: values.cpu() if stored.stochastic else values}
         rounded = stored_as(exact, dtype, stochastic=stored.stochastic, seed=stored.seed)[name]
@@ -184,9 +190,11 @@ class Output:
 
     @contextmanager
     def as_published(self) -> Iterator[None]:
-        """Within it the policy has the weights that are sampled with. Those that are rounded to nearest it
-        computes with in any case, when it casts them; those that are rounded stochastically replace the exact
-        ones, which come back at the end."""
+        """Run the context with the published weights in the policy.
+
+        With rounding to nearest, the policy's own cast already computes with them. With stochastic rounding
+        they replace the exact weights, which are restored at the end.
+        """
         if not self._stored.stochastic:
             yield
             return
@@ -201,14 +209,15 @@ class Output:
                 parameter.data = exact[name]
 
     def due(self) -> bool:
-        """Whether a checkpoint is to be written after the step that was just done."""
+        """Return True if a checkpoint is due after the current step."""
         interval = self._policy.interval
         return interval is not None and self._learner.progress.step % interval == 0
 
     def checkpoint(self, loop_state: Mapping[str, Any], *, protected: Collection[int] = ()) -> None:
-        """Copy the present state and begin to write it, unless this process has written it, or started from
-        it. Waits for the checkpoint before. `loop_state` is what the loop needs to go on; checkpoints of
-        `protected` steps are never deleted."""
+        """Copy the current state and start writing it, unless this process has written it or started from it.
+        Wait for the previous checkpoint first. `loop_state` is the state of the loop for a resume.
+        Checkpoints of `protected` steps are never deleted.
+        """
         step = self._learner.progress.step
         if step == self._saved:
             return
@@ -228,11 +237,11 @@ class Output:
         self._writing.start(f"the checkpoint of step {step}", save)
 
     def wait(self) -> None:
-        """Until everything is written."""
+        """Wait until everything is written."""
         self._writing.wait()
 
     def _wait_together(self) -> None:
-        """Wait on all ranks. None of them is in a collective meanwhile, which has a timeout."""
+        """Wait on all ranks. No rank is in a collective meanwhile: collectives have a timeout."""
         if self._learner.ranks.count > 1:
             while self._learner.ranks.max(int(self._writing.busy)):
                 time.sleep(_POLL_SECONDS)
@@ -241,7 +250,9 @@ class Output:
     def _save(
         self, captured: Captured, state: Mapping[str, Any], protected: Collection[int], blocked: float
     ) -> None:
-        """What the first rank does, on a thread beside training: write, commit, delete old ones, tell."""
+        """Write and commit a checkpoint on rank 0, delete old ones, and record metrics. Runs on a background
+        thread.
+        """
         began, step = time.monotonic(), captured.progress.step
         commit = partial(
             save_checkpoint,
@@ -273,17 +284,17 @@ class Output:
             shutil.copytree(shards, directory / OPTIMIZER_DIRECTORY, copy_function=link_or_copy)
 
     def _save_optimizer(self, captured: Captured) -> None:
-        """Write the optimizer's shards of all ranks, which all call this, to where rank 0 takes them from."""
+        """Write the optimizer's shards to rank 0's staging folder. All ranks must call it."""
         assert self._group is not None
         shards = self._staging(captured.progress.step)
-        if self._learner.ranks.first:  # the others write when all have planned
+        if self._learner.ranks.first:  # the other ranks write only after all have planned
             shutil.rmtree(shards, ignore_errors=True)
             needed = sum(tensor.nbytes for tensor in captured.optimizer.values())  # of all shards
             wait_for_room(shards, what=f"the optimizer of step {captured.progress.step}", needed=needed)
         save_shards(shards, captured.optimizer, self._group)
 
     def _staging(self, step: int) -> Path:
-        """Return a path that all ranks see; by its name, a temporary file of rank 0's process."""
+        """Return a path that all ranks see, named as a temporary file of rank 0's process."""
         return self._checkpoints / f".step_{step}.{OPTIMIZER_DIRECTORY}.tmp-{self._first_pid}"
 
     def _prune(self, protected: Collection[int]) -> None:
@@ -323,7 +334,9 @@ _TELL_SECONDS = 60.0
 
 
 class Background:
-    """Runs one piece of work at a time on a thread. What it raises is raised here, later."""
+    """Background thread that runs one piece of work at a time. Its errors are raised later, by `check` and
+    `wait`.
+    """
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
@@ -331,7 +344,7 @@ class Background:
         self._error: BaseException | None = None
 
     def start(self, what: str, work: Callable[[], None]) -> None:
-        """Begin some work; `what` names it in messages. Waits for the one before."""
+        """Start some work, after the previous one ends; `what` names it in messages."""
         self.wait()
         self._what = what
         self._thread = threading.Thread(target=self._run, args=(work,), name=what, daemon=True)
@@ -339,17 +352,19 @@ class Background:
 
     @property
     def busy(self) -> bool:
-        """Whether some work goes on."""
+        """Return True while work is running."""
         return self._thread is not None and self._thread.is_alive()
 
     def check(self) -> None:
-        """Raise what the work has raised, if it has by now."""
+        """Raise the error of the work, if it has failed."""
         if self._error is not None:
             error, self._error = self._error, None
             raise error
 
     def wait(self) -> None:
-        """Until the work is done; then as `check`. It has deadlines of its own for all that it waits for."""
+        """Wait until the work is done, then raise its error, if any. The work has deadlines for all its own
+        waits.
+        """
         began = told = time.monotonic()
         thread = self._thread
         if thread is not None and thread.is_alive():

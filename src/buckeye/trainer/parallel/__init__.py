@@ -1,1 +1,1 @@
-"""A model divided among ranks. What only one rank knows or writes is here, too."""
+"""Models that are sharded among ranks, and communication between ranks."""

@@ -1,9 +1,9 @@
-"""Dividing a model among ranks: FSDP2 (fully sharded data parallel), its replicas, and tensor parallelism.
+"""Sharding of a model among ranks: FSDP2 (fully sharded data parallel), its replicas, and tensor parallelism.
 
-Every layer is a unit: its parameters are gathered before it runs and its gradients are summed, each rank
-keeping its shard (Zhao et al. 2023, arXiv 2304.11277). With tensor parallelism the ranks of a group also
-divide the heads and the inner dimension of every layer (Shoeybi et al. 2019, arXiv 1909.08053); embeddings,
-norms and the output projection are computed by each of them.
+Every layer is a unit: its parameters are gathered before it runs, its gradients are summed, and each rank
+keeps its shard (Zhao et al. 2023, arXiv 2304.11277). With tensor parallelism the ranks of a group also divide
+the heads and the inner dimension of every layer (Shoeybi et al. 2019, arXiv 1909.08053). Each of them
+computes the embeddings, norms and the output projection.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ _TENSOR_PLAN: dict[str, type[ParallelStyle]] = {
     "mlp.down_proj": RowwiseParallel,
 }
 
-# It explains at every first gathering of a matrix that is sharded twice that this takes two collectives.
+# torch warns at the first gathering of every matrix sharded twice that this takes two collectives
 logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
 
 
 def shard_policy(policy: Policy, model: ModelConfig, ranks: Ranks) -> None:
-    """Divide the policy's parameters among the ranks, in place; call before its optimizer is made.
+    """Shard the policy's parameters among the ranks, in place. Call it before creating the optimizer.
 
-    Gradients are then the sums over all ranks' shares. Every forward and backward pass is a collective: all
-    ranks must make equally many. Raises `UsageError` for a model that tensor parallelism does not fit.
+    Gradients are then sums over all ranks' shares. Every forward and backward pass is a collective: all ranks
+    must run equally many. Raise `UsageError` for a model that tensor parallelism does not fit.
     """
     mesh = ranks.mesh
     if model.fsdp_cpu_offload and not offloads(model, policy.device):
@@ -83,7 +83,7 @@ def shard_policy(policy: Policy, model: ModelConfig, ranks: Ranks) -> None:
 
 
 def offloads(model: ModelConfig, device: torch.device) -> bool:
-    """Whether shards are kept in main memory: where that is not the device's own."""
+    """Return True if shards are kept in main memory while the device is a GPU."""
     return model.fsdp_cpu_offload and device.type == "cuda"
 
 
@@ -101,7 +101,7 @@ def _shard_unit(
         offload_policy=CPUOffloadPolicy() if offloads(model, policy.device) else OffloadPolicy(),
     )
     assert isinstance(unit, FSDPModule)
-    unit.set_force_sum_reduction_for_comms(True)  # not NCCL's multiply-and-sum, which gloo lacks
+    unit.set_force_sum_reduction_for_comms(True)  # gloo lacks NCCL's multiply-and-sum
     unit.set_gradient_divide_factor(1.0)
 
 
@@ -138,8 +138,9 @@ def _is_linear(layer: nn.Module, name: str) -> bool:
 
 
 def settle(policy: Policy) -> None:
-    """Let go of the parameters that a forward pass without a backward pass has left gathered, so that the
-    policy's parameters are this rank's shards again."""
+    """Release parameters that a forward pass without a backward pass left gathered. The policy's parameters
+    are this rank's shards again.
+    """
     for module in policy.module.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
@@ -148,11 +149,11 @@ def settle(policy: Policy) -> None:
 def gather(
     tensors: Mapping[str, Tensor], *, keep: bool, dtype: torch.dtype | None = None, copy: bool = False
 ) -> dict[str, Tensor]:
-    """Every tensor whole and in main memory, floating-point ones as `dtype`. One is gathered after the other,
-    so that a rank that does not `keep` them never has more than one, and returns none. With `copy` none of
-    them changes when the original does.
+    """Return every tensor unsharded in main memory, floating-point ones as `dtype`.
 
-    All ranks must call it alike. A tensor under two names is one tensor afterwards too.
+    Tensors are gathered one at a time, so a rank without `keep` never holds more than one, and returns none.
+    With `copy` the results do not change with the originals. All ranks must call it with equal arguments
+    except `keep`. Tensors shared under two names stay shared.
     """
     gathered: dict[int, Tensor] = {}
     for tensor in tensors.values():
@@ -163,7 +164,9 @@ def gather(
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """A tensor gathered from the ranks that it is divided among, which all call it; any other as it is."""
+    """Return a tensor gathered from its ranks, which all must call it. An unsharded tensor is returned
+    unchanged.
+    """
     tensor = tensor.detach()
     if not isinstance(tensor, DTensor):
         return tensor
@@ -173,13 +176,14 @@ def whole(tensor: Tensor) -> Tensor:
 def _stored(tensor: Tensor, dtype: torch.dtype | None, *, copy: bool) -> Tensor:
     wanted = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
     if wanted.itemsize < tensor.dtype.itemsize:
-        return tensor.to(wanted).cpu().contiguous()  # in this order half as much comes from a GPU
+        return tensor.to(wanted).cpu().contiguous()  # this order halves the transfer from a GPU
     return tensor.to("cpu", wanted, copy=copy).contiguous()
 
 
 def shard_like(tensor: Tensor, parameter: nn.Parameter | None) -> Tensor:
-    """This rank's shard of a whole tensor that belongs to `parameter` and has its shape; any other tensor, or
-    one of a parameter that is not divided, as it is."""
+    """Return this rank's shard of a whole tensor that belongs to `parameter` and has its shape. Other
+    tensors, and those of an unsharded parameter, are returned unchanged.
+    """
     if not isinstance(parameter, DTensor) or tensor.shape != parameter.shape:
         return tensor
     mesh = parameter.device_mesh

@@ -1,6 +1,6 @@
-"""The ranks of a trainer: several processes that each compute a share of every step's gradient.
+"""Ranks of a trainer: several processes that each compute a share of every step's gradient.
 
-The loss is divided by a count over the whole batch before it is differentiated, so gradients are *summed*
+The loss is divided by a count over the whole batch before it is differentiated. So gradients are *summed*
 over ranks, never averaged.
 """
 
@@ -29,10 +29,10 @@ REPLICATE, SHARD, TENSOR = "replicate", "shard", "tensor"
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """This process's place among the trainer's processes. With one rank no method communicates.
+    """Position of this process among the trainer's processes. With one rank no method communicates.
 
-    `mesh` [replicate, shard, tensor] is how the ranks divide the model; None if each holds the whole. Ranks
-    that differ only in their place along `tensor` compute the same samples together.
+    `mesh` [replicate, shard, tensor] is the layout of the sharded model; None if each rank holds the whole
+    model. Ranks that differ only along `tensor` compute the same samples together.
     """
 
     rank: int
@@ -42,22 +42,23 @@ class Ranks:
 
     @property
     def first(self) -> bool:
-        """Whether this is the rank that writes files."""
+        """Return True if this is rank 0, which writes files."""
         return self.rank == 0
 
     @property
     def shares(self) -> int:
-        """Into how many shares the samples of a step are divided."""
+        """Number of shares into which the samples of a step are divided."""
         return self.count if self.mesh is None else self.count // self.mesh[TENSOR].size()
 
     @property
     def share(self) -> int:
-        """Which of them this rank computes."""
+        """Index of the share that this rank computes."""
         return self.rank // (self.count // self.shares)
 
     def sum(self, values: Mapping[str, float]) -> dict[str, float]:
-        """Each value summed over the shares, in float64. All ranks pass the same keys in one order; ranks of
-        one share have computed the same values, which count once."""
+        """Return each value summed over the shares, in float64. All ranks pass equal keys in equal order.
+        Ranks of one share computed equal values, which count once.
+        """
         if self.count == 1:
             return dict(values)
         tensor = torch.tensor(list(values.values()), dtype=torch.float64, device=self.device)
@@ -67,7 +68,7 @@ class Ranks:
         return dict(zip(values, tensor.tolist(), strict=True))
 
     def max(self, value: int) -> int:
-        """The largest of the ranks' values."""
+        """Return the largest of the ranks' values."""
         if self.count == 1:
             return value
         tensor = torch.tensor(value, device=self.device)
@@ -75,7 +76,7 @@ class Ranks:
         return int(tensor)
 
     def maxima(self, values: Mapping[str, float]) -> dict[str, float]:
-        """The largest of the ranks' values, each by itself. All ranks pass the same keys in one order."""
+        """Return the largest of the ranks' values for each key. All ranks pass equal keys in equal order."""
         if self.count == 1:
             return dict(values)
         tensor = torch.tensor(list(values.values()), dtype=torch.float64, device=self.device)
@@ -83,7 +84,9 @@ class Ranks:
         return dict(zip(values, tensor.tolist(), strict=True))
 
     def gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        """The tensors of all ranks, by rank, in main memory. All pass one of the same shape and type."""
+        """Return the tensors of all ranks, by rank, in main memory. All ranks pass one of equal shape and
+        dtype.
+        """
         if self.count == 1:
             return [tensor]
         mine = tensor.to(self.device)
@@ -92,20 +95,20 @@ class Ranks:
         return [each.cpu() for each in found]
 
     def broadcast(self, data: bytes | None) -> bytes:
-        """What the first of several ranks passes, on all of them; the others pass None. Never nothing."""
+        """Return rank 0's data on all ranks; the others pass None. The data must not be empty."""
         size = self.max(len(data or b""))
         given = torch.frombuffer(bytearray(data or size), dtype=torch.uint8).to(self.device)
         dist.broadcast(given, src=0)
         return given.cpu().numpy().tobytes()
 
     def leave(self) -> None:
-        """End the communication; call once, when all ranks do."""
+        """End the communication. All ranks call it once."""
         if dist.is_initialized():
             dist.destroy_process_group()
 
 
 def local_rank() -> int:
-    """Which of its node's visible GPUs this process takes (`LOCAL_RANK`)."""
+    """Return the index of this process's GPU among the node's visible ones (`LOCAL_RANK`)."""
     return int(os.environ.get("LOCAL_RANK", "0"))
 
 
@@ -131,11 +134,11 @@ _QUEUED = 1024
 
 
 def join_ranks(device: torch.device, model: ModelConfig, *, timeout_seconds: float) -> Ranks:
-    """Meet the other ranks where `torchrun`'s variables say: `RANK`, `WORLD_SIZE`, `MASTER_ADDR`,
-    `MASTER_PORT`; and divide the model among them as its settings say.
+    """Join the other ranks by `torchrun`'s variables (`RANK`, `WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT`),
+    and lay out the model among them.
 
-    Raises `UsageError` if the ranks cannot be divided so. A rank that does not answer a collective within
-    `timeout_seconds` ends this process with torch's error.
+    Raise `UsageError` if the settings do not fit the number of ranks. If a rank does not join a collective
+    within `timeout_seconds`, this process ends with torch's error.
     """
     rank, count = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     copies = model.dp_replicate * model.tp
@@ -146,10 +149,10 @@ def join_ranks(device: torch.device, model: ModelConfig, *, timeout_seconds: flo
         )
     sharded = _is_sharded(model, count, device)
     if device.type == "cuda":
-        torch.cuda.set_device(device)  # what NCCL, shards and kernels that are told no device take
+        torch.cuda.set_device(device)  # default device of NCCL, shards and kernels
     if count > 1:
         if os.environ.get("MASTER_ADDR") == "127.0.0.1" and sys.platform == "linux":
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # needs no name of this host
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # does not depend on this host's name
         timeout = timedelta(seconds=timeout_seconds)
         dist.init_process_group(
             _backend(device),
@@ -164,9 +167,11 @@ def join_ranks(device: torch.device, model: ModelConfig, *, timeout_seconds: flo
 
 
 def _meeting(rank: int, count: int, timeout: timedelta) -> dist.Store:
-    """Where ranks tell each other their addresses: a file, for those of one host that `rl` starts, which
-    nobody else reaches; between hosts a server of rank 0 on `MASTER_ADDR` alone. (torch's own listens on all
-    addresses, and asks nobody who he is.)"""
+    """Return the store in which ranks exchange their addresses.
+
+    On one host started by `rl` it is a private file. Between hosts it is a server of rank 0 on `MASTER_ADDR`
+    only: torch's own server listens on all addresses without authentication.
+    """
     name = os.environ.get(STORE_VARIABLE)
     if name is not None:
         file = private_folder("stores") / f"{name}-{run_identity().attempt}"
@@ -208,7 +213,7 @@ def _backend(device: torch.device) -> str:
 
 
 def _is_sharded(model: ModelConfig, count: int, device: torch.device) -> bool:
-    """Whether the ranks divide the model between them; a model in main memory need not be."""
+    """Return True if the ranks shard the model."""
     if model.tp > 1 or model.dp_replicate > 1 or model.sharding == "full":
         return True
     on_gpu = device.type == "cuda"

@@ -1,4 +1,4 @@
-"""Shards of a divided model and its optimizer: saved and loaded by `torch.distributed.checkpoint`."""
+"""Shards of a model and its optimizer, saved and loaded by `torch.distributed.checkpoint`."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def staged(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def save_shards(directory: Path, tensors: Mapping[str, Tensor], group: dist.ProcessGroup) -> None:
     """Write the `staged` shards of all ranks to `directory`, one safetensors file per rank. A collective.
 
-    Raises `DiskFullError` or `CheckpointError`, on all ranks, if one of them fails.
+    Raise `DiskFullError` or `CheckpointError`, on all ranks, if any rank fails.
     """
     writer = dcp.HuggingFaceStorageWriter(str(directory), save_distributed=True)
     try:
@@ -63,15 +63,15 @@ def save_shards(directory: Path, tensors: Mapping[str, Tensor], group: dist.Proc
         listed = "; ".join(f"rank {rank}: {failure!r}" for rank, failure in sorted(failures.items()))
         kind = DiskFullError if any(map(disk_is_full, failures.values())) else CheckpointError
         raise kind(f"The shards in {directory} were not written ({listed}).") from error
-    except RuntimeError as error:  # a rank is gone
+    except RuntimeError as error:  # a rank has died
         raise CheckpointError(f"The shards in {directory} were not written ({error}).") from error
 
 
 def load_shards(directory: Path, like: Callable[[str], Tensor | None]) -> dict[str, Tensor]:
     """Read every tensor of a directory that `save_shards` wrote. Without communication.
 
-    Each tensor is divided as `like(name)` if that has its shape, so only this rank's shard is read; else it
-    is whole. Raises `OSError` or `CheckpointError` if a file is damaged.
+    Each tensor is sharded like `like(name)` if that has its shape, so only this rank's shard is read; else it
+    is whole. Raise `OSError` or `CheckpointError` if a file is damaged.
     """
     with _reading(directory) as reader:
         stored = _complete_tensors(reader)
@@ -119,9 +119,9 @@ def _reading(directory: Path) -> Iterator[dcp.HuggingFaceStorageReader]:
 def empty_policy(
     name: str, device: torch.device, *, flash: bool, compute_dtype: ComputeDtype = "auto"
 ) -> Policy:
-    """A policy whose parameters have shapes and no memory yet: shard it, then `fill_policy`.
+    """Return a policy whose parameters have shapes but no memory yet: shard it, then call `fill_policy`.
 
-    Raises `UsageError` as `load_policy` does.
+    Raise `UsageError` if the model does not exist or cannot be trained.
     """
     config = read_trainable(name)
     try:
@@ -129,21 +129,21 @@ def empty_policy(
             model = AutoModelForCausalLM.from_config(
                 config, dtype=torch.float32, attn_implementation=PACKED_ATTENTION
             )
-    except Exception as error:  # transformers raises any class for a folder that is no whole model
+    except Exception as error:  # transformers raises arbitrary exceptions for an incomplete model directory
         raise UsageError(f"The model {name!r} cannot be loaded: {error}") from error
     return make_policy(model, name, device, flash=flash, compute_dtype=compute_dtype)
 
 
 @torch.no_grad()
 def fill_policy(policy: Policy, name: str, *, offloaded: bool) -> None:
-    """Read this rank's shards from the model's safetensors files, to the device, or to main memory if they
-    are `offloaded` there.
+    """Read this rank's shards from the model's safetensors files, to the device, or to main memory if
+    `offloaded`.
 
-    Raises `UsageError` if the files do not hold every parameter.
+    Raise `UsageError` if the files do not hold every parameter.
     """
     model = policy.model
     policy.module.to_empty(device="cpu" if offloaded else policy.device)
-    rotary = type(model.base_model.rotary_emb)  # its frequencies are in no file
+    rotary = type(model.base_model.rotary_emb)  # no file stores its frequencies
     model.base_model.rotary_emb = rotary(model.config).to(policy.device)
     parameters = dict(model.named_parameters())
     try:
