@@ -1,5 +1,5 @@
-"""Sampling from the policy: the embedded engine, its HTTP server, the client of any such server, chat
+"""Sampling from the policy: the embedded engine, its HTTP server, the client of inference servers, chat
 rendering.
 
-`client`, `render`, `types` and `protocol` import no torch.
+`client`, `render`, `types` and `protocol` do not import torch.
 """

@@ -1,4 +1,4 @@
-"""Who may use the inference server: its key, and what is open without one."""
+"""Access to the inference server: its key, and the routes that are open without a key."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ PUBLIC = (
     "/tokenize",
     "/detokenize",
 )
-"""What a server without a key answers: nothing of it changes the server."""
-_ANY_ADDRESS = ("0.0.0.0", "::")  # noqa: S104  a comparison
+"""Routes that a server without a key serves. None of them changes the server."""
+_ANY_ADDRESS = ("0.0.0.0", "::")  # noqa: S104, compared only
 
 
 def client_line(config: InferenceConfig, rules: Rules) -> str:
-    """Return a line for a shell that points OpenAI clients to this server. It holds no key."""
+    """Return a shell line that points OpenAI clients to this server. It does not contain the key."""
     variable, port = config.server.api_key_var, config.server.port
     if rules.key is None:
         key = "none"
@@ -43,17 +43,17 @@ def client_line(config: InferenceConfig, rules: Rules) -> str:
 
 
 def short_name(model: str) -> str:
-    """Return the name by which clients may ask for a model: the last part of a path, a hub name unchanged."""
+    """Return the short name for requests: the last part of a path, or a hub name unchanged."""
     return Path(model).name if Path(model).is_absolute() else model
 
 
 @contextlib.contextmanager
 def access_rules(config: InferenceConfig) -> Iterator[Rules]:
-    """Whom the server answers, for as long as the block runs: those who know the key of the variable that
-    the configuration names, or else one that is made for this start and put where clients of this machine
-    find it.
+    """Yield the access rules of the server. Its key is in the configured environment variable, or else
+    generated for this start and stored where local clients find it.
 
-    Raises UsageError for an address in reach of others without a key that was chosen.
+    Raise `UsageError` if the address is reachable from other machines and no key is set, or if a key is set
+    together with `no_key`.
     """
     server = config.server
     host = server.host or "127.0.0.1"

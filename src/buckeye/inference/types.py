@@ -1,4 +1,4 @@
-"""What a request for tokens says and what comes back."""
+"""Requests for tokens and their results."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any, Literal
 import httpx
 
 FinishReason = Literal["stop", "length", "abort"]
-"""Why a sequence ended: by a stop token, at a limit, or given up by the server."""
+"""Reason for the end of a sequence: a stop token, a limit, or an abort by the server."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplingParams:
-    """How to sample one sequence.
+    """Sampling settings of one sequence.
 
-    `temperature` 0 is greedy. `top_p` 1 and `top_k` -1 keep the whole vocabulary. Until `min_tokens` are
-    sampled, no stop token can be. The sampled tokens depend on `seed`, the position and the distribution, on
-    nothing else. At every position the `top_logprobs` most likely tokens are told too.
+    `temperature` 0 is greedy. `top_p` 1 and `top_k` -1 keep the whole vocabulary. No stop token is sampled
+    before `min_tokens` tokens. The sampled tokens depend only on `seed`, the position and the distribution.
+    For every position the `top_logprobs` most likely tokens are returned too.
     """
 
     max_tokens: int
@@ -33,10 +33,10 @@ class SamplingParams:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Generation:
-    """One sampled sequence; three aligned lists, one entry a token, the stop token included.
+    """Sampled sequence, as three aligned lists with one entry per token, stop token included.
 
-    `logprobs` are of the distribution that was sampled from (after temperature, top-p and top-k; at
-    temperature 0 that of the model). `versions` are policy versions.
+    `logprobs` refer to the sampling distribution (after temperature, top-p and top-k; at temperature 0 to the
+    model's distribution). `versions` are policy versions.
     """
 
     token_ids: list[int]
@@ -49,7 +49,7 @@ _SHOWN_BODY = 500
 
 
 def sampling_fields(params: SamplingParams) -> dict[str, Any]:
-    """The fields of a request that say how to sample."""
+    """Return the sampling fields of a request."""
     return {
         "max_tokens": params.max_tokens,
         "temperature": params.temperature,
@@ -62,12 +62,14 @@ def sampling_fields(params: SamplingParams) -> dict[str, Any]:
 
 
 def version_of(named: str | int) -> int:
-    """A policy version. vLLM calls the weights it was started with `default`."""
+    """Return a policy version as a number. vLLM names its initial weights `default`."""
     return 0 if named == "default" else int(named)
 
 
 def generation_of(choice: dict[str, Any]) -> Generation:
-    """From a choice of either route. Raises `KeyError`, `TypeError` or `ValueError` if it is not one."""
+    """Convert a choice of either route to a `Generation`. Raise `KeyError`, `TypeError` or `ValueError` if it
+    is malformed.
+    """
     token_ids, logprobs = choice["token_ids"], choice["logprobs"]
     values = (
         logprobs["token_logprobs"]
@@ -89,7 +91,7 @@ def generation_of(choice: dict[str, Any]) -> Generation:
 
 
 def error_message(response: httpx.Response) -> str:
-    """What a server says is wrong."""
+    """Return the error message of a server's response."""
     try:
         return str(response.json()["error"]["message"])
     except (ValueError, KeyError, TypeError):

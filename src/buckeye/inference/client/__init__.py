@@ -1,4 +1,4 @@
-"""The client of one or several inference servers that speak the contract. Imports no torch."""
+"""Client of one or several inference servers. Does not import torch."""
 
 from buckeye.inference.client.client import InferenceClient, Session
 from buckeye.inference.client.replica import SilentError

@@ -1,8 +1,8 @@
-"""The canary: compare what a server computes with what the trainer computes with the same weights.
+"""Canary: a comparison of a server's log-probs with the trainer's, for equal weights.
 
-With every version of the weights the trainer publishes the tokens that follow a fixed prompt greedily, and
-their log-probs. A server that has loaded the weights must give the same; where the two pick different
-tokens, the log-probs of their picks are both the largest and so still comparable, and what follows is not.
+With every version of the weights the trainer publishes the greedy continuation of a fixed prompt and its
+log-probs. A server that has loaded the weights must return equal values. Where the two select different
+tokens, both log-probs are the largest and still comparable; later ones are not.
 """
 
 from __future__ import annotations
@@ -13,19 +13,24 @@ from buckeye.inference.types import Generation
 from buckeye.transport.weights import Canary
 
 TOLERANCE_FLOAT32 = 1e-3
-"""Largest difference of a log-prob where trainer and engine both compute in float32: a hundred times what
-rounding does to it."""
+"""Largest log-prob difference if trainer and engine both compute in float32: a hundred times the effect of
+rounding.
+"""
 TOLERANCE_HALF = 0.2
-"""Largest mean difference where one of them computes in less: bfloat16 rounds logits to 0.4 percent, which
-moves log-probs of a trained model by 0.05 and more."""
+"""Largest mean difference if one of them uses lower precision: bfloat16 rounds logits to 0.4 percent, which
+moves log-probs of a trained model by 0.05 and more.
+"""
 _SAME = 0.1
-"""A change of the trainer's log-probs beyond this part of the tolerance must show in the engine's bits."""
+"""A change of the trainer's log-probs beyond this fraction of the tolerance must change the engine's
+log-probs.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Heard:
-    """What a server answered to a canary. `difference` is from the trainer's log-probs: the largest in
-    float32, else the mean."""
+    """Result of a canary on a server. `difference` is to the trainer's log-probs: the largest in float32,
+    else the mean.
+    """
 
     checksum: str
     canary: Canary
@@ -37,8 +42,9 @@ class Heard:
 def listen(
     canary: Canary, checksum: str, generation: Generation, *, dtype: str | None, before: Heard | None
 ) -> Heard:
-    """Compare an engine's answer, computed in `dtype`, with the canary of the weights `checksum`, and with
-    its answer `before`, under other weights."""
+    """Compare an engine's reply, computed in `dtype`, with the canary of the weights `checksum`, and with its
+    reply `before`, under other weights.
+    """
     exact = canary.dtype == "float32" and dtype == "float32"
     tolerance = TOLERANCE_FLOAT32 if exact else TOLERANCE_HALF
     differences = _differences(canary, generation)
@@ -46,7 +52,7 @@ def listen(
     problem = None
     if len(generation.token_ids) != len(canary.token_ids):
         problem = f"{len(generation.token_ids)} tokens came for {len(canary.token_ids)}"
-    elif not difference <= tolerance:  # so that a difference that is no number is a problem too
+    elif not difference <= tolerance:  # written so that NaN is a problem too
         problem = (
             f"its log-probs of a fixed prompt differ from the trainer's by {difference:.2g} "
             f"(at most {tolerance:g} is rounding)"
@@ -63,7 +69,7 @@ def listen(
 
 
 def _differences(canary: Canary, generation: Generation) -> list[float]:
-    """Of the log-probs up to the first token that the two disagree about, that one included."""
+    """Return the log-prob differences up to the first differing token, that one included."""
     found = [float("inf")] if not generation.token_ids else []
     pairs = zip(canary.token_ids, generation.token_ids, canary.logprobs, generation.logprobs, strict=False)
     for expected, token, ours, theirs in pairs:

@@ -1,5 +1,5 @@
-"""`InferenceClient`: several servers as one. It samples on those that are up, keeps all of them at the same
-weights, notices those that are lost, asks others instead, and takes them back when they are right again.
+"""`InferenceClient`: several servers used as one. It samples on healthy servers, keeps all at one version of
+the weights, retries requests of lost servers on others, and takes servers back after they recover.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ T = TypeVar("T")
 
 
 class Session:
-    """The turns of one conversation: they go to the server that has computed the turns before, as long as it
-    is up and has room."""
+    """Turns of one conversation. They go to the server that computed the earlier turns, while it is up and
+    has room.
+    """
 
     def __init__(self, client: InferenceClient) -> None:
         self._client = client
@@ -46,15 +47,16 @@ class Session:
         return await self._client.generate(prompt_ids, params, session=self)
 
     async def abort(self) -> None:
-        """End what is being sampled: it comes back as it is, with finish reason "abort". A server that cannot
-        do that, because somebody else has started it, finishes it."""
+        """Abort the running requests. Their partial results return with finish reason "abort". A server that
+        cannot abort, because a third party started it, finishes them.
+        """
         self._aborted = True
         pause = _ABORT_AGAIN_SECONDS
         while self._open:
             for request_id, replica in list(self._open.items()):
                 with contextlib.suppress(InferenceError):
                     await replica.abort(request_id)
-            await asyncio.sleep(pause)  # what was asked last may have come before the request
+            await asyncio.sleep(pause)  # the abort may have arrived before the latest request
             pause *= 2
 
     async def _ask(self, replica: Replica, prompt_ids: Sequence[int], params: SamplingParams) -> Generation:
@@ -71,14 +73,15 @@ class Session:
 
 
 class InferenceClient:
-    """An async context manager. `timeout` is the deadline of every call, in seconds; `model` the name that
-    the servers must serve. All methods raise `InferenceError`, which names the server, what was asked and how
-    long it was waited for.
+    """Client of all servers, an async context manager.
 
-    From `wait_ready` on the servers are watched: one that dies, is started anew, or is silent for
-    `heartbeat_timeout` seconds is used no more until it answers again and has the newest weights; its
-    requests are asked of others. `recovery_timeout` is how long all of them may be out at the same time.
-    `on_broken(url, reason)` is told of a server that runs and should be started anew.
+    `timeout` is the deadline of every call, in seconds; `model` is the name of the model that the servers
+    must serve. Methods raise `InferenceError` with the server, the request and the wait.
+
+    From `wait_ready` on the servers are monitored. A server that dies, restarts, or is silent for
+    `heartbeat_timeout` seconds is not used until it responds again and has the newest weights; its requests
+    are retried on others. `recovery_timeout` limits how long all servers may be out. `on_broken(url, reason)`
+    is called for a running server that should be restarted.
     """
 
     def __init__(
@@ -98,7 +101,8 @@ class InferenceClient:
         certificates = httpx.create_ssl_context()
 
         def connect() -> httpx.AsyncClient:
-            return httpx.AsyncClient(headers=headers, timeout=None, trust_env=False, verify=certificates)  # noqa: S113  the caller sets one for each request
+            # each request sets its own timeout
+            return httpx.AsyncClient(headers=headers, timeout=None, trust_env=False, verify=certificates)  # noqa: S113
 
         self._replicas = [
             Replica(index, url, model=model, timeout=timeout, connect=connect)
@@ -125,39 +129,43 @@ class InferenceClient:
             await replica.close()
 
     async def wait_ready(self, timeout: float) -> None:
-        """Wait until every server is healthy, at most `timeout` seconds, check that it serves the model, and
-        watch it from then on."""
+        """Wait up to `timeout` seconds until every server is healthy, check that it serves the model, and
+        start monitoring it.
+        """
         await self._fleet.start(timeout)
 
     def check(self) -> None:
-        """Raise InferenceError if the servers are beyond recovery: all out for too long, or all of them
-        computing something else than the trainer."""
+        """Raise `InferenceError` if the servers cannot recover: all out for too long, or all with results
+        that differ from the trainer's.
+        """
         self._fleet.check()
 
     @property
     def replicas(self) -> Sequence[Replica]:
-        """Every server, with counts of its work."""
+        """All servers, with counts of their work."""
         return self._replicas
 
     @property
     def sampled_tokens(self) -> int:
-        """Tokens that were sampled."""
+        """Number of sampled tokens."""
         return sum(replica.tokens for replica in self._replicas)
 
     async def wait_for_place(self) -> None:
-        """Wait until a server has a place for one more rollout: it computes fewer requests than it can at a
-        time, or a few more than that, so that it never has nothing to go on with."""
+        """Wait until a server has room for one more rollout. A server accepts slightly more requests than it
+        computes at a time, to keep the engine busy.
+        """
         await self._router.wait_for_place()
 
     def session(self) -> Session:
-        """For the turns of one conversation."""
+        """Return a session for the turns of one conversation."""
         return Session(self)
 
     async def generate(
         self, prompt_ids: Sequence[int], params: SamplingParams, *, session: Session | None = None
     ) -> Generation:
-        """Sample one sequence: on the server of the session, else on the one with the fewest tokens in
-        flight. If the server is lost, another one samples the same request."""
+        """Sample one sequence: on the session's server, else on the one with the fewest tokens in flight. If
+        the server is lost, the request is retried on another.
+        """
 
         async def ask(replica: Replica) -> Generation:
             if session is None:
@@ -172,9 +180,8 @@ class InferenceClient:
     ) -> list[Generation]:
         """Sample one sequence for each prompt, all sent at once; sequence i uses the seed `params.seed` + i.
 
-        Server r gets the r-th contiguous part, so the same batch always reaches the same engines in the same
-        order. The part of a server that is out goes as a whole to another one that has nothing else to do:
-        what is sampled is the same.
+        Server r gets the r-th contiguous part, so an equal batch reaches the engines in equal order. The part
+        of a lost server goes as a whole to another idle server, with equal samples.
         """
         bounds = [len(prompts) * r // len(self._replicas) for r in range(len(self._replicas) + 1)]
         parts = zip(self._replicas, bounds, bounds[1:], strict=False)
@@ -194,18 +201,18 @@ class InferenceClient:
         canary: Canary | None = None,
         adapter: bool = False,
     ) -> None:
-        """Bring all servers that are up, concurrently, to the weights in `path`, or to the `adapter` in it on
-        the model that they were started with; running requests go on under them. Those that are out get them
-        before they are used again. Each must echo version and checksum, and compute what the `canary` says:
-        at once if it is idle, in its turn if it is busy.
+        """Update all servers that are up, concurrently, to the weights in `path`, or to the `adapter` in it
+        on top of their initial model. Running requests continue with the new weights. A server that is out is
+        updated before it is used again.
 
-        A server that fails is taken out. Raises InferenceError if all do, or none is up in time.
+        Each server must echo version and checksum, and match the `canary`: an idle server at once, a busy one
+        in its turn. A failed server is taken out. Raise `InferenceError` if all fail, or none is up in time.
         """
         target = Target(path=path, version=version, checksum=checksum, canary=canary, adapter=adapter)
         await self._fleet.update(target)
 
     async def weight_versions(self) -> list[int]:
-        """The policy version of every server."""
+        """Return the policy version of every server."""
 
         async def version(replica: Replica) -> int:
             info: Any = await replica.call("GET", "/weight_info")
@@ -214,7 +221,7 @@ class InferenceClient:
         return await gather([version(replica) for replica in self._replicas])
 
     def metrics(self) -> dict[str, float]:
-        """Counts since the start, and the present state, of every server: `inference/<i>/<name>`."""
+        """Return counts since the start, and the current state, of every server: `inference/<i>/<name>`."""
         return {
             **self._fleet.metrics(),
             "inference/requeued": self._requeued,
@@ -240,7 +247,7 @@ class InferenceClient:
         prefer: Replica | None,
         alone: bool = False,
     ) -> T:
-        """What `ask` brings from one server, from another one if that is lost."""
+        """Return the result of `ask` from one server; retry on another if that one is lost."""
         for _ in range(_MOST_LOSSES):
             replica = await self._router.acquire(cost, prefer=prefer, alone=alone)
             epoch = replica.epoch

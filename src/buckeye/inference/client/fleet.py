@@ -1,4 +1,4 @@
-"""Looking after the servers: heartbeats, taking out, bringing back, one version of the weights for all."""
+"""Supervision of the servers: heartbeats, exclusion, recovery, and one version of the weights."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _REVIVE_SECONDS = 0.2
 
 
 class Fleet:
-    """All servers of a client; its arguments are described there."""
+    """All servers of a client. `InferenceClient` describes the arguments."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Fleet:
         self._listening: set[asyncio.Task[None]] = set()
 
     async def start(self, timeout: float) -> None:
-        """Wait at most `timeout` seconds for all servers, then watch them."""
+        """Wait up to `timeout` seconds for all servers, then monitor them."""
         await gather([self._wait_ready(replica, timeout) for replica in self._replicas])
         if not self._watching:
             self._watching = {
@@ -56,7 +56,7 @@ class Fleet:
             }
 
     async def close(self) -> None:
-        """Watch no longer."""
+        """Stop monitoring."""
         if self._giving_up is not None:
             self._giving_up.cancel()
         tasks = [*self._watching.values(), *self._listening]
@@ -65,7 +65,7 @@ class Fleet:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def check(self) -> None:
-        """Raise what cannot be recovered from."""
+        """Raise an error that cannot be recovered from."""
         if self._disagreement is not None:
             raise self._disagreement
         self._router.check()
@@ -74,14 +74,15 @@ class Fleet:
                 task.result()
 
     async def lost(self, replica: Replica, epoch: int, error: ReplicaLostError) -> None:
-        """A call to a server failed that began in its `epoch`: take it out, unless that was done, or only the
-        connection was lost and not the server."""
+        """Handle a failed call that began in the server's `epoch`. Take the server out, unless that was done
+        already or only the connection was lost.
+        """
         if isinstance(error, DroppedError) and await replica.lives(self._heartbeat_timeout):
             return
         self._take_out_once(replica, epoch, str(error))
 
     def metrics(self) -> dict[str, float]:
-        """Of every server, and of the newest canaries."""
+        """Return metrics of every server, and of the newest canaries."""
         values: dict[str, float] = {"inference/up": sum(replica.up for replica in self._replicas)}
         for replica in self._replicas:
             key = f"inference/{replica.index}"
@@ -99,7 +100,7 @@ class Fleet:
     # --- weights ---
 
     async def update(self, target: Target) -> None:
-        """Bring all servers to `target`. Raises InferenceError if all fail, or none comes up in time."""
+        """Update all servers to `target`. Raise `InferenceError` if all fail, or none is up in time."""
         before, self._target = self._target, target
         replicas = [replica for replica in self._replicas if replica.up]
         epochs = [replica.epoch for replica in replicas]
@@ -117,11 +118,12 @@ class Fleet:
                 self._take_out_once(replica, epoch, str(error))
             elif error is not None:
                 self._fail(replica, str(error))
-        self._router.release(await self._router.acquire(0), 0)  # until one is up
+        self._router.release(await self._router.acquire(0), 0)  # until one server is up
 
     async def _sync(self, replica: Replica, target: Target) -> None:
-        """Load the weights. An idle server sings its canary at once; a busy one when it comes to it, because
-        nobody should wait for its queue."""
+        """Load the weights. An idle server answers its canary at once; a busy one later, so that the update
+        does not wait for its queue.
+        """
         async with replica.syncing:
             await load(replica, target)
             if replica.tokens_in_flight == 0 or not replica.up:
@@ -132,7 +134,7 @@ class Fleet:
         listening.add_done_callback(self._listening.discard)
 
     async def _hear(self, replica: Replica, target: Target) -> None:
-        """Raise InferenceError if a server does not compute what the trainer computes."""
+        """Raise `InferenceError` if a server's canary differs from the trainer's."""
         if target.canary is None:
             return
         heard = await hear_canary(replica, target, target.canary, self._heard.get(replica))
@@ -188,8 +190,10 @@ class Fleet:
                 await self._revive(replica)
 
     async def _beat(self, replica: Replica) -> None:
-        """Ask for a sign of life, and from which process it comes. Busy is not dead: any answer is a sign,
-        and while weights are loaded none is expected."""
+        """Check that a server is alive, and which process it is.
+
+        A busy server is not dead: any reply counts, and none is expected while weights are loaded.
+        """
         epoch, asked = replica.epoch, time.monotonic()
         if replica.syncing.locked():
             return
@@ -223,14 +227,13 @@ class Fleet:
         self._expect_one_back()
 
     def _expect_one_back(self) -> None:
-        """Where no server is up, wait so long and no longer for one."""
+        """If no server is up, start the recovery timeout."""
         if self._giving_up is None and not any(other.up for other in self._replicas):
             loop = asyncio.get_running_loop()
             self._giving_up = loop.call_later(self._recovery_timeout, self._give_up)
 
     def _fail(self, replica: Replica, reason: str) -> None:
-        """Take a server out that runs and is not right: this process of it gets no second try with the same
-        weights."""
+        """Take out a running server that failed. This process is not tried again with these weights."""
         self._refused[replica] = (replica.process, self._target)
         self._take_out(replica, reason)
         self._report_broken(replica, reason)
@@ -248,7 +251,7 @@ class Fleet:
         )
 
     async def _revive(self, replica: Replica) -> None:
-        """Use a server again if it answers, serves the model, and has the newest weights."""
+        """Use a server again if it responds, serves the model, and has the newest weights."""
         process = None
         try:
             if not await replica.healthy():

@@ -1,4 +1,4 @@
-"""One inference server as the client sees it: its connections, its state, and what can be asked of it."""
+"""One inference server from the client's view: connections, state, and calls."""
 
 from __future__ import annotations
 
@@ -16,36 +16,40 @@ from buckeye.errors import InferenceError
 from buckeye.inference.types import Generation, SamplingParams, error_message, generation_of, sampling_fields
 from buckeye.monitor.metrics import BusyClock
 
-_IDLE_CONNECTIONS = 256  # are kept for the next requests
+_IDLE_CONNECTIONS = 256  # kept for the next requests
 _CONNECT_ATTEMPTS = 6
 _FIRST_BACKOFF = 0.1
-_HEALTH_SECONDS = 5.0  # for a server of which nothing else is known
+_HEALTH_SECONDS = 5.0  # for a server in unknown state
 
 T = TypeVar("T")
 
 
 class ReplicaLostError(InferenceError):
-    """The server died, was started anew or was taken out before it had answered. Nothing came of the request:
-    another server can be asked."""
+    """The server died, restarted or was taken out before it replied. The request can be retried on another
+    server.
+    """
 
 
 class DroppedError(ReplicaLostError):
-    """Its connection broke before an answer came. The server may be well: of thousands of connections that
-    come at the same time, the system resets those that it does not take in soon enough."""
+    """The connection broke before a reply. The server may be healthy: under thousands of simultaneous
+    connections, the system resets those that are not accepted soon enough.
+    """
 
 
 class SilentError(InferenceError):
-    """No answer came in time: a long one may have been on its way."""
+    """No reply arrived within the timeout; a long one may have been in progress."""
 
 
 class RefusedError(InferenceError):
-    """The server answered, and what it said is no."""
+    """The server replied with a refusal."""
 
 
 class Replica:
-    """One server. `timeout` is the deadline of a call, in seconds. Every connection has an httpx client of
-    its own, from `connect`: what a client does for a request grows with the square of its connections (19 ms
-    of CPU at 256), and one more client is 3 kB."""
+    """One inference server. `timeout` is the deadline of a call, in seconds.
+
+    Every connection has a separate httpx client from `connect`. The cost of a request grows with the square
+    of a client's connections (19 ms of CPU at 256), while another client takes only 3 kB.
+    """
 
     def __init__(
         self, index: int, url: str, *, model: str, timeout: float, connect: Callable[[], httpx.AsyncClient]
@@ -53,61 +57,62 @@ class Replica:
         self.index = index
         self.url = self.url_of(url)
         self.is_vllm = False
-        """Known once it is ready. vLLM gives all prompts of one request the same seed."""
+        """Set once the server is ready. vLLM gives all prompts of one request the same seed."""
         self.watched = False
-        """Whether somebody looks after it: then a connection that fails is a loss at once."""
+        """True if the server is monitored: then a failed connection counts as a loss at once."""
         self.process: str | None = None
-        """Which server process answers under the URL; another value after every start of it."""
+        """Id of the server process behind the URL; it changes with every restart."""
         self.dtype: str | None = None
-        """What it computes in."""
+        """Compute dtype of the server."""
         self.version: int | None = None
-        """Of the weights that it was given last."""
+        """Version of the weights that the server was given last."""
         self.adapter: str | None = None
-        """The name of the LoRA adapter that it was given; None where it has whole weights."""
+        """Name of the LoRA adapter that the server was given; None if it has complete weights."""
         self.out: str | None = None
-        """Why it is not used; None while it is."""
+        """Reason why the server is not used; None while it is used."""
         self.epoch = 0
-        """How often it was taken out."""
+        """Number of times the server was taken out."""
         self.max_num_seqs: int | None = None
-        """How many requests it computes at a time; None if it does not tell."""
+        """Number of requests that the server computes at a time; None if unknown."""
         self.requests_in_flight = self.tokens_in_flight = 0
-        """The requests that it has now; their prompt tokens and tokens that may be sampled."""
+        """Current requests, and the sum of their prompt tokens and `max_tokens`."""
         self.busy = BusyClock()
         self.requests = self.tokens = self.restarts = 0
-        """Generations answered, tokens sampled in them, and how often another process had taken over."""
+        """Completed generations, their sampled tokens, and the number of restarts."""
         self.heard = 0.0
-        """When its last answer came, of whatever kind, on the monotonic clock."""
+        """Time of the last reply of any kind, on the monotonic clock."""
         self.syncing = asyncio.Lock()
-        """Held while it is given other weights."""
+        """Held during a weight update."""
         self._model = model
         self._timeout = timeout
         self._connect = connect
         self._idle: list[httpx.AsyncClient] = []
         self._in_use: set[httpx.AsyncClient] = set()
-        self._health = connect()  # for signs of life alone: a new connection waits behind thousands of others
+        self._health = connect()  # for health checks only: a new connection waits behind thousands of others
         self._asking = asyncio.Lock()
         self._calls: set[asyncio.Timeout] = set()
 
     @staticmethod
     def url_of(base_url: str) -> str:
-        """The address of a server without `/v1`."""
+        """Return the address of a server without `/v1`."""
         return base_url.rstrip("/").removesuffix("/v1")
 
     @property
     def up(self) -> bool:
-        """Whether requests may be sent to it."""
+        """True if requests may be sent to the server."""
         return self.out is None
 
     @property
     def places(self) -> float:
-        """How many requests more it should have: as many as it computes at a time, and a quarter of that in
-        its queue, so that it need not wait for us."""
+        """Number of further requests that the server should get. A quarter more than it computes at a time
+        are queued there, so that it does not wait for the client.
+        """
         if self.max_num_seqs is None:
             return math.inf
         return self.max_num_seqs + math.ceil(self.max_num_seqs / 4) - self.requests_in_flight
 
     def take_out(self, reason: str) -> None:
-        """Use it no more. Calls that wait for its answer raise `ReplicaLostError`."""
+        """Stop using the server. Pending calls raise `ReplicaLostError`."""
         self.out = reason
         self.epoch += 1
         now = asyncio.get_running_loop().time()
@@ -116,15 +121,16 @@ class Replica:
                 call.reschedule(now)
 
     async def close(self) -> None:
-        """Close the connections, also those of calls that were cancelled and did not come to it."""
+        """Close all connections, also those of calls that were cancelled."""
         for connection in (*self._idle, *self._in_use, self._health):
             await connection.aclose()
 
     # --- what can be asked ---
 
     async def healthy(self, timeout: float = _HEALTH_SECONDS) -> bool:
-        """Whether it answers GET /health within `timeout` seconds. Its engine is not asked, which may have
-        its hands full."""
+        """Return True if the server answers GET /health within `timeout` seconds. This does not involve its
+        engine, which may be busy.
+        """
         try:
             async with asyncio.timeout(timeout):
                 return (await self._request("GET", "/health", None)).status_code == 200
@@ -132,8 +138,9 @@ class Replica:
             return False
 
     async def lives(self, timeout: float) -> bool:
-        """Whether it still answers anything, now that a connection to it broke; GET /health within `timeout`
-        seconds. Of many calls that want to know at the same time, one asks."""
+        """Return True if the server still answers anything, after a connection to it broke; checks GET
+        /health within `timeout` seconds. Simultaneous calls share one check.
+        """
         since = time.monotonic()
         async with self._asking:
             if self.heard <= since and self.up:
@@ -141,7 +148,7 @@ class Replica:
             return self.heard > since
 
     async def check_model(self) -> None:
-        """Raise InferenceError if it serves another model. Finds out whether it is vLLM."""
+        """Raise `InferenceError` if the server has another model. Detect whether it is vLLM."""
         listed = await self.call("GET", "/v1/models")
         owners = self.parsed("/v1/models", lambda: {m["id"]: m["owned_by"] for m in listed["data"]})
         if self._model not in owners:
@@ -152,16 +159,17 @@ class Replica:
         self.is_vllm = owners[self._model] == "vllm"
 
     async def workers(self, *args: str, timeout: float | None = None) -> list[dict[str, Any]]:
-        """What its workers say about themselves, their weights, and those in a directory, if they are asked
-        about one. They answer between two steps of the engine, so an answer is also a sign of its life."""
+        """Return what its workers report about themselves, their weights, and those in a directory, if one is
+        given. They reply between two steps of the engine, so a reply also proves that the engine is alive.
+        """
         body = {"method": "buckeye_weights", "args": args}
         answer = await self.call("POST", "/collective_rpc", body, timeout=timeout)
         return self.parsed("/collective_rpc", lambda: [dict(worker) for worker in answer["results"]])
 
     async def identify(self, *, timeout: float) -> str | None:
-        """A sign of life within `timeout` seconds: which process answers. How many requests it computes at a
-        time is kept in `max_num_seqs`. None for a server that cannot say,
-        because somebody else started it."""
+        """Return the id of the server process, within `timeout` seconds, and set `max_num_seqs`. None for a
+        server without this call, started by a third party.
+        """
         try:
             workers = await self.workers(timeout=timeout)
         except RefusedError:
@@ -175,8 +183,9 @@ class Replica:
     async def generate(
         self, prompt_ids: Sequence[int], params: SamplingParams, *, request_id: str | None = None
     ) -> Generation:
-        """Sample one sequence. vLLM gets no seed: with one it samples row by row, and what it computes
-        depends on what else is in its batch all the same. `request_id` is what `abort` calls it."""
+        """Sample one sequence. vLLM gets no seed: with one it samples row by row, and its results depend on
+        the batch anyway. `request_id` is the id for `abort`.
+        """
         fields = sampling_fields(params)
         if self.is_vllm:
             del fields["seed"]
@@ -184,8 +193,8 @@ class Replica:
         return self._counted([await self.generate_fields(prompt_ids, fields, **named)])[0]
 
     async def abort(self, request_id: str) -> None:
-        """End a request with what it has sampled, if the server has it."""
-        # vLLM knows it under a name that it makes of this one; both servers pass over what they do not know
+        """Abort a request, if the server has it. Its partial result is returned to the caller."""
+        # vLLM derives its own name from this id; both servers ignore unknown ids
         names = [request_id, f"generate-tokens-{request_id}"]
         await self.tell("POST", "/abort_requests", {"request_ids": names})
 
@@ -233,8 +242,9 @@ class Replica:
         return self._counted(generations)
 
     async def _call_model(self, route: str, body: dict[str, Any]) -> Any:
-        """Ask the model that is served, with the adapter it was given. Asked again if the first adapter comes
-        meanwhile: what a server samples for the model's own name may then be without it."""
+        """Call the model, with the adapter that the server was given. Repeat the call if the first adapter
+        arrived meanwhile: samples for the model's own name may lack it.
+        """
         while True:
             adapter = self.adapter
             answer = await self.call("POST", route, {"model": adapter or self._model, **body})
@@ -242,8 +252,9 @@ class Replica:
                 return answer
 
     def _check_age(self, generation: Generation, given: int | None) -> None:
-        """Older than the weights that the server had been `given`: it was started anew in between and has
-        forgotten them."""
+        """Raise `ReplicaLostError` if tokens are older than the weights that the server was `given`: it
+        restarted in between and lost them.
+        """
         if given is not None and min(generation.versions, default=given) < given:
             raise ReplicaLostError(
                 f"{self.url} sampled with weights version {min(generation.versions)} after it was given "
@@ -258,15 +269,19 @@ class Replica:
     # --- calls ---
 
     async def call(self, method: str, route: str, body: Any = None, *, timeout: float | None = None) -> Any:
-        """One call within `timeout` seconds; the JSON value that came back. Raises InferenceError for a
-        refusal, nonsense or silence, ReplicaLostError if the server is gone."""
+        """Make one call within `timeout` seconds and return the JSON value of the reply. Raise
+        `InferenceError` for a refusal, an invalid reply or a timeout, `ReplicaLostError` if the server is
+        lost.
+        """
         response = await self.tell(method, route, body, timeout=timeout)
         return self.parsed(route.partition("?")[0], response.json)
 
     async def tell(
         self, method: str, route: str, body: Any = None, *, timeout: float | None = None
     ) -> httpx.Response:
-        """As `call`, for a route whose answer may be anything."""
+        """Make one call within `timeout` seconds and return the response unparsed. Raise `InferenceError` for
+        a refusal or a timeout, `ReplicaLostError` if the server is lost.
+        """
         path = route.partition("?")[0]
         started, epoch = time.monotonic(), self.epoch
         seconds = self._timeout if timeout is None else timeout
@@ -293,7 +308,7 @@ class Replica:
 
     async def _refused(self, method: str, path: str, response: httpx.Response) -> None:
         message = f"{self.url} refused {method} {path} with {response.status_code}: {error_message(response)}"
-        gone = response.status_code == 404 and self.adapter is not None  # a new process knows no adapter
+        gone = response.status_code == 404 and self.adapter is not None  # a restarted process has no adapter
         if (
             gone
             or response.status_code == 503
@@ -303,7 +318,7 @@ class Replica:
         raise RefusedError(message)
 
     def parsed(self, route: str, parse: Callable[[], T]) -> T:
-        """What `parse` makes of an answer; InferenceError if it is not what it should be."""
+        """Return the result of `parse` on a reply. Raise `InferenceError` if the reply is malformed."""
         try:
             return parse()
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
@@ -312,7 +327,7 @@ class Replica:
             ) from error
 
     async def _connected(self, method: str, route: str, body: Any) -> httpx.Response:
-        """Only what fails before the request is out is tried again, and only if nobody else would notice."""
+        """Send a request. Retry only failures before it was sent, and only if the server is not monitored."""
         for attempt in range(_CONNECT_ATTEMPTS):
             try:
                 return await self._request(method, route, body)
@@ -330,7 +345,7 @@ class Replica:
 
     @asynccontextmanager
     async def _connection(self, route: str) -> AsyncIterator[httpx.AsyncClient]:
-        """One that has no other request."""
+        """Yield a connection without other requests."""
         if route == "/health":
             yield self._health
             return
@@ -347,7 +362,7 @@ class Replica:
 
 
 async def gather(calls: Sequence[Awaitable[T]]) -> list[T]:
-    """All results in order. Waits for every call to end, then raises the first error."""
+    """Return all results in order. Wait for every call to end, then raise the first error."""
     results = await asyncio.gather(*calls, return_exceptions=True)
     values: list[T] = []
     for result in results:

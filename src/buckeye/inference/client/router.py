@@ -1,4 +1,6 @@
-"""Which server gets a request: the least loaded, or the one that knows its prefix. When a rollout begins."""
+"""Routing: which server gets a request (the least loaded, or the one that has its prefix cached), and when a
+rollout begins.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +26,12 @@ class _Waiting:
 
 
 class Router:
-    """Places requests on servers that are up, in the order they come, and lets rollouts begin. How many
-    requests a server has is up to it; but a rollout begins only when one has a place for it, so that its time
-    does not run out while it waits for others. `timeout` is how long, in seconds, a request waits for a
-    server that is up."""
+    """Router of requests to servers that are up, in order of arrival.
+
+    The number of requests per server is not limited. But a rollout begins only when a server has room for it,
+    so that its time limit does not run while it waits for others. `timeout` is the maximum wait of a request
+    for a server that is up, in seconds.
+    """
 
     def __init__(self, replicas: Sequence[Replica], *, timeout: float) -> None:
         self._replicas = replicas
@@ -35,13 +39,16 @@ class Router:
         self._waiting: deque[_Waiting] = deque()
         self._hopeless: InferenceError | None = None
         self._beginning: deque[asyncio.Future[None]] = deque()
-        self._begun: deque[float] = deque()  # until when each of those that have not asked yet has its place
+        # deadlines of the reserved slots of begun rollouts without a request yet
+        self._begun: deque[float] = deque()
 
     async def wait_for_place(self) -> None:
-        """Wait until a server that is up has a place for one more rollout, in the order they come. A place is
-        kept for a second: a rollout that takes longer until it asks something is at work elsewhere. There is
-        always one with servers that do not tell how many requests they compute at a time, and when no server
-        will come back, which is said to those that ask."""
+        """Wait until a server that is up has room for one more rollout, in order of arrival.
+
+        Its slot stays reserved for one second: a rollout without a request by then is busy with other work.
+        Return at once if servers do not report their capacity, or if no server will come back; `acquire`
+        raises that error.
+        """
         begins: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._beginning.append(begins)
         self._begin()
@@ -54,15 +61,15 @@ class Router:
 
     @property
     def waiting_for_place(self) -> int:
-        """Rollouts that wait for a place."""
+        """Number of rollouts that wait for room."""
         return len(self._beginning)
 
     async def acquire(self, cost: int, *, prefer: Replica | None = None, alone: bool = False) -> Replica:
-        """A server for a request of `cost` tokens, which must be released afterwards: `prefer` if it is up
-        and has a place, else the one with the fewest tokens. With `alone`, one that has nothing else in
-        flight, and `prefer` as long as it is up.
+        """Return a server for a request of `cost` tokens: `prefer` if it is up and has room, else the one
+        with the fewest tokens. With `alone`, a server without other requests, and `prefer` while it is up.
+        The caller must release it.
 
-        Raises InferenceError if there is none in time, or no hope that a server comes back.
+        Raise `InferenceError` if none is available in time, or if no server will come back.
         """
         self.check()
         waiting = _Waiting(cost, prefer, alone)
@@ -84,14 +91,14 @@ class Router:
             raise
 
     def release(self, replica: Replica, cost: int) -> None:
-        """The request of `cost` tokens has left a server."""
+        """Release a server after a request of `cost` tokens."""
         replica.tokens_in_flight -= cost
         replica.requests_in_flight -= 1
         self.place()
         self._begin()
 
     def place(self) -> None:
-        """Place as many of those that wait as can be; called whenever that may be more."""
+        """Place waiting requests while servers are available. Call it whenever that may have changed."""
         while self._waiting:
             first = self._waiting[0]
             replica = self._choose(first)
@@ -106,7 +113,7 @@ class Router:
                 first.placed.set_result(replica)
 
     def give_up(self, error: InferenceError) -> None:
-        """No server will come back: those that wait, and those that come, get `error`."""
+        """Fail all waiting and future requests with `error`: no server will come back."""
         self._hopeless = error
         while self._waiting:
             waiting = self._waiting.popleft()
@@ -115,18 +122,18 @@ class Router:
         self._begin()
 
     def check(self) -> None:
-        """Raise the error of `give_up`."""
+        """Raise the error of `give_up`, if any."""
         if self._hopeless is not None:
             raise self._hopeless
 
     def returned(self) -> None:
-        """A server is up again."""
+        """Resume placing requests: a server is up again."""
         self._hopeless = None
         self.place()
         self._begin()
 
     def describe(self) -> str:
-        """The servers, and what they are at."""
+        """Return the state of all servers as text."""
         return "; ".join(
             f"{replica.url}: {f'{replica.tokens_in_flight} tokens in flight' if replica.up else replica.out}"
             for replica in self._replicas

@@ -1,4 +1,4 @@
-"""Bringing one server to new weights or a new adapter, in flight, and proving that it has them."""
+"""Update of one server to new weights or a new adapter during sampling, with verification."""
 
 from __future__ import annotations
 
@@ -20,13 +20,12 @@ _ARRIVAL_SECONDS = 600.0
 _ARRIVAL_POLL_SECONDS = 0.05
 
 ADAPTER = "buckeye-adapter"
-"""The name under which servers have the run's LoRA adapter."""
+"""Name of the run's LoRA adapter on servers."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Target:
-    """The weights that all servers are to have; with `adapter` those of the model that they were started
-    with, and a LoRA adapter."""
+    """Weights that all servers must have. With `adapter` they are the initial model plus a LoRA adapter."""
 
     path: Path
     version: int
@@ -36,27 +35,30 @@ class Target:
 
 
 async def load(replica: Replica, target: Target) -> None:
-    """Replace the weights of a server; its running requests go on under the new ones. Raises InferenceError
-    unless every worker of it echoes version and checksum."""
+    """Replace the weights of a server; its running requests continue with the new ones. Raise
+    `InferenceError` unless all its workers echo version and checksum.
+    """
     await _arrived(replica, target)
     try:
-        # The embedded engine takes new weights and their version between two steps, once it has read them;
-        # an adapter's version comes after the adapter, and vLLM replaces weights while it reads them.
-        # Without clear_cache, requests with a known prefix would go on from keys of the old weights.
+        # The embedded engine reads new weights first and installs them, with their version, between two
+        # steps. An adapter's version is set after the adapter, and vLLM replaces weights while it reads them;
+        # both need a pause. Without clear_cache, requests with a cached prefix would use keys of the old
+        # weights.
         if replica.is_vllm or target.adapter:
             await replica.call("POST", "/pause?mode=keep&clear_cache=true")
         await (_load_adapter(replica, target) if target.adapter else _load_weights(replica, target))
     except BaseException:
-        with contextlib.suppress(InferenceError):  # the first error is the one to tell
+        with contextlib.suppress(InferenceError):  # raise the first error
             await replica.call("POST", "/resume")
         raise
-    # By whomever: a client may have ended in the middle of an update. What the engine itself has to answer
-    # waits for the step after new weights, which is a long one.
+    # Resume after a pause by any client: one may have died in the middle of an update. Calls to the engine
+    # itself wait for the long step after new weights, so check first.
     state = await replica.call("GET", "/is_paused")
     if replica.parsed("/is_paused", lambda: state["is_paused"]):
         await replica.call("POST", "/resume")
     info = await replica.call("GET", "/weight_info")
-    workers = [info] if "checksum" in info else await replica.workers()  # the former is its only worker
+    # the embedded server reports as its only worker
+    workers = [info] if "checksum" in info else await replica.workers()
     echoed = {worker.get("checksum") for worker in workers}
     if (str(info.get("weight_version")), echoed) != (str(target.version), {target.checksum}):
         shown = ", ".join(str(one)[:12] for one in echoed)
@@ -70,7 +72,7 @@ async def load(replica: Replica, target: Target) -> None:
 
 
 async def _arrived(replica: Replica, target: Target) -> None:
-    """Wait until the weights are on the disk of a server of another host, too."""
+    """Wait until the weights have arrived on the disk of a server on another host."""
     if is_loopback(urlsplit(replica.url).hostname or ""):
         return
     deadline = time.monotonic() + _ARRIVAL_SECONDS
@@ -85,8 +87,9 @@ async def _arrived(replica: Replica, target: Target) -> None:
 
 
 async def hear_canary(replica: Replica, target: Target, canary: Canary, before: Heard | None) -> Heard | None:
-    """Ask a server for the tokens that follow the canary's prompt greedily, and compare. None if the server
-    was given newer weights before it had said them all: such an answer belongs to no version."""
+    """Compare a server's greedy continuation of the canary's prompt. None if the server got newer weights
+    before it finished: such a reply belongs to no single version.
+    """
     sampling = {"temperature": 0.0, "max_tokens": len(canary.token_ids), "ignore_eos": True}
     generation = await replica.generate_fields(canary.prompt_ids, sampling)
     if any(version != target.version for version in generation.versions):
@@ -98,7 +101,8 @@ async def _load_weights(replica: Replica, target: Target) -> None:
     if replica.is_vllm:
         await replica.call("POST", "/init_weight_transfer_engine", {"init_info": {}})
     if replica.is_vllm and any(worker.get("updating") for worker in await replica.workers()):
-        await _finish_as_it_is(replica)  # whoever began that update is gone; vLLM would end at another start
+        # the client of that update is gone; starting another would crash vLLM
+        await _finish_as_it_is(replica)
     await replica.call("POST", "/start_weight_update")
     await replica.call("POST", "/update_weights", {"update_info": {"path": str(target.path.absolute())}})
     await _check_incoming(replica, target)
@@ -116,9 +120,11 @@ async def _load_adapter(replica: Replica, target: Target) -> None:
 
 
 async def _load_adapter_into_vllm(replica: Replica, path: str) -> None:
-    """The route is asked once, to make the name known. Requests keep the path that it was given, and with
-    `load_inplace` vLLM would read that again at every step of theirs; the workers replace what is loaded."""
-    await _tell_workers(replica, path)  # before the name is known they check the files and load nothing
+    """Load an adapter into vLLM. Its route is called once, to register the name. Requests keep the path given
+    there, and with `load_inplace` vLLM would reload it at every step of theirs; the workers replace the
+    loaded adapter instead.
+    """
+    await _tell_workers(replica, path)  # before the name is registered, workers only check the files
     listed = await replica.call("GET", "/v1/models")
     if ADAPTER not in replica.parsed("/v1/models", lambda: [model["id"] for model in listed["data"]]):
         await replica.tell("POST", "/v1/load_lora_adapter", {"lora_name": ADAPTER, "lora_path": path})
@@ -134,10 +140,11 @@ async def _tell_workers(replica: Replica, path: str) -> None:
 
 
 async def _check_incoming(replica: Replica, target: Target) -> None:
-    """Before they are used: whether every worker of a server has loaded the weights meant."""
+    """Check that every worker has loaded the target weights, before they are used."""
     workers = await replica.workers()
     if replica.is_vllm and not any(worker.get("incoming") for worker in workers):
-        # Nothing was replaced. vLLM takes no other update before this one is finished: it keeps its version.
+        # Nothing was replaced. vLLM accepts no other update before this one is finished, so finish it with
+        # the old version.
         await _finish_as_it_is(replica)
     for worker in workers:
         if worker.get("incoming") != target.checksum:
@@ -151,6 +158,6 @@ async def _finish_as_it_is(replica: Replica) -> None:
 
 
 def _dtype(workers: list[dict[str, Any]]) -> str | None:
-    """What the workers compute in; None if they do not say, or not the same."""
+    """Return the compute dtype of the workers; None if it is unknown or differs."""
     named = {str(worker.get("dtype")) for worker in workers}
     return named.pop() if len(named) == 1 else None

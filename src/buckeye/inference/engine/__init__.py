@@ -1,1 +1,1 @@
-"""The embedded engine: weights, cache, decoding, sampling. It knows neither HTTP nor messages."""
+"""Embedded engine: weights, cache, decoding, sampling. Handles neither HTTP nor messages."""

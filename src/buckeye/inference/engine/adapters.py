@@ -1,8 +1,9 @@
-"""LoRA adapters (Hu et al. 2021, arXiv:2106.09685) in peft's format, in the model that is served.
+"""LoRA adapters (Hu et al. 2021, arXiv:2106.09685) in peft's format, applied to the served model.
 
-Where weights are float32 an adapter is merged: W + scale * B @ A, and a token costs what it costs without.
-Weights of 16 bits would round most of it away, so there it stays apart, in float32. It always belongs to the
-base weights on disk, which are mapped and never changed: adapters follow one another without a trace.
+Float32 weights are merged with the adapter: W + scale * B @ A, at no extra cost per token. 16-bit weights
+would round most of it away, so there the adapter stays separate, in float32. It always applies to the base
+weights on disk, which are mapped and never changed. So replacing an adapter leaves no residue of the previous
+one.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _TIED = ("lm_head.weight", "model.embed_tokens.weight")
 _MERGEABLE: Mapping[str, tuple[Any, ...]] = {
     "peft_type": ("LORA",),
     "bias": (None, "none"),
-    # the other ways to begin change the base weights too
+    # other initializations also change the base weights
     "init_lora_weights": (None, True, False, "gaussian", "eva", "orthogonal"),
     **dict.fromkeys(
         (
@@ -49,27 +50,28 @@ _MERGEABLE: Mapping[str, tuple[Any, ...]] = {
         (None, False),
     ),
 }
-"""Keys of an adapter's configuration, and the values with which W + scale * B @ A is all there is to it."""
+"""Adapter settings, and the values that W + scale * B @ A covers completely."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Scale:
-    """What B @ A is multiplied by: alpha / rank, with `root` alpha / sqrt(rank) (Kalajdzievski 2023,
-    arXiv:2312.03732). `patterns` are the alphas of modules whose names they match."""
+    """Scale of B @ A: alpha / rank, or with `root` alpha / sqrt(rank) (Kalajdzievski 2023, arXiv:2312.03732).
+    `patterns` are alphas for modules whose names match.
+    """
 
     alpha: float
     patterns: Mapping[re.Pattern[str], float]
     root: bool
 
     def of(self, module: str, rank: int) -> float:
-        """The scale for a module's matrices of this rank."""
+        """Return the scale for a module's matrices of this rank."""
         found = (alpha for pattern, alpha in self.patterns.items() if pattern.fullmatch(module))
         alpha = next(found, self.alpha)
         return float(alpha / (rank**0.5 if self.root else rank))
 
 
 class AdaptedCheckpoint(Checkpoint):
-    """A model directory as it is with an adapter. `checksum` stands for the adapter's files."""
+    """Model directory with an adapter applied. `checksum` is that of the adapter's files."""
 
     def __init__(self, base: Path, adapter: Path) -> None:
         super().__init__(base)
@@ -88,26 +90,26 @@ class AdaptedCheckpoint(Checkpoint):
 
     @property
     def adapted(self) -> set[str]:
-        """The names of the tensors that are not those of the base model."""
+        """Names of the tensors that differ from the base model."""
         return self._pairs.keys() | self._replaced.keys()
 
     def tensor(self, name: str) -> torch.Tensor:
-        """A tensor with the adapter's part in it: float32 where it has one."""
+        """Return a tensor with the adapter applied; float32 if the adapter changes it."""
         if name in self._replaced:
             return self._replaced[name]
         weight, pair = super().tensor(name), self.low_rank(name)
         return weight if pair is None else torch.addmm(weight.float(), pair[1], pair[0])
 
     def replaces(self, name: str) -> bool:
-        """Whether the adapter has the whole tensor."""
+        """Return True if the adapter replaces the whole tensor."""
         return name in self._replaced
 
     def without_low_rank(self, name: str) -> torch.Tensor:
-        """The adapter's tensor where it has a whole one, else that of the base."""
+        """Return the adapter's tensor if it replaces the whole one, else that of the base."""
         return self._replaced[name] if name in self._replaced else super().tensor(name)
 
     def low_rank(self, name: str) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """The two matrices, the scale in the second."""
+        """Return the two low-rank matrices of a tensor, with the scale in the second, or None."""
         if name not in self._pairs:
             return None
         a, b = self._pairs[name]["A"], self._pairs[name]["B"]
@@ -115,11 +117,11 @@ class AdaptedCheckpoint(Checkpoint):
 
     @property
     def has_low_rank(self) -> bool:
-        """Whether it has any matrices to be added."""
+        """True if the adapter has any low-rank matrices."""
         return bool(self._pairs)
 
     def _check(self, *, tied: bool) -> None:
-        """Raise `InferenceError` unless each tensor of the adapter has its place in the model."""
+        """Raise `InferenceError` unless each tensor of the adapter fits one of the model."""
         if tied and (named := self.adapted.intersection(_TIED)):
             raise InferenceError(
                 f"{self._file} adapts {', '.join(sorted(named))}, and in {self.directory} head and embedding "
@@ -151,8 +153,9 @@ class AdaptedCheckpoint(Checkpoint):
 
 
 def verified_checksum(adapter: Path) -> str:
-    """One SHA-256 for an adapter's files, checked against the manifest where it was published with one.
-    Raises `TransportError` for a damaged or missing file."""
+    """Return one SHA-256 for an adapter's files, checked against the manifest if there is one. Raise
+    `TransportError` for a damaged or missing file.
+    """
     if (adapter / MANIFEST).is_file():
         return verify_weights(adapter).checksum
     path = adapter / _WEIGHTS

@@ -1,4 +1,4 @@
-"""What the embedded engine must know of a model, read from its `config.json`."""
+"""Model architecture for the embedded engine, read from `config.json`."""
 
 from __future__ import annotations
 
@@ -24,17 +24,18 @@ _SIZES = (
     "num_local_experts",
     "n_routed_experts",
 )
-"""Keys of a `config.json` that say how much memory a model takes, whoever builds it."""
+"""Keys of a `config.json` that determine the memory size of a model."""
 _LARGEST = 2**40
-_LARGEST_HEADER = 100_000_000  # bytes; what safetensors itself allows
+_LARGEST_HEADER = 100_000_000  # bytes; the limit of safetensors itself
 
 RopeKind = Literal["default", "linear", "llama3"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RopeSpec:
-    """Rotary position embedding; the last three fields belong to "llama3" scaling, `factor` also to
-    "linear"."""
+    """Rotary position embedding. The last three fields belong to "llama3" scaling; `factor` also belongs to
+    "linear".
+    """
 
     kind: RopeKind
     theta: float
@@ -46,8 +47,7 @@ class RopeSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelSpec:
-    """A pre-norm decoder with grouped-query attention, rotary positions and a gated SiLU feed-forward
-    part."""
+    """Pre-norm decoder with grouped-query attention, rotary positions and a gated SiLU feed-forward block."""
 
     vocab_size: int
     hidden_size: int
@@ -68,12 +68,12 @@ class ModelSpec:
 
     @property
     def qk_heads(self) -> int:
-        """Query and key heads together: those that are normalised and rotated."""
+        """Number of query and key heads together: the heads that are normalized and rotated."""
         return self.num_heads + self.num_kv_heads
 
 
 def model_directory(name: str) -> Path:
-    """The local directory that a model's name stands for. Raises `InferenceError` if there is none."""
+    """Return the local directory of a model. Raise `InferenceError` if it does not exist."""
     path = Path(name).expanduser()
     if not path.is_dir():
         raise InferenceError(
@@ -83,8 +83,9 @@ def model_directory(name: str) -> Path:
 
 
 def read_spec(directory: Path) -> ModelSpec:
-    """The spec of the model in `directory`. Raises `InferenceError` for anything this engine would compute
-    wrongly."""
+    """Return the spec of the model in `directory`. Raise `InferenceError` for anything that this engine would
+    compute incorrectly.
+    """
     path = directory / "config.json"
     config = read_config(path)
     check_sizes(directory)
@@ -95,8 +96,9 @@ def read_spec(directory: Path) -> ModelSpec:
 
 
 def check_sizes(directory: Path) -> None:
-    """Look at the sizes in a `config.json` before anything is built of them: each is a whole number, and none
-    is larger than what the weights beside it are of. Raises `InferenceError`."""
+    """Check the sizes in a `config.json` before building anything from them. Each must be a whole number, not
+    larger than the weights next to it allow. Raise `InferenceError` otherwise.
+    """
     path = directory / "config.json"
     config = read_config(path)
     shapes = tensor_shapes(directory)
@@ -122,12 +124,13 @@ def check_sizes(directory: Path) -> None:
 
 
 def tensor_shapes(directory: Path) -> dict[str, list[int]]:
-    """Name -> shape of every tensor in a directory's safetensors files, from their headers; none without
-    such files. Raises `UsageError` for a file that is not whole."""
+    """Return name -> shape of every tensor in a directory's safetensors files, read from their headers; empty
+    without such files. Raise `UsageError` for an incomplete file.
+    """
     shapes: dict[str, list[int]] = {}
     for file in sorted(directory.glob("*.safetensors")):
         try:
-            if not file.is_file():  # a pipe would be waited for
+            if not file.is_file():  # opening a pipe would block
                 raise ValueError("no file")
             with file.open("rb") as handle:
                 length = int.from_bytes(handle.read(8), "little")
@@ -146,7 +149,7 @@ def _is_shape(value: Any) -> bool:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The object in a `config.json`. Raises `InferenceError` if there is none."""
+    """Return the object in a `config.json`. Raise `InferenceError` if the file is missing or invalid."""
     try:
         config = read_json(path)
     except FileNotFoundError:
@@ -199,7 +202,7 @@ def _build_rope(rope: Mapping[str, Any], positions: int) -> RopeSpec:
 
 
 def _eos_token_ids(config: Mapping[str, Any], directory: Path) -> tuple[int, ...]:
-    """The ids that end a generation: those of generation_config.json, else those of config.json."""
+    """Return the ids that end a generation: those of generation_config.json, else those of config.json."""
     path = directory / "generation_config.json"
     generation = read_config(path) if path.is_file() else {}
     eos = generation.get("eos_token_id", config.get("eos_token_id"))

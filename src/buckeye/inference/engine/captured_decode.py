@@ -1,5 +1,6 @@
-"""A decode step on CUDA as one launch: the kernels of all layers, captured in a CUDA graph for every number
-of sequences, rounded up. Started one by one they take longer to start than to run."""
+"""Decode step on CUDA in one launch: the kernels of all layers, captured in a CUDA graph for each (rounded
+up) number of sequences. Launching them separately takes longer than running them.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ _NO_SEQUENCE = -1
 
 
 class CapturedDecode:
-    """`Decoder.decode` on CUDA. A graph reads tokens, positions and weights where they were when it was
-    captured; `Weights.moves` says when that is no longer so. Raises what Triton raises if it cannot compile.
+    """CUDA version of `Decoder.decode`. A graph reads tokens, positions and weights at the addresses of the
+    capture; a change of `Weights.moves` invalidates it. Raises Triton's errors if it cannot compile.
     """
 
     def __init__(
@@ -40,8 +41,9 @@ class CapturedDecode:
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
 
     def __call__(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Logits, float32 [B, vocab], of tokens [B] at positions [B] in the slots 0..B-1. The next call
-        overwrites them."""
+        """Return logits, float32 [B, vocab], of tokens [B] at positions [B] in slots 0..B-1. The next call
+        overwrites them.
+        """
         count = len(tokens)
         rows = min(rounded_up(count), self._slots)
         self._tokens[:count] = tokens
@@ -56,7 +58,7 @@ class CapturedDecode:
         return self._logits[:count]
 
     def _capture(self, rows: int) -> torch.cuda.CUDAGraph:
-        self._step(rows)  # compiles, and lets libraries choose
+        self._step(rows)  # warm-up: compiles kernels and lets libraries select theirs
         graph = torch.cuda.CUDAGraph()
         # other threads may prepare new weights meanwhile
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
@@ -70,8 +72,9 @@ class CapturedDecode:
 
 
 def rounded_up(count: int) -> int:
-    """So many sequences, or a few more, so that there are few graphs: to a multiple of an eighth of the next
-    power of two."""
+    """Round a number of sequences up to a multiple of an eighth of the next power of two, so that few graphs
+    exist.
+    """
     step = max(1, 2 ** (count - 1).bit_length() // 8)
     return -(-count // step) * step
 
@@ -84,8 +87,9 @@ def decode_step(
     tokens: torch.Tensor,
     positions: torch.Tensor,
 ) -> torch.Tensor:
-    """Logits [B, vocab] of tokens [B] at positions [B]; a row without a sequence has position -1.
-    Row i reads and extends slot i of each layer's cache."""
+    """Return logits [B, vocab] of tokens [B] at positions [B]. A row without a sequence has position -1. Row
+    i reads and extends slot i of each layer's cache.
+    """
     layers, eps = weights.layers, spec.rms_eps
     x = F.embedding(tokens, weights.embed)
     next_norms = [*(layer.input_norm for layer in layers[1:]), weights.final_norm]

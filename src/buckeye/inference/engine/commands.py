@@ -1,4 +1,4 @@
-"""The one way for other threads to talk to the engine's: a queue of functions."""
+"""Command queue: other threads send functions to the engine's thread."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from buckeye.inference.engine.weights import HalfReplacedError
 
 
 class CommandQueue:
-    """Functions from any thread, run in their order by the one thread that calls `obey`."""
+    """Queue of functions from any thread. One thread runs them in order by calling `obey`."""
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
 
     def put(self, command: Callable[[], None]) -> None:
-        """Have `command` run. It must not raise. May be called from a signal handler."""
+        """Queue `command`, which must not raise. Safe in a signal handler."""
         self._queue.put(command)
 
     def call(self, function: Callable[[], None]) -> Future[None]:
-        """Have `function` run; the future is done, or has its exception, when it has."""
+        """Queue `function`. The future completes, or gets the exception, when it has run."""
         done: Future[None] = Future()
 
         def command() -> None:
@@ -31,7 +31,7 @@ class CommandQueue:
             except Exception as error:
                 done.set_exception(error)
                 if isinstance(error, torch.AcceleratorError | HalfReplacedError):
-                    raise  # nothing can be computed in this process from now on
+                    raise  # this process cannot compute anything after these errors
             else:
                 done.set_result(None)
 
@@ -39,7 +39,7 @@ class CommandQueue:
         return done
 
     def obey(self, *, block: bool) -> None:
-        """Run what is in the queue; with `block`, wait for something if it is empty."""
+        """Run everything in the queue. With `block`, wait for one command if it is empty."""
         if block:
             self._queue.get()()
         while True:

@@ -1,8 +1,8 @@
-"""What a decode step on CUDA does between its matrix products, as four Triton kernels: PyTorch would start
-twice as many, each of which reads and writes what the one before has written.
+"""Triton kernels for a decode step on CUDA, between the matrix products. PyTorch would launch twice as many,
+each reading and writing intermediate results.
 
-Letters as in `decoder.py`: B sequences, H query heads, K key/value heads, D head_dim, T positions. Everything
-is computed in float32 and rounded when it is stored. A position below 0 marks a row without a sequence.
+Letters as in `decoder.py`: B sequences, H query heads, K key/value heads, D head_dim, T positions. Kernels
+compute in float32 and round when they store. A position below 0 marks a row without a sequence.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import torch
 import triton
 import triton.language as tl
 
-_BLOCK = 64  # positions of keys and values at a time
-_LEAST_ROWS = 16  # of a matrix that the tensor cores multiply
+_BLOCK = 64  # positions of keys and values per iteration
+_LEAST_ROWS = 16  # minimum rows of a tensor-core matrix product
 _MOST_SPLITS = 16
 _PROGRAMS_PER_PROCESSOR = 4
 
@@ -70,8 +70,8 @@ def rotate_and_store(
     heads: int,
     epsilon: float,
 ) -> torch.Tensor:
-    """Normalise (with `weight` [H + K, D]) and rotate the queries and keys of `qkv` [B, (H + 2K) D], and
-    write keys and values into `kv` [slots, 2K, max_len, D], row i into slot i. Return the queries, [B, H, D].
+    """Normalize (with `weight` [H + K, D]) and rotate the queries and keys of `qkv` [B, (H + 2K) D]. Write
+    keys and values into `kv` [slots, 2K, max_len, D], row i into slot i. Return the queries, [B, H, D].
     """
     count, key_values, head_dim = len(qkv), kv.shape[1] // 2, kv.shape[-1]
     queries = qkv.new_empty(count, heads, head_dim)
@@ -166,7 +166,7 @@ def _combine(
     p = tl.arange(0, MOST)
     d = tl.arange(0, WIDTH)
     best = tl.load(highest + head * parts + p, mask=p < parts, other=float("-inf"))
-    top = tl.maximum(tl.max(best, 0), -1e30)  # of a row without a sequence all are -inf
+    top = tl.maximum(tl.max(best, 0), -1e30)  # in a row without a sequence all are -inf
     weights = tl.exp(best - top)
     total = tl.load(totals + head * parts + p, mask=p < parts, other=0.0)
     present = (p[:, None] < parts) & (d[None, :] < D)
@@ -176,9 +176,12 @@ def _combine(
 
 
 def attend(queries: torch.Tensor, kv: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """Attention of one token a row, `queries` [B, H, D], to the positions up to its own of slot i of `kv`
-    [slots, 2K, max_len, D]; returns [B, H D]. Few rows are divided along their positions, so that every
-    multiprocessor has work (flash-decoding)."""
+    """Return the attention output [B, H D] of one token per row.
+
+    `queries` [B, H, D] of row i attend to the positions up to their own in slot i of `kv` [slots, 2K,
+    max_len, D]. With few rows the positions are split, so that every multiprocessor has work
+    (flash-decoding).
+    """
     count, heads, head_dim = queries.shape
     key_values = kv.shape[1] // 2
     parts = _parts(count * key_values, kv.shape[2], queries.device)
@@ -246,7 +249,7 @@ def _add_and_norm(
 def add_and_norm(
     x: torch.Tensor, added: torch.Tensor | None, weight: torch.Tensor, epsilon: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """x + added, and that normalised: x / sqrt(mean(x^2) + eps) * weight; [B, hidden] each."""
+    """Return x + added, and its norm x / sqrt(mean(x^2) + eps) * weight; [B, hidden] each."""
     total = torch.empty_like(x) if added is not None else x
     normed = torch.empty_like(x)
     size = x.shape[-1]
@@ -276,7 +279,7 @@ def _gate(gate_up, out, N, BLOCK: tl.constexpr):
 
 
 def gate(gate_up: torch.Tensor) -> torch.Tensor:
-    """silu(first half) * second half of [B, 2 mlp_size]."""
+    """Return silu(first half) * second half of [B, 2 mlp_size]."""
     count, size = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty(count, size)
     _gate[(count, triton.cdiv(size, 1024))](gate_up, out, size, BLOCK=1024, num_warps=4)

@@ -1,4 +1,4 @@
-"""The forward pass: prompts into the cache, and one token for every running sequence at once."""
+"""Forward pass: prefill of prompts into the cache, and one decode step for all running sequences."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ log = logging.getLogger(__name__)
 
 _LENGTH_BUCKET = 16
 _PROOF_ROWS, _PROOF_TOKENS = 3, 4
-_MOST_DIFFERENCE = 0.05  # of two orders of rounding to bfloat16, several times what is usual
+_MOST_DIFFERENCE = 0.05  # of two rounding orders in bfloat16, several times the usual difference
 
 DecodeStep = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""Logits of tokens [B] at positions [B]."""
+"""Function: tokens [B] at positions [B] -> logits."""
 
 
 class Chunk(NamedTuple):
-    """Tokens to compute the keys and values of, from position `start` of a slot on; those before it are in
-    the cache."""
+    """Tokens whose keys and values are computed, from position `start` of a slot on. Earlier positions are
+    cached.
+    """
 
     slot: int
     token_ids: torch.Tensor
@@ -35,12 +36,12 @@ class Chunk(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The position after the last."""
+        """Position after the last token."""
         return self.start + len(self.token_ids)
 
 
 class _LayerCache(NamedTuple):
-    """The cache of one layer, and its keys and values that a decode step reads, [B, K, T, D] each."""
+    """Cache of one layer, and the views of its keys and values for a decode step, [B, K, T, D] each."""
 
     kv: torch.Tensor
     keys: torch.Tensor
@@ -48,7 +49,7 @@ class _LayerCache(NamedTuple):
 
 
 def batches(chunks: Iterable[Chunk], tokens: int) -> Iterator[list[Chunk]]:
-    """The chunks, in order, in batches that end with the one that fills `tokens` tokens."""
+    """Yield the chunks in order, in batches. A batch ends with the chunk that fills `tokens` tokens."""
     batch: list[Chunk] = []
     size = 0
     for chunk in chunks:
@@ -62,8 +63,9 @@ def batches(chunks: Iterable[Chunk], tokens: int) -> Iterator[list[Chunk]]:
 
 
 class Decoder:
-    """A model of `spec` computing with `weights` on `cache`. Letters in comments: N tokens, B sequences, H
-    query heads, K key/value heads, G = H / K, D head_dim, T positions."""
+    """Model of `spec` that computes with `weights` on `cache`. Letters in comments: N tokens, B sequences, H
+    query heads, K key/value heads, G = H / K, D head_dim, T positions.
+    """
 
     def __init__(self, spec: ModelSpec, weights: Weights, cache: KVCache) -> None:
         self.spec = spec
@@ -82,13 +84,15 @@ class Decoder:
         self._captured = self._captured_decode() if kv.is_cuda else None
 
     def _captured_decode(self) -> DecodeStep | None:
-        """Decoding in one launch, if that can be had here and computes the same as operation by operation."""
+        """Return the single-launch decode step, or None if it is unavailable here or differs from the plain
+        computation.
+        """
         try:
             from buckeye.inference.engine.captured_decode import CapturedDecode
 
             step = CapturedDecode(self.spec, self.weights, self.cache, (self._cos, self._sin))
             difference = self._difference(step)
-        except Exception as error:  # of Triton, of whatever compiles for it, or of the driver
+        except Exception as error:  # of Triton, its compiler or the driver
             log.warning("Triton cannot be used here, so that sampling is slower: %s", error)
             return None
         if not difference < _MOST_DIFFERENCE:
@@ -98,7 +102,9 @@ class Decoder:
 
     @torch.inference_mode()
     def _difference(self, step: DecodeStep) -> float:
-        """|a - b| / |b| of the logits a of `step` and b of `decode` for a few tokens in the first slots."""
+        """Return |a - b| / |b| of the logits a of `step` and b of `_decode`, for a few tokens in the first
+        slots.
+        """
         count = min(self.cache.slots, _PROOF_ROWS)
         tokens = torch.arange(count, device=self.device) % self.spec.vocab_size
         found: list[torch.Tensor] = []
@@ -109,13 +115,13 @@ class Decoder:
             found.append((logits - expected).norm() / expected.norm())
         for slot in range(count):
             self.cache.clear(slot, _PROOF_TOKENS)
-        return float(torch.stack(found).max())  # NaN if one of them is
+        return float(torch.stack(found).max())  # NaN if any of them is
 
     def decode(self, tokens: torch.Tensor, positions: torch.Tensor, longest: int) -> torch.Tensor:
-        """Feed tokens [B] at positions [B] to the slots 0..B-1; returns logits, float32 [B, vocab].
+        """Feed tokens [B] at positions [B] to slots 0..B-1. Return logits, float32 [B, vocab].
 
-        `longest` is the number of positions that the longest sequence has, this token included. The next call
-        may overwrite the logits.
+        `longest` is the number of positions of the longest sequence, this token included. The next call may
+        overwrite the logits.
         """
         if self._captured is not None:
             return self._captured(tokens, positions)
@@ -132,14 +138,14 @@ class Decoder:
         for layer, (kv, keys, values) in zip(self.weights.layers, self._seen(count, length), strict=True):
             qkv = self._project(x, layer, cos, sin)
             kv[rows, :, positions] = qkv[:, spec.num_heads :]
-            # The queries of a group as "positions" of their one key head: the kernel reads K and V once.
+            # The queries of a group are "positions" of their shared key head: the kernel reads K and V once.
             query = qkv[:, : spec.num_heads].view(count, spec.num_kv_heads, -1, spec.head_dim)  # [B, K, G, D]
             attended = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask)
             x = self._finish_layer(x, attended.reshape(count, -1), layer)
         return self.weights.head(self._norm(x, self.weights.final_norm)).float()
 
     def prefill(self, chunks: Sequence[Chunk]) -> None:
-        """Write the keys and values of each chunk into its slot. The chunks are packed: nothing is padded."""
+        """Write the keys and values of each chunk into its slot. The chunks are packed without padding."""
         spec = self.spec
         lengths = [len(chunk.token_ids) for chunk in chunks]
         tokens = torch.cat([chunk.token_ids for chunk in chunks]).to(self.device)
@@ -152,7 +158,7 @@ class Decoder:
             for chunk, part in zip(chunks, heads, strict=True):
                 kv[chunk.slot, :, chunk.start : chunk.end] = part[spec.num_heads :]
             if layer is self.weights.layers[-1]:
-                return  # what follows the last keys and values is for logits, and no token is sampled here
+                return  # the rest only computes logits, and prefill samples no token
             parts = zip(heads, chunks, masks, strict=True)
             attended = torch.cat([self._attend_causally(*part, kv) for part in parts])
             x = self._finish_layer(x, attended, layer)
@@ -164,20 +170,24 @@ class Decoder:
         return x, self._cos[positions][:, None], self._sin[positions][:, None]
 
     def _seen(self, count: int, length: int) -> list[_LayerCache]:
-        """The first `length` positions of the slots 0..count-1: mostly the same as in the last step."""
+        """Return views of the first `length` positions of slots 0..count-1; mostly unchanged since the last
+        step.
+        """
         if self._views[0] != (count, length):
             views = [_LayerCache(kv, *kv[:count, :, :length].chunk(2, 1)) for kv in self._caches]
             self._views = ((count, length), views)
         return self._views[1]
 
     def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich 2019, eq. 4), over the last dimension."""
+        """Return x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich 2019, eq. 4), over the last
+        dimension.
+        """
         if x.is_cuda:
             shape = (x.shape[-1],)
             if weight.dim() == 1:
                 return F.rms_norm(x, shape, weight, self.spec.rms_eps)
             return F.rms_norm(x, shape, None, self.spec.rms_eps) * weight
-        # On a CPU PyTorch puts its own together from twice as many operations.
+        # PyTorch's CPU version needs twice as many operations.
         root_mean = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
         root_mean = root_mean.mul_(x.shape[-1] ** -0.5).hypot_(self._root_eps)
         return (x / root_mean).mul_(weight).to(x.dtype)
@@ -185,7 +195,9 @@ class Decoder:
     def _project(
         self, x: torch.Tensor, layer: LayerWeights, cos: torch.Tensor, sin: torch.Tensor
     ) -> torch.Tensor:
-        """Queries, keys and values of one layer, [N, H + 2K, D], the former two normalised and rotated."""
+        """Return queries, keys and values of one layer, [N, H + 2K, D]. Queries and keys are normalized and
+        rotated.
+        """
         spec = self.spec
         qkv = layer.qkv(self._norm(x, layer.input_norm))
         qkv = qkv.view(x.shape[0], -1, spec.head_dim)
@@ -199,8 +211,9 @@ class Decoder:
     def _attend_causally(
         self, heads: torch.Tensor, chunk: Chunk, mask: torch.Tensor | None, kv: torch.Tensor
     ) -> torch.Tensor:
-        """[H + 2K, T, D] of one chunk -> [T, H x D]; what comes before the chunk, which then has a `mask`, is
-        read from the cache."""
+        """Return the attention output [T, H x D] of one chunk, from `heads` [H + 2K, T, D]. Earlier positions
+        are read from the cache; only then there is a `mask`.
+        """
         spec = self.spec
         if chunk.start:
             query, keys_values = heads[: spec.num_heads], kv[chunk.slot, :, : chunk.end]
@@ -219,8 +232,8 @@ class Decoder:
 
 
 def _causal_mask(tokens: int, end: int, device: torch.device) -> torch.Tensor:
-    """Of the last `tokens` of `end` positions: each sees all up to itself."""
-    if device.type == "cuda":  # it has a fast kernel for this; the import costs memory and a second
+    """Return the mask of the last `tokens` of `end` positions: each sees all positions up to itself."""
+    if device.type == "cuda":  # CUDA has a fast kernel for this; the import costs memory and a second
         from torch.nn.attention.bias import causal_lower_right
 
         return causal_lower_right(tokens, end)

@@ -1,8 +1,7 @@
-"""Continuous batching: sequences come and go between decode steps, and so do weights.
+"""Continuous batching: sequences start and end between decode steps, and weights are replaced there.
 
-One thread owns everything here (`run`, `step`). Other threads talk to it through one queue of functions,
-which it empties between two steps and sleeps on when there is nothing to decode; so a request and a weight
-update can neither overtake nor miss each other.
+One thread owns this state (`run`, `step`). Other threads send functions through one queue. The engine empties
+it between two steps, and blocks on it when no sequence runs. So requests and weight updates stay in order.
 """
 
 from __future__ import annotations
@@ -31,15 +30,16 @@ log = logging.getLogger(__name__)
 
 PauseMode = Literal["keep", "wait", "abort"]
 
-# Most prompt tokens that are computed before the next decode step; while others wait for that step, fewer.
+# Maximum prompt tokens per prefill before the next decode step; fewer while running sequences wait for it.
 _PREFILL_TOKENS = 8192
 _PREFILL_TOKENS_WHILE_DECODING = 1024
 _RATE_WINDOW = 1.0
 
 
 class Engine:
-    """Samples sequences with a decoder. `deliver` gets, on the engine's thread and once a step, the sequences
-    that have news; by default their `on_news` is called right there."""
+    """Sampling of sequences with a decoder. The engine's thread calls `deliver` once per step with the
+    sequences that have news. The default calls their `on_news`.
+    """
 
     def __init__(self, decoder: Decoder, *, deliver: Callable[[list[Sequence]], None] | None = None) -> None:
         cache = decoder.cache
@@ -48,8 +48,9 @@ class Engine:
         self.running = RunningSequences(cache.slots, cache.max_len)
         self.waiting: deque[Sequence] = deque()
         self.counters: Counter[str] = Counter()
-        """prompt_tokens (of admitted prompts), prefill_tokens (those of them that were computed, and those
-        computed again), generation_tokens, and finished_<reason>."""
+        """Counts: prompt_tokens (of admitted prompts), prefill_tokens (computed prompt tokens, recomputed
+        ones included), generation_tokens, and finished_<reason>.
+        """
         self.tokens_per_second = 0.0
         self.deliver = deliver or _call_on_news
         self._commands = CommandQueue()
@@ -72,64 +73,66 @@ class Engine:
 
     def submit(self, sequences: Iterable[Sequence]) -> None:
         """Queue sequences together and in order: they are admitted together. Each prompt has at least one
-        token and is shorter than the context."""
+        token and is shorter than the context.
+        """
         self._commands.put(partial(self.waiting.extend, tuple(sequences)))
 
     def abort(self, sequences: Iterable[Sequence]) -> None:
-        """End sequences now; those that have finished already are left alone."""
+        """End sequences now. Finished ones stay unchanged."""
         self._commands.put(partial(self._abort, tuple(sequences)))
 
     def pause(self, mode: PauseMode, *, clear_cache: bool = True) -> Future[None]:
-        """Stop decoding; done when it has stopped. "keep" freezes the running sequences, "wait" lets them
-        finish (without admitting others), "abort" ends them and those that wait. New ones queue up.
+        """Stop decoding. The future completes when decoding has stopped.
 
-        If weights change before `resume`, the running sequences' keys and values are recomputed under the new
-        ones, unless `clear_cache` is False.
+        "keep" freezes the running sequences, "wait" lets them finish without admitting others, "abort" ends
+        running and waiting ones. New sequences are queued. If weights change before `resume`, the keys and
+        values of running sequences are recomputed with the new weights, unless `clear_cache` is False.
         """
         paused: Future[None] = Future()
         self._commands.put(partial(self._pause, mode, clear_cache, paused))
         return paused
 
     def resume(self) -> Future[None]:
-        """Go on after a pause."""
+        """Resume decoding after a pause."""
         return self._commands.call(self._resume)
 
     def install_weights(self, new: ModelWeights | Checkpoint, version: int) -> Future[None]:
-        """Replace the weights between two decode steps: at once if they have been prepared; a checkpoint (one
-        that has been checked) is read first. Tokens sampled from then on carry `version`, and no cached
-        prefix of other weights is used for a new sequence."""
+        """Replace the weights between two decode steps: at once if prepared; a (checked) checkpoint is read
+        first. Tokens sampled afterwards have `version`. New sequences use no prefix cached from other
+        weights.
+        """
         return self._commands.call(partial(self._install_weights, new, version))
 
     def name_version(self, version: int) -> Future[None]:
-        """Call the weights in use `version`: tokens sampled from then on carry it."""
+        """Set the version of the current weights. Tokens sampled afterwards have it."""
         return self._commands.call(partial(self._name_version, version))
 
     def reset_prefix_cache(self) -> Future[None]:
-        """Forget which prompts are in the cache."""
+        """Clear the prefix cache."""
         return self._commands.call(self._forget_prefixes)
 
     def ping(self) -> Future[None]:
-        """Done when the engine's thread has come round to it: a sign of life."""
+        """Return a future that completes when the engine's thread handles it: a liveness check."""
         return self._commands.call(lambda: None)
 
     def stop(self) -> None:
-        """Make `run` return after the current step. May be called from a signal handler."""
+        """Make `run` return after the current step. Safe in a signal handler."""
         self._commands.put(self._stop)
 
     @property
     def is_paused(self) -> bool:
-        """Whether a pause was asked for and not resumed."""
+        """True between a pause and the next resume."""
         return self._state != "running"
 
     @property
     def cache_usage(self) -> float:
-        """The share of the cache's positions that running sequences hold."""
+        """Share of the cache's positions that running sequences use."""
         return self.running.usage
 
     # --- the engine's thread ---
 
     def run(self) -> None:
-        """Serve until `stop`; what is unfinished then ends as "abort"."""
+        """Serve until `stop`. Unfinished sequences then end as "abort"."""
         while not self._stopped:
             if not self._has_work():
                 heartbeat.report("requests", on="orchestrator")
@@ -141,8 +144,9 @@ class Engine:
 
     @torch.inference_mode()
     def step(self, *, block: bool = False) -> bool:
-        """Obey the queue, admit what fits, decode one token each. Returns whether there is more to do; with
-        `block`, waits for the queue when there is nothing."""
+        """Run queued commands, admit waiting sequences, decode one token each. Return True if work remains.
+        With `block`, wait for the queue if the engine is idle.
+        """
         self._commands.obey(block=block and not self._has_work())
         if self._has_work():
             heartbeat.report(f"serves {len(self.running) + len(self.waiting)} requests")
@@ -154,8 +158,8 @@ class Engine:
                 count = len(self.running)
                 self._decode()
             except torch.AcceleratorError:
-                raise  # after it the GPU refuses this process everything: only another one can serve on
-            except Exception:  # whatever it was, the requests that suffered it end and the engine serves on
+                raise  # the GPU rejects all further work of this process: only a new process can serve
+            except Exception:  # any other error ends only the affected requests
                 log.exception("A decode step failed; %d running sequences are ended", len(self.running))
                 self._fail_running("the engine failed in a decode step; see its log")
             self._measure(count, time.perf_counter() - started)
@@ -174,9 +178,11 @@ class Engine:
     # --- admission ---
 
     def _admit(self) -> None:
-        """Give slots to waiting sequences, in order, as far as slots and the prefill budget of a step reach;
-        the last may be left with a part of its prompt computed, at the head of those that wait. Of identical
-        prompts only the first is computed; the others get a copy of its keys and values."""
+        """Admit waiting sequences in order, within the free slots and the prefill budget of a step.
+
+        The last prompt may be computed only in part; its sequence stays first in the queue. Of identical
+        prompts only the first is computed; the others copy its keys and values.
+        """
         if self._state != "running":
             return
         budget = _PREFILL_TOKENS_WHILE_DECODING if len(self.running) else _PREFILL_TOKENS
@@ -204,8 +210,9 @@ class Engine:
             self.decoder.cache.move(source.slot, sequence.slot, len(sequence.prompt_ids) - 1)
 
     def _begin(self, sequence: Sequence, slot: int) -> int:
-        """Bring what the cache has of the first waiting sequence's prompt into a slot. Returns how many
-        positions that are."""
+        """Move the cached part of the first waiting sequence's prompt into a slot. Return its number of
+        positions.
+        """
         found, self._begun = self._begun or self._kept.take(sequence.prompt_ids), None
         if found is None:
             return 0
@@ -228,8 +235,9 @@ class Engine:
         self.counters["prefill_tokens"] += sum(len(chunk.token_ids) for chunk in chunks)
 
     def _refresh_stale_cache(self) -> None:
-        """After new weights: compute the running sequences' keys and values again, all but the last token's;
-        a prompt that several have, once."""
+        """Recompute the keys and values of running sequences after a weight update, except each last token's.
+        A shared prompt is computed once.
+        """
         if not self._stale_cache:
             return
         self._stale_cache = False
@@ -261,7 +269,7 @@ class Engine:
             return
         device = self.decoder.device
         positions = running.position[:count]
-        # before the forward pass: a GPU's copies wait for what was asked of it sooner
+        # before the forward pass: GPU copies queue behind earlier work
         random = torch.from_numpy(uniforms(running.stream[:count], positions)).to(device)
         logits = self.decoder.decode(
             torch.from_numpy(running.last_token[:count]).to(device),
@@ -300,10 +308,11 @@ class Engine:
     # --- endings ---
 
     def _end(self, slot: int) -> None:
-        """End a sequence that `RunningSequences.record` named."""
+        """End a sequence that `RunningSequences.record` reported."""
         running = self.running
         if not np.isfinite(running.logprobs[slot, running.position[slot]]):
-            # under attention's mask they would be left over for whoever takes the slot: NaN times 0 is NaN
+            # a later sequence in the slot would read NaN values even under the attention mask: NaN times 0 is
+            # NaN
             self.decoder.cache.clear(slot, int(running.position[slot]) + 1)
             error = f"the model (weights version {self.version}) gave logits that are not finite numbers"
             self._finish(slot, "abort", error)
@@ -334,7 +343,7 @@ class Engine:
         self._news.append(sequence)
 
     def _keep(self, sequence: Sequence) -> None:
-        """Keep the keys and values of a sequence that ends, for prompts that go on from it."""
+        """Keep the keys and values of an ending sequence, for prompts that continue it."""
         length = int(self.running.position[sequence.slot])
         kept = self._kept.keep(tuple(self.running.tokens[sequence.slot, :length].tolist()))
         if kept is not None:
@@ -379,7 +388,7 @@ class Engine:
             self._abort((*self.running.sequences, *self.waiting))
 
     def _settle_pause(self) -> None:
-        """A draining engine is paused once nothing runs; then those who asked for the pause are told."""
+        """Complete pending pauses. A draining engine is paused once no sequence runs."""
         if self._state == "draining" and not len(self.running):
             self._state = "paused"
         if self._state != "draining":

@@ -13,15 +13,15 @@ from buckeye.inference.engine.architecture import ModelSpec
 
 _SHARE_OF_RAM = 0.25
 _LEAST_OF_FREE = 0.25
-_GPU_WORK = 2 * 2**30  # a prompt on its way through the layers, and what libraries take
+_GPU_WORK = 2 * 2**30  # a prompt's activations, and the libraries' own memory
 
 
 class KVCache:
-    """`kv` is [layers, slots + spare, 2 x kv heads, max_len, head_dim]: the key heads, then the value heads.
-    The first `slots` are for running sequences, `spare` more for what is kept of those that have ended.
+    """Cache `kv` [layers, slots + spare, 2 x kv heads, max_len, head_dim]: key heads, then value heads. The
+    first `slots` hold running sequences, the `spare` ones kept prefixes of ended sequences.
 
-    On a CPU the memory is zero pages of the kernel, which cost nothing until they are written to; so a
-    generous `max_len` is paid for only by sequences that get that long.
+    On a CPU the memory is zero pages of the kernel, which use no memory before they are written. So a large
+    `max_len` costs memory only for sequences that become that long.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class KVCache:
         )
 
     def move(self, source: int, target: int, length: int) -> None:
-        """Copy the first `length` positions of a slot over those of another."""
+        """Copy the first `length` positions of slot `source` to slot `target`."""
         self.kv[:, target, :, :length] = self.kv[:, source, :, :length]
 
     def clear(self, slot: int, length: int) -> None:
@@ -59,7 +59,7 @@ class KVCache:
 
 
 def slot_bytes(spec: ModelSpec, max_len: int, dtype: torch.dtype) -> int:
-    """The size of one sequence's keys and values at full length."""
+    """Return the size in bytes of one sequence's keys and values at full length."""
     return 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * max_len * dtype.itemsize
 
 
@@ -71,8 +71,9 @@ def count_slots(
     dtype: torch.dtype,
     budget: int,
 ) -> int:
-    """How many sequences of `max_len` tokens fit into `budget` bytes, at most `max_num_seqs`. Raises
-    `InferenceError` if not one does."""
+    """Return the number of sequences of `max_len` tokens that fit into `budget` bytes, at most
+    `max_num_seqs`. Raise `InferenceError` if none fits.
+    """
     size = slot_bytes(spec, max_len, dtype)
     slots = min(max_num_seqs, budget // size)
     if slots < 1:
@@ -85,10 +86,11 @@ def count_slots(
 
 
 def cache_budget(device: torch.device, *, gpu_share: float, logits: int) -> int:
-    """Bytes for keys and values where nothing is said: a quarter of the RAM; on a GPU what is left of
-    `gpu_share` of it, but no less than a quarter of what is free. The share is for all of this process, which
-    by now holds the model's weights and will hold a second model during an update, and several times `logits`
-    bytes."""
+    """Return the default cache size in bytes: a quarter of the RAM, or the rest of `gpu_share` of a GPU.
+
+    On a GPU the result is at least a quarter of the free memory. The share is for the whole process: the
+    loaded weights, a second model during an update, and several times `logits` bytes.
+    """
     if device.type != "cuda":
         return int(_SHARE_OF_RAM * psutil.virtual_memory().total)
     free, total = torch.cuda.mem_get_info(device)

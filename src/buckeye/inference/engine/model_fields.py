@@ -1,8 +1,8 @@
-"""What the embedded engine makes of each key of a `config.json`.
+"""Meaning of each key of a `config.json` for the embedded engine.
 
-A key changes the computation of its family, and is read or refused by name; or it is known to change nothing;
-or it is unknown, and refused unless it is off. Values that a file leaves out are those of the configuration
-classes of transformers.
+Some keys change the computation of their family: each is read, or rejected by name. Others have no effect. An
+unknown key is rejected unless it is off. Defaults for missing keys are those of transformers' configuration
+classes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from buckeye.errors import InferenceError
 
 @dataclass(frozen=True, slots=True)
 class _Family:
-    """Its `model_type`, and the keys that change its computation with the values where they are left out."""
+    """Model family: its `model_type`, and the keys that change its computation, with their defaults."""
 
     model_type: str
     fields: Mapping[str, Any]
@@ -75,7 +75,7 @@ _ROPE_KINDS = {
     "linear": _ROPE | {"factor"},
     "llama3": _ROPE | {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"},
 }
-"""The keys of the rotary position embedding, by its kind."""
+"""Supported keys of the rotary position embedding, by its kind."""
 
 _NAMES = """
 architectures model_type transformers_version torch_dtype dtype name_or_path initializer_range use_cache
@@ -93,14 +93,15 @@ exponential_decay_length_penalty suppress_tokens begin_suppress_tokens
 is_llama_config unsloth_version unsloth_fixed transformers.js_config mergekit_version
 """
 _NO_EFFECT = frozenset(_NAMES.split())
-"""Keys of the parameters' storage, of training, of tokens, of generation and of other programs."""
+"""Keys without effect: storage of parameters, training, tokens, generation, other programs."""
 
 
 def complete(config: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """The keys of a `config.json` that change the computation, with those that the file at `path` leaves out,
-    and the family as `model_type`.
+    """Return the computation keys of a `config.json`, with defaults for missing ones and the family as
+    `model_type`. `path` is for messages.
 
-    Raises `InferenceError`, with every reason, if the engine would compute another function than the model's.
+    Raise `InferenceError`, with every reason, if the engine would compute a different function than the
+    model's.
     """
     named = config.get("architectures") or ["none named"]
     architecture = named[0] if isinstance(named, list) else named
@@ -122,8 +123,9 @@ def complete(config: Mapping[str, Any], path: Path) -> dict[str, Any]:
 
 
 def rope_of(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The rotary position embedding as one table: `rope_scaling` (before transformers 5) comes before
-    `rope_parameters`, as there."""
+    """Return the rotary position embedding as one table. `rope_scaling` (before transformers 5) takes
+    precedence over `rope_parameters`, as in transformers.
+    """
     rope = dict(fields["rope_scaling"] or fields["rope_parameters"] or {})
     kind = rope.get("rope_type", rope.get("type", "default"))
     outside = {key: fields[key] for key in ("rope_theta", "partial_rotary_factor")}
@@ -131,13 +133,15 @@ def rope_of(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def shown(value: Any) -> str:
-    """A value from outside, in at most a line."""
+    """Return an external value as text of at most one line."""
     text = repr(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 def _unknown(config: Mapping[str, Any], family: _Family) -> Iterator[str]:
-    """A switch that is off, and a list or text that is empty, add nothing to what the family computes."""
+    """Yield unknown keys that are on. An off switch or an empty value adds nothing to the family's
+    computation.
+    """
     if config.get("model_type", family.model_type) != family.model_type:
         yield f"model_type is {shown(config['model_type'])}, not {family.model_type!r}"
     for key, value in config.items():
@@ -160,8 +164,9 @@ def _not_computed(fields: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _windows(fields: Mapping[str, Any]) -> Iterator[str]:
-    """Layers with another attention than the full one: as `layer_types` says, or, where there is none, those
-    from `max_window_layers` on if `use_sliding_window` is set."""
+    """Yield a problem for layers without full attention: those in `layer_types`, or without it those from
+    `max_window_layers` on if `use_sliding_window` is set.
+    """
     kinds = fields["layer_types"]
     if kinds is not None:
         others = kinds if not isinstance(kinds, list) else [kind for kind in kinds if kind != _FULL]

@@ -1,4 +1,4 @@
-"""Which prompts the cache holds: those of running sequences, and what is kept of those that have ended."""
+"""Prompts in the cache: those of running sequences, and kept prefixes of ended ones."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from buckeye.inference.engine.sequences import Sequence
 
 
 class RunningPrompts:
-    """The running sequences by prompt: whose keys and values another of the same prompt may copy."""
+    """Running sequences by prompt. A sequence with an equal prompt can copy their keys and values."""
 
     def __init__(self) -> None:
         self._sequences: dict[tuple[int, ...], dict[Sequence, None]] = {}
@@ -18,15 +18,15 @@ class RunningPrompts:
         return len(self._sequences)
 
     def sibling(self, prompt: tuple[int, ...]) -> Sequence | None:
-        """The first that has this prompt."""
+        """Return the first sequence with this prompt, or None."""
         return next(iter(self._sequences.get(prompt, ())), None)
 
     def add(self, sequence: Sequence) -> None:
-        """From now on the prompt of `sequence` is in its slot."""
+        """Register that the slot of `sequence` holds its prompt."""
         self._sequences.setdefault(sequence.prompt_ids, {})[sequence] = None
 
     def remove(self, sequence: Sequence) -> None:
-        """Forget a sequence, if it is here."""
+        """Remove a sequence, if present."""
         siblings = self._sequences.get(sequence.prompt_ids)
         if siblings is not None:
             siblings.pop(sequence, None)
@@ -34,23 +34,23 @@ class RunningPrompts:
                 del self._sequences[sequence.prompt_ids]
 
     def clear(self) -> None:
-        """Forget all."""
+        """Remove all sequences."""
         self._sequences.clear()
 
 
 class Kept(NamedTuple):
-    """Keys and values of the first `length` positions, in the cache's slot `slot`."""
+    """Keys and values of the first `length` positions, in cache slot `slot`."""
 
     slot: int
     length: int
 
 
 class KeptPrefixes:
-    """Sequences that have ended and whose keys and values lie in spare slots of the cache, for prompts that
-    go on where one of them ended: the next turn of a conversation. The one kept longest ago gives way.
+    """Ended sequences whose keys and values are in spare cache slots, for prompts that continue one of them:
+    the next turn of a conversation. The oldest one is replaced first.
 
-    Only a prompt that begins with all of a kept sequence finds it. So what a prompt is computed from depends
-    on its own conversation, not on what else was sampled before.
+    A prompt matches only if it begins with the whole kept sequence. So the result of a prompt depends on its
+    own conversation only, not on other traffic.
     """
 
     def __init__(self, slots: range) -> None:
@@ -61,7 +61,7 @@ class KeptPrefixes:
         return len(self._tokens)
 
     def keep(self, tokens: tuple[int, ...]) -> int | None:
-        """The slot to copy the keys and values of `tokens` to; None if there are no spare slots."""
+        """Return the slot to copy the keys and values of `tokens` to, or None without spare slots."""
         if self._free:
             slot = self._free.pop()
         elif self._tokens:
@@ -72,8 +72,9 @@ class KeptPrefixes:
         return slot
 
     def take(self, prompt: tuple[int, ...]) -> Kept | None:
-        """The longest kept sequence that `prompt` goes on from. It is no longer kept: its slot may be
-        overwritten by the next `keep`."""
+        """Return the longest kept sequence that `prompt` continues, and release it: the next `keep` may
+        overwrite its slot.
+        """
         best: int | None = None
         for slot, tokens in self._tokens.items():
             longer = best is None or len(tokens) > len(self._tokens[best])
@@ -85,6 +86,6 @@ class KeptPrefixes:
         return Kept(best, len(self._tokens.pop(best)))
 
     def clear(self) -> None:
-        """Keep nothing."""
+        """Release all kept sequences."""
         self._free.extend(self._tokens)
         self._tokens.clear()

@@ -1,4 +1,4 @@
-"""Matrix products with weights, in the layout that the processor multiplies fastest."""
+"""Matrix products with weights, in the processor's fastest layout."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ import copy
 import torch
 import torch.nn.functional as F
 
-# oneDNN lays a matrix out for products with about so many rows; other numbers of rows cost little more.
+# oneDNN optimizes the layout for about this many rows; other row counts are only slightly slower.
 _PACKED_FOR_ROWS = 128
-# One row times a float32 matrix with fewer elements is over before oneDNN has begun.
+# For one row and a float32 matrix with fewer elements, oneDNN's overhead exceeds the product itself.
 _LARGE = 2**19
-# oneDNN prepares a product for every new number of rows. That takes as long as the product of a small
-# matrix, and half a megabyte or more that it does not give back.
+# oneDNN prepares a product for every new row count. This takes as long as the product of a small matrix, and
+# uses half a megabyte or more that it never releases.
 _SIZES_IN_AN_OCTAVE = 8
 
 
 class Projection:
-    """x -> x W^T + b for x [N, in] in the dtype of W [out, in]; b is [out] or None.
+    """Function x -> x W^T + b for x [N, in] in the dtype of W [out, in]; b is [out] or None.
 
-    On a CPU W is copied into oneDNN's blocked layout, in which products take down to half the time.
-    `with_adapter` adds a product of small matrices, which is kept in float32.
+    On a CPU, W is copied into oneDNN's blocked layout, which is up to twice as fast. `with_adapter` adds a
+    product of small matrices in float32.
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
@@ -34,19 +34,21 @@ class Projection:
                 self._plain = None
 
     def with_adapter(self, a: torch.Tensor, b: torch.Tensor) -> Projection:
-        """x -> x W^T + bias + (x A^T) B^T, for A [rank, in] and B [out, rank], both float32. W is shared."""
+        """Return x -> x W^T + bias + (x A^T) B^T, for A [rank, in] and B [out, rank], both float32. W is
+        shared.
+        """
         adapted = copy.copy(self)
         adapted._adapter = (a, b)
         return adapted
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        """All that is multiplied with or added."""
+        """All tensors of the computation."""
         found = (self._plain, self._packed, self._bias, *(self._adapter or ()))
         return tuple(tensor for tensor in found if tensor is not None)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """[N, in] -> [N, out], in the dtype of x."""
+        """Return [N, out] for x [N, in], in the dtype of x."""
         added = None
         if self._adapter is not None:
             a, b = self._adapter
@@ -67,14 +69,13 @@ class Projection:
     def _plainly(self, x: torch.Tensor, weight: torch.Tensor, added: torch.Tensor | None) -> torch.Tensor:
         if added is None:
             return F.linear(x, weight, self._bias)
-        # The sum is rounded once: what is less than a last place of the product would be lost beside it.
+        # Round the sum once: a separately rounded product would lose the small addend.
         found = torch.addmm(added, x, weight.T)
         return found if self._bias is None else found + self._bias
 
 
 def padded_rows(rows: int) -> int:
-    """So many rows or up to an eighth more, so that there are few sizes: eight from a power of two to the
-    next."""
+    """Round a row count up by at most an eighth, so that few sizes occur: eight between powers of two."""
     step = 2 ** max(0, (rows - 1).bit_length() - 1) // _SIZES_IN_AN_OCTAVE or 1
     return -(-rows // step) * step
 

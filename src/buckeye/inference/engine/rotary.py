@@ -10,10 +10,10 @@ from buckeye.inference.engine.architecture import RopeSpec
 
 
 def inverse_frequencies(rope: RopeSpec, head_dim: int) -> torch.Tensor:
-    """The rotation per position of each pair of dimensions, float32 [head_dim / 2].
+    """Return the rotation per position of each pair of dimensions, float32 [head_dim / 2].
 
-    "linear" divides all by the factor; "llama3" (Llama 3.1) only those whose wavelength exceeds the original
-    context, with a smooth passage between the two.
+    "linear" divides all by the factor. "llama3" (Llama 3.1) divides only those whose wavelength exceeds the
+    original context, with a smooth transition.
     """
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
     frequencies = 1.0 / rope.theta**exponents
@@ -25,15 +25,16 @@ def inverse_frequencies(rope: RopeSpec, head_dim: int) -> torch.Tensor:
     smooth = (rope.original_max_positions / wavelengths - rope.low_freq_factor) / (
         rope.high_freq_factor - rope.low_freq_factor
     )
-    kept = smooth.clamp(0.0, 1.0)  # 1: a short wavelength, unchanged; 0: a long one, divided by the factor
+    kept = smooth.clamp(0.0, 1.0)  # 1: short wavelength, unchanged; 0: long one, divided by the factor
     return (1 - kept) * frequencies / rope.factor + kept * frequencies
 
 
 def rotation_tables(
     rope: RopeSpec, head_dim: int, positions: int, *, dtype: torch.dtype, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosine and sine, [positions, head_dim] each. The sine of the first half carries the minus sign of the
-    rotation, so that a rotated x is x * cos + swap_halves(x) * sin."""
+    """Return cosine and sine, [positions, head_dim] each. The first half of the sine has the rotation's minus
+    sign, so a rotated x is x * cos + swap_halves(x) * sin.
+    """
     angles = torch.outer(torch.arange(positions, dtype=torch.float32), inverse_frequencies(rope, head_dim))
     cos = torch.cat([angles.cos(), angles.cos()], -1)
     sin = torch.cat([-angles.sin(), angles.sin()], -1)

@@ -1,4 +1,4 @@
-"""Drawing tokens from logits, for a whole batch at once."""
+"""Sampling of tokens from logits, for a whole batch."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplingBatch:
-    """The settings of B sequences; None where no sequence needs the operation.
+    """Sampling settings of B sequences; None if no sequence needs the operation.
 
-    inverse_temperature: float32 [B, 1], 1 for greedy sequences. greedy: bool [B].
-    top_k: int64 [B, 1] and top_p: float64 [B, 1], both or none; neutral values are the vocabulary size and 2.
+    inverse_temperature: float32 [B, 1], 1 for greedy sequences. greedy: bool [B]. top_k: int64 [B, 1] and
+    top_p: float64 [B, 1], both or none; neutral values are the vocabulary size and 2.
     """
 
     inverse_temperature: torch.Tensor | None
@@ -37,7 +37,9 @@ def sampling_batch(
     vocab: int,
     device: torch.device,
 ) -> SamplingBatch:
-    """The settings of B sequences as tensors; a `top_k` of 0 or less and a `top_p` of 1 truncate nothing."""
+    """Return the settings of B sequences as tensors. A `top_k` of 0 or less and a `top_p` of 1 do not
+    truncate.
+    """
     greedy = temperature == 0
     inverse = 1 / np.where(greedy, np.float32(1), temperature)
     truncated = ~greedy & ((top_p < 1) | ((top_k > 0) & (top_k < vocab)))
@@ -56,15 +58,16 @@ def sampling_batch(
 
 
 def mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Scramble 64-bit integers, one to one (the finaliser of splitmix64, Steele et al. 2014)."""
+    """Scramble 64-bit integers bijectively (the finalizer of splitmix64, Steele et al. 2014)."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))
 
 
 def uniforms(streams: npt.NDArray[np.uint64], positions: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    """One number in [0, 1) for each (stream, position): counter-based, so that it depends on nothing else.
-    `streams` are mixed seeds."""
+    """Return one number in [0, 1) for each (stream, position). Counter-based: it depends on nothing else.
+    `streams` are mixed seeds.
+    """
     bits = mix(streams + positions.astype(np.uint64) * _GOLDEN)
     return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
@@ -72,10 +75,11 @@ def uniforms(streams: npt.NDArray[np.uint64], positions: npt.NDArray[np.int64]) 
 def sample(
     logits: torch.Tensor, batch: SamplingBatch, random: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw one token per row of logits (float32 [B, V], overwritten) with the numbers `random` (float64 [B]).
+    """Sample one token per row of logits (float32 [B, V], overwritten) with the random numbers `random`
+    (float64 [B]).
 
-    Returns tokens, int64 [B], and their log-probs, float64 [B], under the distribution that was drawn from. A
-    row without a finite distribution gives a log-prob that is not finite.
+    Return tokens, int64 [B], and their log-probs, float64 [B], under the sampling distribution. A row without
+    a finite distribution gets a non-finite log-prob.
     """
     if batch.inverse_temperature is not None:
         logits.mul_(batch.inverse_temperature)
@@ -91,8 +95,9 @@ def sample(
 
 
 def truncate(weights: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """Keep the `top_k` heaviest tokens, and of these the fewest that hold the share `top_p`; equal weights
-    are ranked by token id."""
+    """Keep the `top_k` heaviest tokens, and of these the smallest set with share `top_p`. Ties are ranked by
+    token id.
+    """
     ranked, order = weights.sort(dim=-1, descending=True, stable=True)
     ranked = ranked.masked_fill(torch.arange(ranked.shape[1], device=ranked.device) >= top_k, 0.0)
     up_to = ranked.double().cumsum(-1)
@@ -102,10 +107,10 @@ def truncate(weights: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) ->
 
 
 def _draw(weights: torch.Tensor, random: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Inverse of the cumulative distribution, first over blocks of tokens, then inside the block: one number
-    and one pass a row. Sums of blocks are in float64, so a vocabulary of any size is drawn from exactly.
+    """Invert the cumulative distribution, first over blocks of tokens, then within the block: one random
+    number and one pass per row. Block sums are float64, so sampling is exact for any vocabulary size.
 
-    Returns tokens, int64 [B], and the sums of the rows, float64 [B]. A token of weight 0 is never drawn.
+    Return tokens, int64 [B], and the row sums, float64 [B]. A token of weight 0 is never sampled.
     """
     count, vocab = weights.shape
     if vocab % _BLOCK:
@@ -117,8 +122,8 @@ def _draw(weights: torch.Tensor, random: torch.Tensor) -> tuple[torch.Tensor, to
     block = torch.searchsorted(ends, target, right=True).clamp_(max=ends.shape[1] - 1)
     start = torch.where(block > 0, ends.gather(1, (block - 1).clamp_(min=0)), 0.0)
     inside = blocks.gather(1, block[..., None].expand(-1, -1, _BLOCK))[:, 0].double().cumsum(-1)
-    # The two sums of a block may differ in the last bit; the second one must not be overshot.
+    # The two sums of a block may differ in the last bit; do not overshoot the second one.
     rest = torch.minimum(target - start, inside[:, -1:] * _BELOW_ONE)
     index = torch.searchsorted(inside, rest, right=True).clamp_(max=_BLOCK - 1)
-    tokens = (block * _BLOCK + index)[:, 0].clamp_(max=vocab - 1)  # clamps matter only to rows of NaN
+    tokens = (block * _BLOCK + index)[:, 0].clamp_(max=vocab - 1)  # clamps matter only for rows of NaN
     return tokens, ends[:, -1]

@@ -1,4 +1,4 @@
-"""The engine's books: one sequence, and the table of those that are running."""
+"""Engine state: one sequence, and the table of the running ones."""
 
 from __future__ import annotations
 
@@ -21,8 +21,11 @@ def _ignore_news() -> None:
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One prompt and what becomes of it. The engine fills the later fields; others read them once `on_news`
-    was called: `token_ids` and `logprobs` after every token if `streamed`, else at the end."""
+    """Prompt and its sampled continuation.
+
+    The engine fills the later fields. Other threads read them after `on_news`: `token_ids` and `logprobs`
+    after every token if `streamed`, else at the end.
+    """
 
     prompt_ids: tuple[int, ...]
     params: SamplingParams
@@ -31,23 +34,23 @@ class Sequence:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
-    """For each token sampled so far, if asked for: the most likely ones and their log-probs, best first."""
+    """Most likely tokens and their log-probs, best first, for each sampled token; only if requested."""
     version_starts: list[tuple[int, int]] = field(default_factory=list)
-    """(policy version, index of the first sampled token that it produced), in order."""
+    """Pairs (policy version, index of its first sampled token), in order."""
     finish_reason: FinishReason | None = None
     error: str | None = None
-    """Set if the sequence ended by a fault of the engine; `finish_reason` is then "abort"."""
+    """Error message if the engine failed; `finish_reason` is then "abort"."""
     slot: int = -1
 
     def version_spans(self) -> list[tuple[int, int, int]]:
-        """(version, start, end) of the sampled tokens, end excluded, empty spans left out."""
+        """Return (version, start, end) spans of the sampled tokens, end excluded, without empty spans."""
         ends = [*(start for _, start in self.version_starts[1:]), len(self.token_ids)]
-        # an aborted sequence may never have been admitted and then has no version
+        # a sequence aborted before its admission has no version
         spans = zip(self.version_starts, ends, strict=False)
         return [(version, start, end) for (version, start), end in spans if end > start]
 
     def generation(self) -> Generation:
-        """The result of a sequence that has finished."""
+        """Return the result of a finished sequence."""
         assert self.finish_reason is not None
         return Generation(
             token_ids=self.token_ids,
@@ -58,12 +61,12 @@ class Sequence:
 
 
 class RunningSequences:
-    """The running sequences as columns, row i for the sequence in slot i. The rows 0..len-1 are in use:
-    whoever leaves is replaced by the last, so that the decode step needs no list of slots.
+    """Running sequences as columns, row i for the sequence in slot i.
 
-    `tokens` [slots, max_len] holds prompts and sampled tokens; `logprobs` those of the sampled ones.
-    `position` is that of the last token, the one to be fed next; `limit` the number of tokens at which a
-    sequence is at its end.
+    Rows 0..len-1 are in use. The last row replaces a removed one, so the decode step needs no list of slots.
+    `tokens` [slots, max_len] holds prompts and sampled tokens; `logprobs` those of the sampled tokens.
+    `position` is that of the last token, which is fed next. `limit` is the token count at which a sequence
+    ends.
     """
 
     def __init__(self, slots: int, max_len: int) -> None:
@@ -88,17 +91,17 @@ class RunningSequences:
 
     @property
     def free(self) -> int:
-        """Slots not in use."""
+        """Number of unused slots."""
         return self.slots - len(self.sequences)
 
     @property
     def usage(self) -> float:
-        """The share of all positions that the running sequences hold."""
+        """Share of all positions that running sequences use."""
         used = int(self.position[: len(self)].sum()) + len(self)
         return used / (self.slots * self.max_len)
 
     def add(self, sequence: Sequence) -> int:
-        """Give a sequence the next slot. Its prompt is shorter than `max_len`."""
+        """Put a sequence into the next slot. Its prompt must be shorter than `max_len`."""
         slot = len(self.sequences)
         prompt, params = sequence.prompt_ids, sequence.params
         self.sequences.append(sequence)
@@ -116,8 +119,7 @@ class RunningSequences:
         return slot
 
     def remove(self, slot: int) -> int | None:
-        """Take the sequence out of `slot`. Returns the slot whose sequence has taken its place, if one
-        has."""
+        """Remove the sequence from `slot`. Return the slot of the sequence that replaced it, or None."""
         self.sequences[slot].slot = -1
         last = len(self.sequences) - 1
         if slot == last:
@@ -143,8 +145,9 @@ class RunningSequences:
         return last
 
     def record(self, tokens: npt.NDArray[np.int64], logprobs: npt.NDArray[np.float64]) -> list[int]:
-        """Append one sampled token to every sequence. Returns the slots that are at their end, highest first
-        (so that they can be removed in this order)."""
+        """Append one sampled token to every sequence. Return the slots that have ended, highest first, so
+        that they can be removed in this order.
+        """
         count = len(self.sequences)
         position = self.position[:count]
         position += 1
@@ -158,16 +161,16 @@ class RunningSequences:
         return ended.nonzero()[0][::-1].tolist() if ended.any() else []
 
     def results(self, slot: int) -> tuple[list[int], list[float]]:
-        """The sampled tokens of a sequence and their log-probs."""
+        """Return the sampled tokens of a sequence and their log-probs."""
         start, end = len(self.sequences[slot].prompt_ids), int(self.position[slot]) + 1
         return self.tokens[slot, start:end].tolist(), self.logprobs[slot, start:end].tolist()
 
     def finish_reason(self, slot: int) -> FinishReason:
-        """Why a sequence that `record` named is at its end."""
+        """Return the finish reason of a sequence that `record` reported."""
         return "stop" if self.last_token[slot] in self.stop_ids[slot] else "length"
 
     def forbidden(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """(row, token) pairs of the stop tokens that may not be sampled yet because of `min_tokens`."""
+        """Return (row, token) pairs of stop tokens that `min_tokens` forbids for now."""
         count = len(self.sequences)
         early = self.position[:count] + 1 < self.stop_from[:count]
         if not early.any():
@@ -184,22 +187,22 @@ class RunningSequences:
 
 
 class Ranking:
-    """The running sequences that want to know the most likely tokens."""
+    """Running sequences that requested the most likely tokens."""
 
     def __init__(self) -> None:
         self._sequences: dict[Sequence, None] = {}
 
     def add(self, sequence: Sequence) -> None:
-        """Take in a sequence that begins, if it wants to know."""
+        """Add a starting sequence, if it requested them."""
         if sequence.params.top_logprobs:
             self._sequences[sequence] = None
 
     def discard(self, sequence: Sequence) -> None:
-        """A sequence has ended."""
+        """Remove a sequence that has ended."""
         self._sequences.pop(sequence, None)
 
     def tell(self, logits: torch.Tensor, batch: SamplingBatch) -> None:
-        """Append to each sequence what is most likely in its row of the logits, float32 [B, V]."""
+        """Append to each sequence the most likely tokens in its row of the logits, float32 [B, V]."""
         if not self._sequences:
             return
         rows = torch.tensor([sequence.slot for sequence in self._sequences], device=logits.device)
@@ -212,10 +215,11 @@ class Ranking:
 def top_tokens(
     logits: torch.Tensor, batch: SamplingBatch, rows: torch.Tensor, count: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The `count` most likely tokens of the rows `rows` (int64 [R]) of logits (float32 [B, V]), best first.
+    """Return the `count` most likely tokens of rows `rows` (int64 [R]) of logits (float32 [B, V]), best
+    first.
 
-    Returns tokens, int64 [R, count], and their log-probs, float64 [R, count], under the distribution that is
-    drawn from; a token that cannot be drawn has minus infinity.
+    Returns tokens, int64 [R, count], and their log-probs, float64 [R, count], under the sampling
+    distribution; -inf for a token that cannot be sampled.
     """
     logits = logits[rows]
     if batch.inverse_temperature is not None:

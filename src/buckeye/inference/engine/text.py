@@ -1,4 +1,4 @@
-"""Text of a sequence while it grows: whole characters only, cut at the first stop string."""
+"""Incremental detokenization: whole characters only, cut at the first stop string."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ _MOST_BYTES = 4  # of a character in UTF-8
 
 
 class GrowingText:
-    """Feed it tokens, read text. `decode` turns token ids into text.
+    """Text of a growing token sequence. `decode` converts token ids to text.
 
-    Text is released once it cannot change: a character whose bytes are not all there is held back, and so is
-    an end that may become one of the `stops`. When a stop string appears, the text ends before it.
+    Text is released once it cannot change. An incomplete character is held back, and so is an end that may
+    become one of the `stops`. When a stop string appears, the text ends before it.
     """
 
     def __init__(self, decode: Callable[[Sequence[int]], str], stops: Sequence[str] = ()) -> None:
         self._decode = decode
         self._stops = stops
         self._ids: list[int] = []
-        self._settled = 0  # tokens before this one are decoded for good
+        self._settled = 0  # tokens before this index are decoded for good
         self._text = ""
         self._released = 0
         self.stopped = False
@@ -39,30 +39,30 @@ class GrowingText:
             self._settle(final=False)
 
     def finish(self) -> None:
-        """No more tokens will come: release everything."""
+        """Release all text: no more tokens follow."""
         if not self.stopped:
             self._settle(final=True)
 
     @property
     def text(self) -> str:
-        """All the text so far, the parts held back excluded."""
+        """All decoded text, without the parts held back."""
         return self._text
 
     @property
     def num_tokens(self) -> int:
-        """Tokens taken in, up to the one that completed a stop string."""
+        """Number of accepted tokens, up to the one that completed a stop string."""
         return len(self._ids)
 
     def take(self, *, final: bool = False) -> str:
-        """What may be shown and was not taken yet."""
+        """Return the text that is certain and was not returned before."""
         end = len(self._text) if final or self.stopped else len(self._text) - self._possible_stop()
         part = self._text[self._released : end]
         self._released = max(self._released, end)
         return part
 
     def _settle(self, *, final: bool) -> None:
-        # Tokenizers may treat the first token they decode differently (a word's leading space), so the new
-        # tokens are decoded behind a few that are settled.
+        # Tokenizers may treat the first decoded token differently (a word's leading space), so new tokens are
+        # decoded after a few settled ones.
         start = max(0, self._settled - _CONTEXT)
         known = self._decode(self._ids[start : self._settled])
         text = self._decode(self._ids[start:])
@@ -78,8 +78,9 @@ class GrowingText:
         self._find_stop(before)
 
     def _without_half(self, start: int, text: str) -> tuple[str, int]:
-        """The text of the tokens from `start` on, without a character at its end that the next token may
-        complete, and where its tokens end."""
+        """Return the text of the tokens from `start` on without an incomplete last character, and the end of
+        its tokens.
+        """
         for half in range(1, _MOST_BYTES):
             whole = self._decode(self._ids[start:-half])
             if text == whole + _REPLACEMENT and len(self._ids) - half > self._settled:
@@ -95,7 +96,7 @@ class GrowingText:
             self.stopped = True
 
     def _possible_stop(self) -> int:
-        """The length of the longest end of the text that begins a stop string."""
+        """Return the length of the longest end of the text that begins a stop string."""
         longest = max(map(len, self._stops), default=1) - 1
         for length in range(min(longest, len(self._text)), 0, -1):
             if any(stop.startswith(self._text[-length:]) for stop in self._stops):

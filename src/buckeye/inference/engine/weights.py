@@ -1,8 +1,8 @@
-"""A model's weights in the form the decoder computes with: projections of the same input fused into one
-matrix, and matrices laid out for the processor.
+"""Model weights in the decoder's layout: projections of one input fused into one matrix, and matrices laid
+out for the processor.
 
-An update of a small model makes a whole new set beside the one in use, and then puts it in its place; that of
-a larger one on a CPU replaces one tensor after the other, so that there are never two models in memory.
+An update of a small model builds a second set and then swaps it in. An update of a larger model on a CPU
+replaces one tensor at a time, so that memory never holds two models.
 """
 
 from __future__ import annotations
@@ -29,11 +29,13 @@ _INPUT_NORM, _MLP_NORM = "input_layernorm.weight", "post_attention_layernorm.wei
 _QK_NORMS = ("self_attn.q_norm.weight", "self_attn.k_norm.weight")
 _FINAL_NORM = "model.norm.weight"
 _BESIDE = 2**26
-"""Bytes of weights of which a second set is made on a CPU. Preparing it and sampling share its cores."""
+"""Largest size, in bytes, of weights that get a second set on a CPU. Preparing it shares cores with
+sampling.
+"""
 
 
 class _Matrix(NamedTuple):
-    """A projection: the modules whose weights are its blocks of rows, with their numbers of rows."""
+    """Fused projection: the modules whose weights are its blocks of rows, with their row counts."""
 
     modules: dict[str, int]
     columns: int
@@ -42,7 +44,7 @@ class _Matrix(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerWeights:
-    """One layer. The norms are [hidden]; `qk_norm` is [query heads + key heads, head_dim]."""
+    """Weights of one layer. Norms are [hidden]; `qk_norm` is [query heads + key heads, head_dim]."""
 
     input_norm: torch.Tensor
     qkv: Projection
@@ -55,9 +57,11 @@ class LayerWeights:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelWeights:
-    """All weights of a model, ready to compute with. `embed` is [vocab, hidden], `final_norm` [hidden], and
-    `head` projects to the vocabulary. `directory` is what they were read from; with an adapter that is kept
-    apart they share all else with `base`, which is without."""
+    """Weights of a model, ready for computation.
+
+    `embed` is [vocab, hidden], `final_norm` [hidden]; `head` projects to the vocabulary. `directory` is the
+    source. With a separate adapter, all other weights are shared with `base`, the model without it.
+    """
 
     directory: Path
     base: ModelWeights | None = None
@@ -68,7 +72,7 @@ class ModelWeights:
 
     @property
     def tensors(self) -> list[torch.Tensor]:
-        """All of them, in an order that depends on the model only; a tied one twice."""
+        """All tensors, in an order that depends on the model only; a tied one appears twice."""
         found = [self.embed, self.final_norm, *self.head.tensors]
         for layer in self.layers:
             norms = (layer.input_norm, layer.qk_norm, layer.mlp_norm)
@@ -79,12 +83,13 @@ class ModelWeights:
 
 
 class HalfReplacedError(InferenceError):
-    """Some of the weights in use are new and some are old: nothing can be computed with them."""
+    """Weights replaced only in part: nothing can be computed with them."""
 
 
 class Checkpoint:
-    """The safetensors of a model directory. A file is mapped only while a tensor of it is in use: what has
-    been read of a mapped file counts as memory of this process."""
+    """Safetensors files of a model directory. A file is mapped only while one of its tensors is in use: pages
+    read from a mapped file count as memory of this process.
+    """
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -92,45 +97,47 @@ class Checkpoint:
         self._shapes: dict[str, tuple[int, ...]] = {}
         for path in _safetensors_files(directory):
             with _opened(path) as file:
-                for name in file.keys():  # noqa: SIM118  it is no dict
+                for name in file.keys():  # noqa: SIM118, not a dict
                     self._files[name] = path
                     self._shapes[name] = tuple(file.get_slice(name).get_shape())
 
     @property
     def names(self) -> set[str]:
-        """The names of all tensors."""
+        """Names of all tensors."""
         return set(self._files)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of a tensor, without reading it."""
+        """Return the shape of a tensor, without reading it."""
         return self._shapes[name]
 
     def tensor(self, name: str) -> torch.Tensor:
-        """A tensor, on the CPU, as it is stored."""
+        """Return a tensor on the CPU, as stored."""
         with _opened(self._files[name]) as file:
             tensor: torch.Tensor = file.get_tensor(name)
         return tensor
 
     def replaces(self, name: str) -> bool:
-        """Whether a tensor is another than the one in the directory."""
+        """Return True if a tensor replaces the one in the directory."""
         return False
 
     def without_low_rank(self, name: str) -> torch.Tensor:
-        """A tensor as it is before anything is added to it."""
+        """Return a tensor before low-rank matrices are added."""
         return self.tensor(name)
 
     def low_rank(self, name: str) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """A [rank, in] and B [out, rank], float32: B A is to be added to a matrix. None if nothing is."""
+        """Return A [rank, in] and B [out, rank], float32, whose product B A is added to a matrix; None
+        without them.
+        """
         return None
 
     @property
     def has_low_rank(self) -> bool:
-        """Whether there is something to be added to any."""
+        """True if any tensor has low-rank matrices."""
         return False
 
 
 def auto_dtype(checkpoint: Checkpoint, device: torch.device) -> torch.dtype:
-    """What to compute a checkpoint in where nothing is asked for."""
+    """Return the default compute dtype of a checkpoint."""
     return auto_compute_dtype(sum(math.prod(checkpoint.shape(name)) for name in checkpoint.names), device)
 
 
@@ -139,19 +146,20 @@ def _opened(path: Path) -> Iterator[Any]:
     try:
         with safe_open(path, framework="pt") as file:
             yield file
-    except (OSError, SafetensorError, UnicodeEncodeError) as error:  # the last: of a name in an index
+    # UnicodeEncodeError: of a file name in an index
+    except (OSError, SafetensorError, UnicodeEncodeError) as error:
         raise InferenceError(f"{path} cannot be read: {error}") from error
 
 
 class Weights:
-    """The weights that a decoder computes with, once there was a `load`: what `ModelWeights` has."""
+    """Current weights of a decoder; empty before the first `load`. Has the tensors of `ModelWeights`."""
 
     embed: torch.Tensor
     layers: Sequence[LayerWeights]
     final_norm: torch.Tensor
     head: Projection
     moves = 0
-    """How often they came to be elsewhere in memory."""
+    """Number of times that the tensors moved in memory."""
     _loaded: ModelWeights | None = None
 
     def __init__(self, spec: ModelSpec, *, dtype: torch.dtype, device: torch.device) -> None:
@@ -163,12 +171,13 @@ class Weights:
 
     @property
     def num_parameters(self) -> int:
-        """The number of parameters of the model as published (a tied head counts once)."""
+        """Number of parameters of the model as published (a tied head counts once)."""
         return sum(map(math.prod, self._shapes.values()))
 
     def check(self, checkpoint: Checkpoint) -> None:
-        """Raise `InferenceError` unless the checkpoint has exactly this model's tensors, each in its
-        shape, and a tied head, if it is stored too, is the embedding."""
+        """Raise `InferenceError` unless the checkpoint has exactly this model's tensors, with their shapes.
+        If a tied head is stored too, it must equal the embedding.
+        """
         ignored = {n for n in checkpoint.names if n.endswith("rotary_emb.inv_freq")}
         if self._spec.tied_head:
             ignored.add(_HEAD)
@@ -195,18 +204,18 @@ class Weights:
             )
 
     def prepare(self, checkpoint: Checkpoint) -> ModelWeights | Checkpoint:
-        """Read a checkpoint that has passed `check`, convert the dtype and lay it out for `load`: nearly all
-        the work of an update, which may be done while the old weights are in use. Until then there are two
-        models in memory. Where that would be much, on a CPU, the checkpoint is left for `load`.
+        """Read a checkpoint that passed `check`, convert its dtype and lay it out for `load`: nearly all the
+        work of an update.
 
-        Where weights have 16 bits an adapter is kept apart: added to them, most of it would be rounded away.
-        Then one model is in memory all the time, and nothing but the adapter is read.
+        This can run while the old weights are in use; memory then holds two models until `load`. If that is
+        too much on a CPU, the checkpoint is returned unread. With 16-bit weights an adapter stays separate:
+        merged, most of it would be rounded away. Then only the adapter is read, and memory holds one model.
         """
         large = self.num_parameters * self._dtype.itemsize > _BESIDE
         if large and self._device.type == "cpu" and not self._keeps_apart(checkpoint):
             return checkpoint
-        # In a thread that ends: PyTorch keeps a pool of compute threads for every thread that has computed,
-        # and beside a second pool the engine's own no longer waits for work awake.
+        # Use a thread that ends. PyTorch keeps a pool of compute threads for every thread that has computed,
+        # and next to a second pool the engine's own pool stops busy-waiting for work.
         with ThreadPoolExecutor(1, "weights") as worker:
             return worker.submit(self._read, checkpoint).result()
 
@@ -222,8 +231,9 @@ class Weights:
         return checkpoint.has_low_rank and self._dtype.itemsize < 4
 
     def load(self, new: ModelWeights | Checkpoint) -> None:
-        """Compute with other weights from now on: prepared ones, or a checkpoint that has passed `check`.
-        Raises HalfReplacedError if that cannot be read to its end."""
+        """Replace the current weights by prepared ones, or by a checkpoint that passed `check`. Raise
+        `HalfReplacedError` if reading fails in the middle.
+        """
         if isinstance(new, Checkpoint) and not self._keeps_apart(new):
             self._replace(new)
             return
@@ -237,7 +247,7 @@ class Weights:
         self._loaded = model
 
     def _replace(self, checkpoint: Checkpoint) -> None:
-        """Put each tensor in the place of the old one, which is let go before the next is read."""
+        """Replace one tensor at a time; the old one is released before the next is read."""
         reader = _Reader(self._spec, checkpoint, self._dtype, self._device)
         self.moves += 1
         before, self._loaded = self._loaded, None
@@ -265,9 +275,11 @@ class Weights:
 
 
 def copy_over(old: ModelWeights, new: ModelWeights) -> bool:
-    """Copy new weights to where the old ones are: on a GPU that takes less than a millisecond, and what was
-    captured with the old ones stays usable. Returns False, and copies nothing, where they are not alike or an
-    adapter shares its base's weights."""
+    """Copy new weights over the old ones in place.
+
+    On a GPU this takes less than a millisecond, and captured graphs stay valid. Return False, without
+    copying, if shapes differ or an adapter shares its base's weights.
+    """
     pairs = list(zip(old.tensors, new.tensors, strict=False))
     alike = len(old.tensors) == len(new.tensors) and all(a.shape == b.shape for a, b in pairs)
     if not alike or old.base is not None or new.base is not None:
@@ -278,7 +290,9 @@ def copy_over(old: ModelWeights, new: ModelWeights) -> bool:
 
 
 class _Reader:
-    """Builds a model's weights from a checkpoint; on a `base`, of what that does not have."""
+    """Builder of a model's weights from a checkpoint. Tensors that the checkpoint does not replace come from
+    `base`.
+    """
 
     def __init__(
         self,
@@ -295,7 +309,7 @@ class _Reader:
         self._base = base
 
     def model(self) -> ModelWeights:
-        """All of them."""
+        """Return all weights."""
         embed = self.embed()
         return ModelWeights(
             directory=self._checkpoint.directory,
@@ -307,22 +321,22 @@ class _Reader:
         )
 
     def embed(self) -> torch.Tensor:
-        """The embedding."""
+        """Return the embedding."""
         return self._known(self._base and self._base.embed, _EMBED)
 
     def final_norm(self) -> torch.Tensor:
-        """The norm before the head."""
+        """Return the norm before the head."""
         return self._known(self._base and self._base.final_norm, _FINAL_NORM)
 
     def head(self, embed: torch.Tensor) -> Projection:
-        """The head; a tied one is the embedding in another layout."""
+        """Return the head; a tied one is the embedding in another layout."""
         name = _EMBED if self._spec.tied_head else _HEAD
         if self._base is not None and not self._checkpoint.replaces(name):
             return self._with_adapter(self._base.head, {name: self._spec.vocab_size})
         return Projection(embed if self._spec.tied_head else self._tensor(_HEAD))
 
     def layer(self, index: int) -> LayerWeights:
-        """One layer."""
+        """Return the weights of one layer."""
         prefix = f"model.layers.{index}."
         known = self._base.layers[index] if self._base is not None else None
         projections = {
@@ -345,8 +359,9 @@ class _Reader:
         return self._with_adapter(known, weights)
 
     def _with_adapter(self, projection: Projection, weights: Mapping[str, int]) -> Projection:
-        """With what is to be added to the matrices of a projection, its blocks of so many rows: their A one
-        above the other, and their B along a diagonal."""
+        """Add low-rank matrices to a projection whose row blocks are `weights`: the A are stacked, and the B
+        are on a block diagonal.
+        """
         pairs = {name: self._checkpoint.low_rank(name) for name in weights} if self._base is not None else {}
         found = [pair for pair in pairs.values() if pair is not None]
         if not found:
@@ -370,13 +385,13 @@ class _Reader:
         return torch.cat([query.expand(self._spec.num_heads, -1), key.expand(self._spec.num_kv_heads, -1)])
 
     def _tensor(self, name: str) -> torch.Tensor:
-        # a copy: the file, which is mapped as long as the tensor is there, may change or go away
+        # a copy: the mapped file may change or disappear
         read = self._checkpoint.tensor if self._base is None else self._checkpoint.without_low_rank
         return read(name).to(self._device, self._dtype, copy=True)
 
 
 def _shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-    """The tensors that a checkpoint of the model has, by name."""
+    """Return the tensors of the model's checkpoint as name -> shape."""
     shapes: dict[str, tuple[int, ...]] = {_EMBED: (spec.vocab_size, spec.hidden_size)}
     shapes[_FINAL_NORM] = (spec.hidden_size,)
     if not spec.tied_head:
@@ -395,7 +410,7 @@ def _shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
 
 
 def _matrices(spec: ModelSpec) -> dict[str, _Matrix]:
-    """The projections of a layer, by their names in `LayerWeights`."""
+    """Return the projections of a layer, by their names in `LayerWeights`."""
     hidden = spec.hidden_size
     queries, keys = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
     qkv = {"self_attn.q_proj": queries, "self_attn.k_proj": keys, "self_attn.v_proj": keys}
@@ -426,8 +441,11 @@ _BFLOAT16_PARAMETERS = 5_000_000
 
 
 def auto_compute_dtype(parameters: int, device: torch.device) -> torch.dtype:
-    """What to compute in where nothing is asked for: bfloat16 on a GPU; on a CPU float32, in which engine and
-    trainer agree to the last digits, unless the model is large and the processor multiplies in bfloat16."""
+    """Return the default compute dtype: bfloat16 on a GPU, float32 on a CPU.
+
+    In float32, engine and trainer agree to the last digits. A large model on a CPU with bfloat16 matrix
+    instructions uses bfloat16.
+    """
     if device.type != "cpu":
         return torch.bfloat16
     fast = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()

@@ -1,5 +1,6 @@
-"""Between messages and tokens: prompts by the model's own chat template, replies read back as messages, and
-sampled tokens that stay what they were."""
+"""Conversion between messages and tokens: prompts from the model's chat template, replies parsed to messages,
+and sampled tokens that are never re-encoded.
+"""
 
 from buckeye.inference.render.renderer import ChatRenderer, Conversation
 

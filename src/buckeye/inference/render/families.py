@@ -1,8 +1,7 @@
-"""Replies of the families that the `renderers` library knows.
+"""Replies of model families that the `renderers` library supports.
 
-Which family a model is of is not told by its name alone, since a fine-tune may bring another template. The
-library's rendering of some conversations must equal the template's, token for token; only then does the
-library read the replies.
+A model's name alone does not identify its family, since a fine-tune may have another template. The library
+parses replies only if its rendering of some conversations equals the template's, token for token.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _BY_ARCHITECTURE = {
     "qwen3": ("qwen3", "prime-qwen3"),
     "qwen3_moe": ("qwen3", "prime-qwen3"),
 }
-"""`model_type` of config.json -> the renderers to try."""
+"""Renderers to try, by the `model_type` of config.json."""
 
 _CONVERSATIONS = (
     ((QUESTION,), ()),
@@ -38,7 +37,7 @@ _CONVERSATIONS = (
 
 
 class FamilyParser:
-    """One family's way to write reasoning and calls."""
+    """Parser of one family's format of reasoning and calls."""
 
     def __init__(self, renderer: Any) -> None:
         self.name: str = renderer.config.name
@@ -47,12 +46,14 @@ class FamilyParser:
     def parse(
         self, sampled_ids: Sequence[int], prompt_ids: Sequence[int], tools: Sequence[Tool]
     ) -> Parsed | None:
-        """A reply in its parts; None where the library fails, or finds calls though no tools were offered."""
+        """Return the parsed reply. None if the library fails, or finds calls although no tools were
+        offered.
+        """
         try:
             response = self._renderer.parse_response(
                 list(sampled_ids), tools=[dict(tool) for tool in tools] or None, prompt_ids=list(prompt_ids)
             )
-        except Exception as error:  # a model may write anything, and must not break a rollout by it
+        except Exception as error:  # a model may write anything, which must not fail the rollout
             log.debug("the %s parser of renderers failed: %r", self.name, error)
             return None
         if response.tool_calls and not tools:
@@ -63,14 +64,16 @@ class FamilyParser:
     def training_turn(
         self, messages: Sequence[Message], tools: Sequence[Tool]
     ) -> tuple[list[int], list[int]] | None:
-        """The prompt of the last message, an assistant's, and what a policy samples to write it, its end of
-        turn included. None where the library cannot write these messages, or not upon the prompt."""
+        """Return the prompt of the last message, an assistant's, and the tokens that a policy samples to
+        write it, end of turn included. None if the library cannot render these messages, or not as a
+        continuation of the prompt.
+        """
         whole, offered = [readable(message) for message in messages], [dict(tool) for tool in tools] or None
         try:
             prompt = self._renderer.render_ids(whole[:-1], tools=offered, add_generation_prompt=True)
             rendered = self._renderer.render(whole, tools=offered)
             stops = self._renderer.get_stop_token_ids()
-        except Exception as error:  # the chat template says better what is wrong with the messages
+        except Exception as error:  # the chat template reports errors in the messages more clearly
             log.debug("the %s renderer failed: %r", self.name, error)
             return None
         end = max((i + 1 for i, sampled in enumerate(rendered.sampled_mask) if sampled), default=0)
@@ -81,9 +84,9 @@ class FamilyParser:
 
 
 def find_family(tokenizer: Any, model_path: str, template: ChatTemplate) -> FamilyParser | None:
-    """The family whose renderer writes what the template writes; None if there is none."""
+    """Return the family whose renderer matches the template's output, or None."""
     if not template.speaks_tools:
-        return None  # every family does; spares the import
+        return None  # all families support tools; avoids the import
     from renderers import config_from_name, create_renderer
     from renderers.base import MODEL_RENDERER_MAP
 

@@ -1,9 +1,9 @@
-"""Keep words in a message words: a control token that a user or a tool wrote ends no turn.
+"""Literal text in messages: a control token that a user or a tool wrote does not end a turn.
 
-Tokenizers find their control tokens anywhere in a text, and a chat template makes one text of what it
-writes itself and of what others wrote. So a sign that no text has is put into every name of a control token
-that stands in a message, before the template sees it. Where a text is encoded, it is cut at that sign: no
-piece has the whole name, and the pieces together are the words.
+Tokenizers recognize their control tokens anywhere in a text, and a chat template joins its own text with that
+of messages. So every control-token name in a message gets a sign that no text contains, before the template
+is rendered. Encoding cuts the text at that sign: no piece has the whole name, and the joined pieces are the
+original text.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from buckeye.base.storage import utf8
 from buckeye.envs.base import Message
 
 MARK = "\ufdd0"
-"""A code point that stands for no character, and never will."""
+"""Unicode noncharacter, never used in text."""
 
 _OF_REPLIES = frozenset({"<think>", "</think>", "<tool_call>", "</tool_call>"})
-"""What assistants write themselves in their replies, and data sets in theirs."""
+"""Tokens that assistants write in their replies, also in data sets."""
 _WRITTEN_HERE = _OF_REPLIES | {"<tool_response>", "</tool_response>", "<tools>", "</tools>"}
-"""What is written around tools and calls for templates that know none."""
+"""Tokens written around tools and calls for templates without tool support."""
 _BARS = re.compile(r"\S*[<\[][|｜].*|.*[|｜][>\]]\S*", re.DOTALL)
 _TAG = re.compile(r"<\S+>|\[\S+\]")
 
 
 class Literal:
-    """Keeps the names of a tokenizer's control tokens in messages from being read as such."""
+    """Marker of control-token names in messages, so that they are tokenized as text."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -37,18 +37,18 @@ class Literal:
         self._anywhere, self._in_replies = _pattern(names), _pattern(names - _OF_REPLIES)
 
     def marked(self, message: Message) -> dict[str, Any]:
-        """A message whose texts are words to `encode`; its role is left as it is."""
+        """Return a message with marked texts, for `encode`. Its role stays unchanged."""
         pattern = self._in_replies if message.get("role") == "assistant" else self._anywhere
         if pattern is None:
             return dict(message)
         return {key: item if key == "role" else _marked(item, pattern) for key, item in message.items()}
 
     def marked_tool(self, tool: Mapping[str, Any]) -> dict[str, Any]:
-        """The description of a tool, which its server wrote."""
+        """Return a tool's description with marked texts: its server wrote it."""
         return dict(tool) if self._anywhere is None else _marked(dict(tool), self._anywhere)
 
     def encode(self, text: str) -> list[int]:
-        """The token ids of what a template made of marked messages, none added around them."""
+        """Return the token ids of a template's text from marked messages, without added special tokens."""
         text = utf8(text).decode()
         if MARK not in text:
             return self._tokenizer.encode(text, add_special_tokens=False)
@@ -58,7 +58,7 @@ class Literal:
         return ids
 
     def _continued(self, piece: str) -> list[int]:
-        """The ids of a piece that does not begin a text: some tokenizers put a space before one that does."""
+        """Return the ids of a piece inside a text: some tokenizers add a space at the beginning of a text."""
         before = self._tokenizer.encode(_ANCHOR, add_special_tokens=False)
         after = self._tokenizer.encode(_ANCHOR + piece, add_special_tokens=False)
         if after[: len(before)] == before:
@@ -67,8 +67,9 @@ class Literal:
 
 
 def _controls(token: str, template: str) -> bool:
-    """Whether a token that its tokenizer does not call special is a control token all the same: by its bars,
-    or as a tag that the chat template writes. Other tags, such as `<answer>`, are words of a task."""
+    """Return True if a non-special token is a control token: by its bars, or as a tag that the chat template
+    writes. Other tags, such as `<answer>`, are text of a task.
+    """
     if _BARS.fullmatch(token):
         return True
     return bool(_TAG.fullmatch(token)) and (token in template or token in _WRITTEN_HERE)

@@ -1,4 +1,4 @@
-"""Reading what a model wrote: reasoning, content and tool calls. Nothing it can write is an error here."""
+"""Parsing of replies: reasoning, content and tool calls. No model output is an error here."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ _PYTHON_TAG = "<|python_tag|>"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Call:
-    """One call: `name` and `arguments`, JSON text. One that cannot be read has an empty name, and what was
-    written as its arguments."""
+    """Tool call: `name`, and `arguments` as JSON text. An unreadable call has an empty name and the original
+    text as arguments.
+    """
 
     name: str
     arguments: str
@@ -23,7 +24,7 @@ class Call:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Parsed:
-    """A reply in its parts. `reasoning` is None where the model did not think apart from its content."""
+    """Parsed reply. `reasoning` is None if the model did not write it separately."""
 
     content: str
     reasoning: str | None = None
@@ -31,7 +32,9 @@ class Parsed:
 
 
 def split_reasoning(text: str, *, opened: bool) -> tuple[str | None, str]:
-    """Reasoning and the rest. `opened`: the prompt has begun the reasoning. Unclosed, all is reasoning."""
+    """Split a reply into reasoning and content. `opened`: the prompt has started the reasoning. Unclosed
+    reasoning takes the whole text.
+    """
     body = text.lstrip()
     if body.startswith("<think>"):
         body = body.removeprefix("<think>")
@@ -42,19 +45,21 @@ def split_reasoning(text: str, *, opened: bool) -> tuple[str | None, str]:
 
 
 def tagged_calls(text: str) -> Parsed:
-    """Calls as `<tool_call>{"name": ..., "arguments": ...}</tool_call>`; the rest is content."""
+    """Parse calls written as `<tool_call>{"name": ..., "arguments": ...}</tool_call>`; the rest is
+    content.
+    """
     calls = tuple(read_call(match[1]) for match in _BLOCK.finditer(text))
     return Parsed(content=_BLOCK.sub("", text).strip() if calls else text, calls=calls)
 
 
 def bare_call(text: str) -> Parsed:
-    """A reply that is one JSON object with a name is a call; any other is content."""
+    """Parse a reply that is one JSON object with a name as a call, any other as content."""
     call = read_call(text.strip().removeprefix(_PYTHON_TAG))
     return Parsed(content="", calls=(call,)) if call.name else Parsed(content=text)
 
 
 def read_call(text: str) -> Call:
-    """A call written as JSON with a `name` and `arguments` (or `parameters`)."""
+    """Parse a call from JSON with a `name` and `arguments` (or `parameters`)."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -66,21 +71,24 @@ def read_call(text: str) -> Call:
 
 
 def make_call(name: Any, arguments: Any, *, raw: str) -> Call:
-    """A call of parts that were read; `raw` is what was written, kept if they are not a call after all."""
+    """Return a call from its parsed parts. `raw` is the original text, kept if the parts do not form a
+    call.
+    """
     unreadable = Call(name="", arguments=raw.strip())
     if not isinstance(name, str) or not name:
         return unreadable
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
     try:
         (name + text).encode()
-    except UnicodeEncodeError:  # half a surrogate pair, which no tokenizer can write
+    except UnicodeEncodeError:  # half a surrogate pair, which tokenizers cannot encode
         return unreadable
     return Call(name=name, arguments=text)
 
 
 def message_of(parsed: Parsed, *, first_call: int) -> dict[str, Any]:
-    """The assistant message in the OpenAI form. Calls are numbered from `first_call` on within a
-    conversation; nine letters and digits, since some templates accept no other id."""
+    """Return the assistant message in OpenAI's format. Call ids are numbered from `first_call` within a
+    conversation. They have nine letters and digits, since some templates accept no other length.
+    """
     message: dict[str, Any] = {"role": "assistant", "content": parsed.content}
     if parsed.reasoning is not None:
         message["reasoning_content"] = parsed.reasoning
@@ -97,5 +105,5 @@ def message_of(parsed: Parsed, *, first_call: int) -> dict[str, Any]:
 
 
 def count_calls(messages: Sequence[Any]) -> int:
-    """How many calls a conversation has had."""
+    """Return the number of calls in a conversation."""
     return sum(len(message.get("tool_calls") or ()) for message in messages)

@@ -1,5 +1,6 @@
-"""Chat messages to token ids and back, without ever re-tokenising what was sampled; and forced tool calls,
-whose replies are begun for the model."""
+"""Chat messages to token ids and back, without re-tokenizing sampled tokens; and forced tool calls, whose
+replies start with given text.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +32,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Conversation:
-    """A prompt. `ids` are what the engine reads, earlier replies exactly as they were sampled; `text` is what
-    the chat template makes of `messages` and `tools`, up to where the next reply begins."""
+    """Prompt of a conversation. `ids` are the engine's input, with earlier replies exactly as sampled. `text`
+    is the chat template's rendering of `messages` and `tools`, up to the next reply.
+    """
 
     ids: list[int]
     text: str
@@ -41,7 +43,7 @@ class Conversation:
 
 
 class ChatRenderer:
-    """The tokenizer and chat template of a model (a local directory or a Hub id)."""
+    """Tokenizer and chat template of a model (a local directory or a Hub id)."""
 
     def __init__(self, model_path: str | Path) -> None:
         self.model_path = str(model_path)
@@ -56,26 +58,27 @@ class ChatRenderer:
             )
         self.token_text = lru_cache(maxsize=1 << 16)(self._token_text)
         self.stop_token_ids = self._find_stop_token_ids()
-        """Every token that ends an assistant's turn, the tokenizer's and the template's."""
+        """All tokens that end an assistant's turn: the tokenizer's and the template's."""
 
     @cached_property
     def vocab_size(self) -> int:
-        """How many token ids the tokenizer has."""
+        """Number of token ids of the tokenizer."""
         return len(self.tokenizer)
 
     @cached_property
     def family(self) -> FamilyParser | None:
-        """How `renderers` reads replies of this model; None if its template is not one that it knows."""
+        """Reply parser of `renderers`, or None if it does not support this template."""
         return find_family(self.tokenizer, self.model_path, self.template)
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> Conversation:
-        """The prompt that asks for the next assistant message. Raises `UsageError` if the template
-        refuses."""
+        """Return the prompt for the next assistant message. Raise `UsageError` if the template rejects the
+        messages.
+        """
         text = self.prompt_text(messages, tools)
         return Conversation(ids=self.encode(text), text=text, messages=tuple(messages), tools=tuple(tools))
 
     def prompt_text(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> str:
-        """The text of `render`. Raises as it does."""
+        """Return the text of the prompt. Raise `UsageError` if the template rejects the messages."""
         return self.template.text(messages, tools, prompt=True)
 
     def extend(
@@ -85,11 +88,12 @@ class ChatRenderer:
         messages: Sequence[Message],
         tools: Sequence[Tool] = (),
     ) -> Conversation | None:
-        """The next turn's prompt: the earlier ids, the sampled ids, and only what follows newly tokenised.
+        """Return the next turn's prompt: the earlier ids, the sampled ids, and only the text after them newly
+        tokenized.
 
-        None where a prompt made from the start would differ: the template drops something of the earlier
-        turns (Qwen3 drops reasoning once the user has spoken again), or `messages` are not those before, the
-        sampled reply, and more. How a template spaces or orders the JSON of a call is no other story.
+        None if a prompt rendered from scratch would differ: the template drops part of the earlier turns
+        (Qwen3 drops reasoning after the next user message), or `messages` are not the earlier ones, the
+        sampled reply, and more. Differences in spacing or key order of a call's JSON do not count.
         """
         text = self.template.text(messages, tools, prompt=True)
         position = len(conversation.messages)
@@ -109,10 +113,10 @@ class ChatRenderer:
         return Conversation(ids=ids, text=text, messages=tuple(messages), tools=tuple(tools))
 
     def parse(self, conversation: Conversation, sampled_ids: Sequence[int]) -> dict[str, Any]:
-        """The sampled reply as an assistant message: `content`, `reasoning_content` where the template has
-        reasoning, and `tool_calls` where tools were offered and called.
+        """Return the sampled reply as an assistant message: `content`, `reasoning_content` if the template
+        supports reasoning, and `tool_calls` if tools were offered and called.
 
-        A call that cannot be read has the name "" and, as its arguments, what was written. Never raises.
+        An unreadable call has the name "" and the original text as its arguments. Never raises.
         """
         parsed = None
         if self.family is not None:
@@ -122,20 +126,26 @@ class ChatRenderer:
         return message_of(parsed, first_call=count_calls(conversation.messages))
 
     def parse_text(self, conversation: Conversation, text: str) -> dict[str, Any]:
-        """As `parse`, for a reply of which only the text is left, because a stop string has cut it off."""
+        """Return a reply's text as an assistant message, for a reply that a stop string has cut. An
+        unreadable call has the name "" and the original text as its arguments.
+        """
         parsed = self._parse_text(conversation, text)
         return message_of(parsed, first_call=count_calls(conversation.messages))
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of a text, special tokens recognised (but for those in what others wrote), none added."""
+        """Return the token ids of a text. Special tokens are recognized except in marked text; none are
+        added.
+        """
         return self.template.literal.encode(text)
 
     def encode_prompt(self, text: str) -> list[int]:
-        """Token ids of a text that the model is to go on with: also what the tokenizer puts before one."""
+        """Return the token ids of a text that the model continues, with the tokens that the tokenizer adds
+        before it.
+        """
         return self.tokenizer.encode(utf8(text).decode(), add_special_tokens=True)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of token ids, special tokens included; bytes that are no UTF-8 become U+FFFD."""
+        """Return the text of token ids, special tokens included. Invalid UTF-8 becomes U+FFFD."""
         return self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
     def _parse_text(self, conversation: Conversation, text: str) -> Parsed:
@@ -148,14 +158,15 @@ class ChatRenderer:
         return Parsed(content=parsed.content, reasoning=reasoning, calls=parsed.calls)
 
     def _after_reply(self, text: str, reply: Message) -> tuple[str, str] | None:
-        """What follows the reply at the start of `text`: its end-of-turn token, and the rest. None if the
-        reply is not there whole."""
+        """Split `text`, which starts with the reply, into the end-of-turn token and the rest. None if it does
+        not contain the whole reply.
+        """
         if self.template.end_of_turn is None:
             return None
         end, _ = self.template.end_of_turn
         written, found, rest = text.partition(end)
         content, reasoning = ((reply.get(key) or "").strip() for key in ("content", "reasoning_content"))
-        # Reasoning stands before the content, which may well contain the same words.
+        # Reasoning precedes the content, which may contain equal text.
         before = written.rpartition(content)[0] if content else written
         if not found or content not in written or reasoning not in before:
             return None
@@ -165,7 +176,7 @@ class ChatRenderer:
         return ids[:-1] if ids and ids[-1] in self.stop_token_ids else ids
 
     def _token_text(self, token_id: int) -> str:
-        """The text of one token alone."""
+        """Return the text of a single token."""
         return self.decode([token_id])
 
     def _find_stop_token_ids(self) -> tuple[int, ...]:
@@ -195,24 +206,25 @@ def _generation_eos(directory: Path) -> list[int]:
 
 
 WRITTEN_AS_TEXT = (None, "qwen3", "prime-qwen3", "llama-3")
-"""Families whose reasoning and calls stand in the text of a reply."""
+"""Families that write reasoning and calls as plain text of a reply."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Opening:
-    """How a reply begins before anything is sampled; `ids` are the tokens of `text`."""
+    """Given start of a reply; `ids` are the tokens of `text`."""
 
     text: str = ""
     ids: tuple[int, ...] = ()
 
 
 NO_OPENING = Opening()
-"""Of a reply that the model begins itself."""
+"""Opening of a reply that the model starts itself."""
 
 
 def call_opening(renderer: ChatRenderer, conversation: Conversation, name: str | None) -> Opening:
-    """The beginning of a call of the tool `name`, or of any with None. Without reasoning: what is begun for
-    the model it does not think about. Raises `UsageError` for a family whose calls are not text."""
+    """Return the start of a call of the tool `name`, or of any tool with None. It leaves no room for
+    reasoning. Raise `UsageError` for a family whose calls are not text.
+    """
     family, template = renderer.family, renderer.template
     if (family.name if family else None) not in WRITTEN_AS_TEXT:
         raise UsageError(
@@ -226,7 +238,7 @@ def call_opening(renderer: ChatRenderer, conversation: Conversation, name: str |
         thought = "<think>\n\n</think>\n\n"
     bare = template.call_format == "json"
     tag, arguments = ("", "parameters") if bare else ("<tool_call>\n", "arguments")
-    # No space at the end: most tokenizers have it in the token that comes next.
+    # No space at the end: in most tokenizers it belongs to the next token.
     rest = ' "' if name is None else f' {json.dumps(name, ensure_ascii=False)}, "{arguments}":'
     text = f'{thought}{tag}{{"name":{rest}'
     return Opening(text=text, ids=tuple(renderer.encode(text)))

@@ -1,4 +1,4 @@
-"""A model's chat template: messages to text, and what the template can say."""
+"""Chat template of a model: renders messages to text, and detects its features."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ TOOL_TURN = (
     {"role": "assistant", "content": "", "tool_calls": [_PROBE_CALL]},
     {"role": "tool", "tool_call_id": "call00000", "name": "probe", "content": "probe-result"},
 )
-"""A question, a call and its result: what a template with tools must be able to write."""
+"""A question, a call and its result: the messages that a template with tools must be able to render."""
 PROBE_TOOLS = (_PROBE_TOOL,)
 
 
 class TooCostlyTemplateError(UsageError):
-    """A chat template that takes too long, or makes too much text."""
+    """Chat template that takes too long, or produces too much text."""
 
 
 class ChatTemplate:
-    """The chat template of a tokenizer. Where it knows no tools, they are written into plain messages."""
+    """Chat template of a tokenizer. If it does not support tools, they are written into plain messages."""
 
     def __init__(self, tokenizer: Any, model_path: str) -> None:
         self._tokenizer = tokenizer
@@ -52,10 +52,10 @@ class ChatTemplate:
         self.literal = Literal(tokenizer)
 
     def text(self, messages: Sequence[Message], tools: Sequence[Tool], *, prompt: bool) -> str:
-        """The text of messages, with `prompt` up to where the next assistant message begins; for
+        """Return the text of messages, with `prompt` up to the start of the next assistant message; for
         `literal.encode`.
 
-        Raises `UsageError` if the template refuses, or if there is none.
+        Raise `UsageError` if the template rejects them, or does not exist.
         """
         texts = [_with_text(message, number) for number, message in enumerate(messages, start=1)]
         messages = [self.literal.marked(message) for message in texts]
@@ -68,27 +68,30 @@ class ChatTemplate:
 
     @cached_property
     def missing_header(self) -> str:
-        """The header that the template writes before a reply and leaves out of a prompt, because it ignores
-        `add_generation_prompt`; "" if nothing is missing. Training puts replies behind it, so prompts get it
-        here."""
+        """Header that the template writes before a reply but not at the end of a prompt, because it ignores
+        `add_generation_prompt`; "" if nothing is missing. Training writes replies after the header, so
+        prompts need it too.
+        """
         without, with_it = (self._probe((QUESTION,), (), prompt=prompt) for prompt in (False, True))
         written = self._probe((QUESTION, _REPLY), (), prompt=False)
         if not without or without != with_it or not written.startswith(without):
             return ""
         header, found, _ = written.removeprefix(without).partition(_PROBE)
-        header = header.partition("<think>")[0]  # which the model writes
+        header = header.partition("<think>")[0]  # the model writes this part
         return header if found and header.strip() else ""
 
     @cached_property
     def header(self) -> str | None:
-        """The text between the messages and the reply to come; None if it is unknown."""
+        """Text between the messages and the next reply, or None if unknown."""
         without, with_it = (self._probe((QUESTION,), (), prompt=prompt) for prompt in (False, True))
         if not without or not with_it.startswith(without):
             return None
         return with_it.removeprefix(without) or self.missing_header
 
     def refusal(self, messages: Sequence[Message]) -> str | None:
-        """Return why the template cannot write a prompt of these messages, with its line; None if it can."""
+        """Return the reason, with its line, why the template cannot render a prompt of these messages; None
+        if it can.
+        """
         try:
             self.text(messages, (), prompt=True)
         except UsageError as error:
@@ -97,13 +100,13 @@ class ChatTemplate:
 
     @cached_property
     def speaks_tools(self) -> bool:
-        """Whether the template writes tools, calls and their results itself."""
+        """True if the template renders tools, calls and their results itself."""
         text = self._probe(TOOL_TURN, PROBE_TOOLS, prompt=True)
         return all(word in text for word in ("probe-description", "probe-value", "probe-result"))
 
     @cached_property
     def thinks(self) -> bool:
-        """Whether the template has a place for reasoning apart from the content."""
+        """True if the template renders reasoning separately from the content."""
         reply = {"role": "assistant", "content": "It is that.", "reasoning_content": _PROBE}
         return _PROBE in self._probe((QUESTION, reply), (), prompt=False) or opens_thinking(
             self._probe((QUESTION,), (), prompt=True)
@@ -111,8 +114,9 @@ class ChatTemplate:
 
     @cached_property
     def call_format(self) -> str:
-        """How calls are written: "json" for one bare JSON object with `parameters`, as Llama 3 does, else
-        "tagged" for `<tool_call>` and JSON with `arguments`."""
+        """Format of calls: "json" for one bare JSON object with `parameters`, as in Llama 3, else "tagged"
+        for `<tool_call>` and JSON with `arguments`.
+        """
         text = self._probe(TOOL_TURN[:2], PROBE_TOOLS, prompt=False)
         call = text[: text.rfind("probe-value")].rfind('"parameters"')
         bare = self.speaks_tools and "<tool_call>" not in text and call > text.rfind("What is it?")
@@ -120,19 +124,20 @@ class ChatTemplate:
 
     @cached_property
     def end_of_turn(self) -> tuple[str, int] | None:
-        """The special token that follows an assistant's message, as text and id; None if there is none.
-        (Base models with a template often name another token as their end of text.)"""
+        """Special token after an assistant's message, as text and id, or None. (Base models with a template
+        often declare another end-of-text token.)
+        """
         text = self._probe((QUESTION, _REPLY), (), prompt=False)
         ids = self._tokenizer.encode(text[text.rfind(_PROBE) + len(_PROBE) :], add_special_tokens=False)
         known = self._tokenizer.added_tokens_decoder
         return (known[ids[0]].content, ids[0]) if text and ids and ids[0] in known else None
 
     def _probe(self, messages: Sequence[Message], tools: Sequence[Tool], *, prompt: bool) -> str:
-        """The text of messages as they are, empty if the template refuses them."""
+        """Return the text of unmarked messages, or "" if the template rejects them."""
         try:
             return self._render([dict(message) for message in messages], tools, prompt=prompt)
         except TooCostlyTemplateError:
-            raise  # and so would all others
+            raise  # all other renderings would be too costly too
         except UsageError:
             return ""
 
@@ -171,7 +176,7 @@ def _compiled(source: str) -> Any:
 
 
 def _reason(error: Exception) -> str:
-    """What is wrong, and in which line of the template."""
+    """Return the error's text with the line of the template."""
     lines = [at.lineno for at in traceback.extract_tb(error.__traceback__) if at.filename == "<template>"]
     line = getattr(error, "lineno", None) or (lines[-1] if lines else None)
     said = str(error) or type(error).__name__
@@ -179,12 +184,12 @@ def _reason(error: Exception) -> str:
 
 
 def opens_thinking(prompt: str) -> bool:
-    """Whether a prompt has begun the reasoning for the model."""
+    """Return True if a prompt has started the reasoning for the model."""
     return prompt.rstrip().endswith("<think>")
 
 
 def _with_text(message: Message, number: int) -> Message:
-    """Return the message with its content as one text. Raises UsageError for content that is none."""
+    """Return the message with its content as one text. Raise `UsageError` for content that is not text."""
     message = joined_parts(message)
     content = message.get("content")
     if content is None or isinstance(content, str):
@@ -196,8 +201,9 @@ def _with_text(message: Message, number: int) -> Message:
 
 
 def readable(message: Message) -> dict[str, Any]:
-    """A message as templates expect it: arguments as objects. A call that could not be read is put back into
-    the content, where it came from."""
+    """Return a message as templates expect it, with arguments as objects. If a call is unreadable, all calls
+    are written into the content as text.
+    """
     readable = {**message, "content": "" if message.get("content") is None else message["content"]}
     calls = message.get("tool_calls")
     if not calls:

@@ -1,4 +1,4 @@
-"""A chat template from a model's small files, for checks that have no time to load the tokenizer."""
+"""Chat template from a model's small files, for checks that cannot afford to load the tokenizer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FOLDER = "additional_chat_templates"
 
 
 class TemplateFiles:
-    """The part of a tokenizer that `ChatTemplate` uses, as transformers reads it from a model's folder."""
+    """Tokenizer stand-in for `ChatTemplate`, read from a model's folder as transformers does."""
 
     def __init__(self, folder: Path) -> None:
         """Raise `InferenceError` if a file cannot be read."""
@@ -30,11 +30,11 @@ class TemplateFiles:
 
     @property
     def chat_template(self) -> str | None:
-        """The template that is used without tools; None if the model has no template."""
+        """Default template without tools, or None."""
         return self._templates.get("default") or next(iter(self._templates.values()), None)
 
     def get_chat_template(self, *, tools: Any = None) -> str:
-        """Return the template for a conversation. Raise `ValueError` if there is none."""
+        """Return the template for a conversation. Raise `ValueError` if the model has none."""
         found = self._templates.get("tool_use") if tools else None
         if found is None and self.chat_template is None:
             raise ValueError("there is no chat template")
@@ -42,8 +42,9 @@ class TemplateFiles:
 
 
 def read_template(folder: Path) -> ChatTemplate | None:
-    """Return the chat template in a model's folder; None if there is none. Raises `InferenceError` if a file
-    cannot be read."""
+    """Return the chat template in a model's folder, or None. Raise `InferenceError` if a file cannot be
+    read.
+    """
     files = TemplateFiles(folder)
     return ChatTemplate(files, str(folder)) if files.chat_template else None
 
@@ -57,7 +58,7 @@ def _settings(folder: Path) -> dict[str, Any]:
 
 
 def _templates(folder: Path, settings: dict[str, Any]) -> dict[str, str]:
-    """The templates by name, those in files before the one in the settings."""
+    """Return the templates by name; files take precedence over the settings."""
     files = {path.stem: path for path in sorted((folder / _FOLDER).glob("*.jinja"))}
     if (folder / TEMPLATE_FILE).is_file():
         files["default"] = folder / TEMPLATE_FILE
@@ -70,6 +71,6 @@ def _templates(folder: Path, settings: dict[str, Any]) -> dict[str, str]:
 
 
 def _text(token: Any) -> str | None:
-    """A special token's text, which may be in an object."""
+    """Return a special token's text, which may be inside an object."""
     text = token.get("content") if isinstance(token, dict) else token
     return text if isinstance(text, str) else None

@@ -1,9 +1,8 @@
-"""Where the chat templates of strangers run: they see plain data only, and end soon, whatever they try.
+"""Sandbox for third-party chat templates: they see only plain data and have limits on time and output.
 
-The environment is the one that transformers gives a template (its tags, filters and functions), with two
-differences: no clock, and a bound on what a rendering may cost. Every turn of a loop, call, filter and
-operator passes `_Environment.spend`, so that a rendering can be ended from within, without a process or a
-thread of its own.
+The environment provides transformers' tags, filters and functions for templates, with two differences: no
+clock, and a limit on the cost of a rendering. Every loop iteration, call, filter and operator goes through
+`_Environment.spend`. So a rendering can be stopped from within, without a separate process or thread.
 """
 
 from __future__ import annotations
@@ -25,43 +24,45 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 MAX_SECONDS = 2.0
-"""Most processor time of one rendering; a conversation of 100,000 tokens takes a hundredth of it."""
+"""Maximum processor time of one rendering; a conversation of 100,000 tokens takes a hundredth of it."""
 MAX_CHARACTERS = 2**24
-"""Longest text that a template may make, on the way to its result too."""
+"""Maximum length of text that a template may produce, intermediate results included."""
 TODAY = datetime(2024, 7, 26)
-"""What Llama's templates write without a clock, for all that ask one: a prompt must not depend on the day it
-is rendered, or a run over midnight would change, and one that is resumed would not be the same."""
+"""Fixed date for templates that ask for one, equal to the default of Llama's templates. A prompt must not
+depend on the date: otherwise a run over midnight, or a resumed run, would change.
+"""
 _MAX_SOURCE = 2**20
 _DIGITS = re.compile(r"\d+")
 _NESTED = re.compile(r"\{[^{}]*\{")
 _SIZES = frozenset(
     "center ljust rjust zfill expandtabs indent wordwrap batch slice round tojson truncate".split()  # noqa: SIM905
 )
-"""Methods and filters with a number that says how long their result is."""
+"""Methods and filters with an argument that determines the length of their result."""
 _LARGE = _SIZES | {"replace", "join", "format", "format_map"}
-"""Those whose result may be much longer than what they are given."""
+"""Methods and filters whose result may be much longer than their input."""
 
 
 class TooCostlyError(SecurityError):
-    """A template that takes too long, or makes too much text."""
+    """Template that takes too long, or produces too much text."""
 
 
 class Template:
-    """A compiled template. Raises what jinja2 or Python make of a broken one."""
+    """Compiled template. Raises the errors of jinja2 or Python for a broken one."""
 
     def __init__(self, source: str) -> None:
         if len(source) > _MAX_SOURCE:
             raise TooCostlyError(f"it has more than {_MAX_SOURCE} characters")
         self._environment = _Environment()
         self._template = self._environment.from_string(source)
-        # What `~` compiles to is no method of the environment.
+        # `~` compiles to functions that are not methods of the environment.
         for name in ("str_join", "markup_join"):
             namespace = self._template.root_render_func.__globals__
             namespace[name] = functools.partial(self._environment.joined, namespace[name])
 
     def render(self, messages: Iterable[Mapping[str, Any]], **values: Any) -> str:
-        """The text for messages and whatever else the template asks for. Any exception may come of it;
-        TooCostlyError where it would take too long."""
+        """Return the text for messages and other values of the template. May raise any exception;
+        `TooCostlyError` if it exceeds a limit.
+        """
         self._environment.begin()
         given = {name: _plain(value) for name, value in values.items()}
         return self._template.render(messages=[_with_reasoning(_plain(m)) for m in messages], **given)
@@ -87,17 +88,17 @@ class _Environment(ImmutableSandboxedEnvironment):
         self._now = threading.local()
 
     def begin(self) -> None:
-        """A rendering begins in this thread."""
+        """Start the budget of a rendering in this thread."""
         self._now.budget = _Budget()
 
     def spend(self) -> None:
-        """Called at every step of a template."""
+        """Check the budget; called at every step of a template."""
         budget = getattr(self._now, "budget", None)
-        if budget is not None:  # none while the template is compiled
+        if budget is not None:  # unset while the template is compiled
             budget.check()
 
     def joined(self, join: Callable[[Iterable[Any]], str], parts: Iterable[Any]) -> str:
-        """`join` of parts that are not too long together."""
+        """Return `join` of parts, if their total length is within the limit."""
         texts = list(parts)
         length = 0
         for text in texts:
@@ -107,11 +108,11 @@ class _Environment(ImmutableSandboxedEnvironment):
         return join(texts)
 
     def concat(self, parts: Iterable[str]) -> str:
-        """The text of a block, a macro, or the whole."""
+        """Return the text of a block, a macro, or the whole template."""
         return self.joined("".join, parts)
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        """Refuses what would be too large before it is made."""
+        """Reject an operator with a too large result before computing it."""
         self.spend()
         if operator == "+" and type(left) is type(right) is str:
             _check_length(len(left) + len(right))
@@ -120,7 +121,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
     def call(self, context: Any, function: Any, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
-        """The same for methods and functions."""
+        """Reject a method or function with a too large result before calling it."""
         self.spend()
         name = getattr(function, "__name__", "")
         if name in _LARGE:
@@ -135,15 +136,15 @@ class _Environment(ImmutableSandboxedEnvironment):
         return template
 
     def _turns(self, items: Iterable[Any]) -> Iterable[Any]:
-        """The items of a loop, each of which costs something."""
+        """Return the items of a loop; each iteration is checked against the budget."""
         if isinstance(items, jinja2.Undefined):
-            return items  # says what is undefined
+            return items  # raises an error that names the undefined value
         return _Turns(items, self.spend)
 
     def _bounded(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         large = name in _LARGE
 
-        @functools.wraps(function)  # also the marks of filters that take the environment
+        @functools.wraps(function)  # also copies the markers of filters that take the environment
         def bounded(*args: Any, **kwargs: Any) -> Any:
             self.spend()
             if large:
@@ -153,11 +154,11 @@ class _Environment(ImmutableSandboxedEnvironment):
         return bounded
 
 
-_TURNS = "buckeye-turns"  # no name that a template could write
+_TURNS = "buckeye-turns"  # not a name that a template can write
 
 
 class _Turns:
-    """The items of a loop; `spend` is called for each."""
+    """Items of a loop; `spend` is called for each."""
 
     def __init__(self, items: Iterable[Any], spend: Callable[[], None]) -> None:
         self._items = items
@@ -173,14 +174,16 @@ class _Turns:
 
 
 class _Budget:
-    """Processor time of this thread, looked at now and then. Other time a busy machine takes at will."""
+    """Budget of this thread's processor time, measured only occasionally. On a busy machine wall time passes
+    without work.
+    """
 
     def __init__(self) -> None:
         self._end = time.perf_counter() + MAX_SECONDS
         self._begun = time.thread_time()
 
     def check(self) -> None:
-        """Raises TooCostlyError if it is spent."""
+        """Raise `TooCostlyError` if the budget is spent."""
         now = time.perf_counter()
         if now < self._end:
             return
@@ -191,12 +194,14 @@ class _Budget:
 
 
 class _Generation(Extension):
-    """`{% generation %}` around what a model writes: the text alone, here nobody asks where it is."""
+    """Tag `{% generation %}` around the model's text. Only the text is rendered; its position is not
+    recorded.
+    """
 
-    tags = {"generation"}  # noqa: RUF012  so jinja2 has it
+    tags = {"generation"}  # noqa: RUF012, as declared by jinja2
 
     def parse(self, parser: Any) -> nodes.Node:
-        """The block as a call of `_text`, which has a scope of its own."""
+        """Parse the block as a call of `_text`, which has a separate scope."""
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return nodes.CallBlock(self.call_method("_text"), [], [], body).set_lineno(line)
@@ -206,10 +211,10 @@ class _Generation(Extension):
 
 
 class _Namespace(Namespace):
-    """As jinja2's, without names that mean something to Python."""
+    """Namespace of jinja2, without names that have a meaning in Python."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:
-        # so that `self` may be a name, too
+        # so that `self` can be a keyword
         attributes = dict(*args[1:], **kwargs)
         for name in attributes:
             _check_name(name)
@@ -246,7 +251,7 @@ def _to_json(
 
 
 def _check_operation(operator: str, left: Any, right: Any) -> None:
-    """Refuse an operation whose result would be too large."""
+    """Reject an operation with a too large result."""
     if operator == "**":
         _check_length(_size(left) * _number(right))
     elif operator == "*":
@@ -259,7 +264,7 @@ def _check_operation(operator: str, left: Any, right: Any) -> None:
 
 
 def _check_call(name: str, given: list[Any]) -> None:
-    """Refuse a method or filter whose result would be too large."""
+    """Reject a method or filter with a too large result."""
     if name in _SIZES:
         _check_length(max((_number(value) for value in given[1:]), default=0))
     elif name in ("replace", "join"):
@@ -270,7 +275,7 @@ def _check_call(name: str, given: list[Any]) -> None:
 
 
 def _check_format(text: str, values: Iterable[Any]) -> None:
-    """Widths are numbers of the text itself, or, with `*` and `{:{}}`, among the values."""
+    """Check format widths: numbers in the text, or, with `*` and `{:{}}`, among the values."""
     widths = [
         int(digits[-9:]) if len(digits) <= 9 else MAX_CHARACTERS + 1 for digits in _DIGITS.findall(text)
     ]
@@ -289,7 +294,7 @@ def _is_sized(value: Any) -> bool:
 
 
 def _size(value: Any) -> int:
-    """The length of a text or list; the digits of a number."""
+    """Return the length of a text or list, or the bits of a number."""
     return len(value) if _is_sized(value) else value.bit_length() if isinstance(value, int) else 0
 
 
@@ -298,7 +303,7 @@ def _number(value: Any) -> int:
 
 
 def _with_reasoning(message: Any) -> Any:
-    """Under every name that templates know it by."""
+    """Return the message with its reasoning under the names that templates use."""
     names = ("reasoning_content", "thinking", "reasoning")
     reasoning = next((message[name] for name in names if message.get(name) is not None), None)
     return (
@@ -307,7 +312,7 @@ def _with_reasoning(message: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON has it: the methods of other objects are no template's business."""
+    """Convert a value to plain JSON types: templates must not reach methods of other objects."""
     if value is None or type(value) in (str, int, float, bool):
         return value
     if isinstance(value, Mapping):

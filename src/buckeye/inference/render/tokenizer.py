@@ -1,7 +1,7 @@
-"""Load a model's tokenizer, without torch where that is possible.
+"""Loading of a model's tokenizer, without torch where possible.
 
-transformers chooses a tokenizer's class in a module that imports torch, which takes 150 MB and two seconds.
-For the families below the choice is known; whoever only writes and reads text needs no more.
+transformers selects a tokenizer's class in a module that imports torch, which takes 150 MB and two seconds.
+For the families below the class is known, so code that only encodes and decodes text avoids that import.
 """
 
 from __future__ import annotations
@@ -20,18 +20,21 @@ _CLASSES = {
     "Qwen2Tokenizer": ("Qwen2Tokenizer", ("qwen2", "qwen3", "qwen3_moe")),
     "GPT2Tokenizer": ("GPT2Tokenizer", ("llama",)),
 }
-"""The `tokenizer_class` that a model names, without "Fast" -> the class that `AutoTokenizer` takes, and the
-`model_type`s for which it does."""
+"""Class that `AutoTokenizer` selects, and the `model_type`s it applies to, by a model's `tokenizer_class`
+without "Fast".
+"""
 
 
 def load_tokenizer(model_path: str) -> Any:
-    """The tokenizer of a local directory or a Hub id, as `AutoTokenizer` loads it. Raises `InferenceError`
-    if there is none."""
+    """Load the tokenizer of a local directory or a Hub id, as `AutoTokenizer` does. Raise `InferenceError` if
+    that fails.
+    """
     try:
         tokenizer = _class_of(Path(model_path)).from_pretrained(model_path)
-        tokenizer.decode(tokenizer.encode("a b"))  # settings of another kind are found only in use
+        tokenizer.decode(tokenizer.encode("a b"))  # invalid settings show only in use
         return tokenizer
-    except Exception as error:  # transformers raises many classes for a directory without a usable tokenizer
+    # transformers raises many exceptions for a directory without a usable tokenizer
+    except Exception as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise InferenceError(f"No tokenizer could be loaded from {model_path}: {reason}") from error
 
@@ -48,7 +51,9 @@ def _class_of(directory: Path) -> Any:
 
 
 def _known_class(directory: Path) -> str | None:
-    """The name of the class that `AutoTokenizer` takes; None where only that can tell."""
+    """Return the name of the class that `AutoTokenizer` selects, or None if only `AutoTokenizer` can
+    determine it.
+    """
     if not (directory / "tokenizer.json").is_file():
         return None
     settings, model = (_object(directory / name) for name in ("tokenizer_config.json", "config.json"))
@@ -60,7 +65,7 @@ def _known_class(directory: Path) -> str | None:
 
 
 def _object(path: Path) -> dict[str, Any]:
-    """A JSON object; empty if the file has none, of which transformers will complain."""
+    """Return a JSON object, or an empty one if the file is invalid; transformers reports the error."""
     try:
         value = read_json(path)
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Tools for chat templates without tools: written into system, user and assistant messages."""
+"""Tools for chat templates without tool support: written into system, user and assistant messages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ To call one, write a JSON object with its name and arguments inside <tool_call><
 
 
 def plain_messages(messages: Sequence[Message], tools: Sequence[Tool]) -> list[dict[str, Any]]:
-    """The same conversation in messages that have a role and a text, and nothing else."""
+    """Return the conversation in messages that have only a role and a text."""
     plain: list[dict[str, Any]] = []
     in_results = False
     for message in messages:
@@ -35,7 +35,7 @@ def plain_messages(messages: Sequence[Message], tools: Sequence[Tool]) -> list[d
 
 
 def fold_calls(message: Message) -> dict[str, Any]:
-    """A message whose calls are text of its content."""
+    """Return a message with its calls written as text into the content."""
     content = message.get("content")
     folded = {key: value for key, value in message.items() if key != "tool_calls"}
     calls = [_call(call["function"]) for call in message.get("tool_calls") or ()]
@@ -49,7 +49,7 @@ def _call(function: Mapping[str, Any]) -> str:
         arguments = "{}"
     elif not isinstance(arguments, str):
         arguments = json.dumps(arguments, ensure_ascii=False)
-    # A call without a name is what the model wrote and nobody could read: it is repeated as it was.
+    # A call without a name is unreadable model output: it is repeated unchanged.
     body = (
         f'{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": {arguments}}}' if name else arguments
     )

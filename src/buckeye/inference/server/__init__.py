@@ -1,1 +1,1 @@
-"""The engine behind HTTP: routes, the gate, and replies in the form of OpenAI's API."""
+"""HTTP server of the engine: routes, access control, and replies in OpenAI's format."""

@@ -1,4 +1,4 @@
-"""The routes that look at the server and steer it; the names are vLLM's."""
+"""Routes that monitor and control the server; their names are vLLM's."""
 
 from __future__ import annotations
 
@@ -38,32 +38,32 @@ PAUSE_QUERY = {
     "mode": {"enum": list(get_args(PauseMode)), "default": "abort"},
     "clear_cache": {"type": "boolean", "default": True},
 }
-"""The query parameters of /pause, as JSON Schemas."""
+"""Query parameters of /pause, as JSON Schemas."""
 
 _PROCESS = secrets.token_hex(8)
-"""Tells this process from those before and after it, which may have had the same pid."""
+"""Unique id of this process: earlier and later processes may have the same pid."""
 
 
 async def health(service: Service, request: Request) -> Response:
-    """200 as long as the process serves, 503 once it is ending."""
+    """Return 200 while the process serves, 503 during shutdown."""
     return Response(status_code=503 if service.draining else 200)
 
 
 async def models(service: Service, request: Request) -> Response:
-    """The model, the adapter in it if there is one, and the short name, in OpenAI's form."""
+    """List the model, the loaded adapter and the short name, in OpenAI's format."""
     names = dict.fromkeys(name for name in (service.model_name, service.adapter, service.short_name) if name)
     return json_response({"object": "list", "data": [_model(service, name) for name in names]})
 
 
 async def model(service: Service, request: Request) -> Response:
-    """The model of the name in the path."""
+    """Return the model named in the path."""
     name = request.path_params["model"]
     service.check_model(name)
     return json_response(_model(service, name))
 
 
 async def metrics(service: Service, request: Request) -> Response:
-    """Prometheus text. Names that vLLM has too mean the same."""
+    """Return metrics as Prometheus text. Names shared with vLLM have vLLM's meaning."""
     engine = service.engine
     counters = engine.counters
     gauges = {
@@ -103,26 +103,27 @@ async def pause(service: Service, request: Request) -> Response:
 
 
 async def resume(service: Service, request: Request) -> Response:
-    """Go on decoding."""
+    """Resume decoding."""
     await asyncio.wrap_future(service.engine.resume())
     return json_response({"status": "resumed"})
 
 
 async def is_paused(service: Service, request: Request) -> Response:
-    """Whether a pause is in force."""
+    """Return whether the engine is paused."""
     return json_response({"is_paused": service.engine.is_paused})
 
 
 class WeightUpdate:
-    """The steps of a weight update. `update` checks the new weights and, if they are small, prepares them
-    beside those in use; only `finish` touches the engine, in one go, so a bad directory or a client that dies
-    half-way changes nothing."""
+    """Steps of a weight update. `update` checks the new weights and prepares small ones next to those in use.
+    Only `finish` changes the engine, in one step, so an invalid directory or a client that fails in between
+    changes nothing.
+    """
 
     def __init__(self) -> None:
         self._checked: tuple[ModelWeights | Checkpoint, WeightsManifest] | None = None
 
     async def start(self, service: Service, request: Request) -> Response:
-        """Begin an update; what an earlier, unfinished one had prepared is forgotten."""
+        """Start an update and drop an earlier, unfinished one."""
         self._checked = None
         return json_response({"status": "started"})
 
@@ -133,8 +134,9 @@ class WeightUpdate:
         return json_response({"status": "updated", "checksum": self._checked[1].checksum})
 
     async def finish(self, service: Service, request: Request) -> Response:
-        """Replace the engine's weights between two decode steps and name their version (default: the step in
-        their manifest)."""
+        """Replace the engine's weights between two decode steps and set their version (default: the step in
+        their manifest).
+        """
         body = parse(await request.body(), FinishUpdateRequest)
         if self._checked is None:
             raise UsageError(
@@ -148,8 +150,9 @@ class WeightUpdate:
         return json_response({"status": "finished", "weight_version": str(version)})
 
     async def rpc(self, service: Service, request: Request) -> Response:
-        """The one method that the workers of every engine have: `buckeye_weights`, which may be asked about
-        the weights in a directory."""
+        """Call a worker method. All engines support one: `buckeye_weights`, optionally with a weights
+        directory to report on.
+        """
         body = parse(await request.body(), RpcRequest)
         if body.method != "buckeye_weights":
             raise UsageError(f"`method` must be buckeye_weights, not {body.method!r}.")
@@ -169,7 +172,7 @@ class WeightUpdate:
 
 
 async def weight_info(service: Service, request: Request) -> Response:
-    """Which weights are in use; the checksum is null until the first update."""
+    """Return the current weights; the checksum is null before the first update."""
     return json_response(
         {
             "weight_version": str(service.engine.version),
@@ -181,7 +184,7 @@ async def weight_info(service: Service, request: Request) -> Response:
 
 
 async def update_weight_version(service: Service, request: Request) -> Response:
-    """Give the weights in use another version."""
+    """Set the version of the current weights."""
     asked = parse(await request.body(), WeightVersionRequest).new_version
     version = _version(asked, service.engine.version, "new_version")
     await asyncio.wrap_future(service.engine.name_version(version))
@@ -189,16 +192,17 @@ async def update_weight_version(service: Service, request: Request) -> Response:
 
 
 class Adapters:
-    """A LoRA adapter at a time, merged into the model that the server was started with. Either name, the
-    model's and the adapter's, then stands for the merged weights. Their version stays what it was until
-    /update_weight_version."""
+    """LoRA adapter, one at a time, applied to the model that the server was started with. The names of model
+    and adapter then both mean the adapted weights. The version stays unchanged until /update_weight_version.
+    """
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
 
     async def load(self, service: Service, request: Request) -> Response:
-        """Merge an adapter into the weights, between two decode steps. One that was published with a manifest
-        is checked against it."""
+        """Apply an adapter to the weights, between two decode steps. An adapter with a manifest is checked
+        against it.
+        """
         body = parse(await request.body(), LoadAdapterRequest)
         async with self._lock:
             _check_adapter_name(service, body)
@@ -208,7 +212,7 @@ class Adapters:
         return json_response({"status": "loaded", "checksum": checkpoint.checksum})
 
     async def unload(self, service: Service, request: Request) -> Response:
-        """Go back to the weights that the server was started with."""
+        """Restore the weights that the server was started with."""
         name = parse(await request.body(), UnloadAdapterRequest).lora_name
         async with self._lock:
             if name != service.adapter:
@@ -246,7 +250,7 @@ async def _install(service: Service, checkpoint: Checkpoint) -> None:
 
 
 async def abort_requests(service: Service, request: Request) -> Response:
-    """End requests by id, or all."""
+    """Abort requests by id, or all."""
     body = parse(await request.body(), AbortRequest)
     ids = list(service.requests) if body.request_ids is None else body.request_ids
     known = [request_id for request_id in ids if request_id in service.requests]
@@ -255,19 +259,21 @@ async def abort_requests(service: Service, request: Request) -> Response:
 
 
 def _open_weights(service: Service, path: str) -> tuple[ModelWeights | Checkpoint, WeightsManifest]:
-    """Weights that are those published, and fit. They are prepared while their checksums are computed."""
+    """Return verified weights that fit the model, with their manifest. They are prepared while checksums are
+    computed.
+    """
     directory = _allowed(service, path)
     with ThreadPoolExecutor(1, "verify") as other:
         verified = other.submit(verify_weights, directory)
         try:
             prepared = _prepare(service, directory)
         finally:
-            manifest = verified.result()  # files that were damaged explain all other errors
+            manifest = verified.result()  # damaged files explain all other errors
     return prepared, manifest
 
 
 def _allowed(service: Service, path: str) -> Path:
-    """The directory of a request, if the server was started to take weights from there."""
+    """Return the directory of a request. Raise `UsageError` if the server may not read weights from there."""
     try:
         return data_folder(Path(path), service.weights_dir)
     except (OSError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""From sequences to the JSON of OpenAI's completions and chat completions, whole or in parts."""
+"""Conversion of sequences to the JSON of OpenAI's completions and chat completions, whole or streamed."""
 
 from __future__ import annotations
 
@@ -28,22 +28,23 @@ from buckeye.inference.server.service import Service
 
 
 class Choice:
-    """One sequence of a request, and the text made of it."""
+    """One sequence of a request, and its text."""
 
     def __init__(self, service: Service, index: int, sequence: Sequence, stops: Seq[str]) -> None:
         self.index = index
         self.sequence = sequence
         self.text = GrowingText(service.decode, stops)
         self.finish_reason: str | None = None
-        """Why it has ended; None while it goes on."""
+        """Finish reason; None while the sequence runs."""
         self.text_offset = 0
-        """Characters of the tokens whose offsets were told."""
+        """Number of characters of tokens whose offsets were reported."""
         self._service = service
         self._seen = 0
 
     def advance(self) -> tuple[int, int]:
-        """Take in the tokens that came since the last call; returns their range. A stop string in their text
-        ends the sequence."""
+        """Process the tokens since the last call and return their range. A stop string in their text ends the
+        sequence.
+        """
         reason = self.sequence.finish_reason  # read before the tokens: the engine writes it after them
         start, end = self._seen, len(self.sequence.logprobs)
         stop_ids = self.sequence.params.stop_token_ids
@@ -61,16 +62,16 @@ class Choice:
 
     @property
     def token_ids(self) -> list[int]:
-        """The tokens taken in."""
+        """Processed tokens."""
         return self.sequence.token_ids[: self._seen]
 
     @property
     def logprobs(self) -> list[float]:
-        """Their log-probs."""
+        """Log-probs of the processed tokens."""
         return self.sequence.logprobs[: self._seen]
 
     def top_logprobs(self, start: int, end: int) -> Seq[Seq[tuple[int, float]]]:
-        """The most likely tokens at the positions start..end, as many as were asked for."""
+        """Return the most likely tokens at positions start..end, as many as requested."""
         return self.sequence.top_logprobs[start:end] or [()] * (end - start)
 
     def raise_error(self) -> None:
@@ -79,7 +80,7 @@ class Choice:
             raise InferenceError(self.sequence.error)
 
     def weight_versions(self) -> list[dict[str, Any]]:
-        """Which tokens which policy version sampled."""
+        """Return the spans of tokens by policy version."""
         return [
             {"version": str(version), "start": start, "end": min(end, self._seen)}
             for version, start, end in self.sequence.version_spans()
@@ -88,7 +89,7 @@ class Choice:
 
 
 class Answer(ABC):
-    """The JSON of a request's answer, whole or in parts."""
+    """JSON reply of a request, whole or streamed."""
 
     id_prefix: str
     object_name: str
@@ -98,17 +99,17 @@ class Answer(ABC):
         self, service: Service, body: TextRequest, prompts: list[list[int]], *, top_logprobs: int | None
     ) -> None:
         self.top_logprobs = top_logprobs
-        """How many log-probs are told beside each token's own; None for none at all."""
+        """Number of log-probs returned in addition to each token's own; None returns no log-probs."""
         self._service = service
         self._body = body
         self.prompts = prompts
 
     def begin(self, request_id: str, choices: list[Choice]) -> None:
-        """Fix what all parts have in common."""
+        """Set the fields that all events share."""
         self._head = {"id": request_id, "created": int(time.time()), "model": self._service.model_name}
 
     def whole(self, choices: list[Choice]) -> dict[str, Any]:
-        """The answer of a request that does not stream."""
+        """Return the reply of a request that does not stream."""
         return {
             **self._head,
             "object": self.object_name,
@@ -118,12 +119,11 @@ class Answer(ABC):
         }
 
     def opening(self, choice: Choice) -> dict[str, Any] | None:
-        """What is sent of a choice before its first token."""
+        """Return the event before the first token of a choice, or None."""
         return None
 
     def part(self, choice: Choice, start: int, end: int) -> dict[str, Any] | None:
-        """One event: new text, and the tokens start..end that were taken in for it. None if there is nothing
-        to tell yet."""
+        """Return one event: new text, and the tokens start..end. None if there is nothing to send yet."""
         content, told = self._part_content(choice)
         with_tokens = end > start and (self.top_logprobs is not None or bool(self._body.return_token_ids))
         if not (told or with_tokens or choice.finish_reason is not None):
@@ -135,7 +135,7 @@ class Answer(ABC):
         return self._event([content])
 
     def usage_part(self, choices: list[Choice]) -> dict[str, Any]:
-        """The event with the usage."""
+        """Return the usage event."""
         return self._event([]) | {"usage": self._usage(choices)}
 
     def _event(self, contents: list[dict[str, Any]]) -> dict[str, Any]:
@@ -173,14 +173,14 @@ class Answer(ABC):
 
     @abstractmethod
     def _part_content(self, choice: Choice) -> tuple[dict[str, Any], bool]:
-        """What a part says, and whether that is anything."""
+        """Return the content of an event, and whether it has any text or call."""
 
     @abstractmethod
     def _logprobs(self, choice: Choice, start: int, end: int) -> dict[str, Any] | None: ...
 
 
 class CompletionAnswer(Answer):
-    """The answer of /v1/completions."""
+    """Reply of /v1/completions."""
 
     id_prefix, object_name, part_name = "cmpl", "text_completion", "text_completion"
 
@@ -205,12 +205,12 @@ class CompletionAnswer(Answer):
         return completion_logprobs(texts, logprobs, best, offset=offset)
 
     def _most_likely(self, text: str, logprob: float, best: Seq[tuple[int, float]]) -> dict[str, float]:
-        """The most likely tokens by their texts, and the sampled one, which need not be among them."""
+        """Return the most likely tokens by text, plus the sampled one, which need not be among them."""
         return {self._service.token_text(token): least(value) for token, value in best} | {text: logprob}
 
 
 class ChatAnswer(Answer):
-    """The answer of /v1/chat/completions."""
+    """Reply of /v1/chat/completions."""
 
     id_prefix, object_name, part_name = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
@@ -225,10 +225,10 @@ class ChatAnswer(Answer):
         self._named = isinstance(body.tool_choice, ToolChoice)
         self._first_call_only = body.parallel_tool_calls is False or self._named
         self._calling: set[int] = set()
-        """The choices that end in tool calls."""
+        """Indices of choices that end in tool calls."""
 
     def begin(self, request_id: str, choices: list[Choice]) -> None:
-        """Also make ready to read the replies."""
+        """Set the shared fields, and start parsing the replies."""
         super().begin(request_id, choices)
         self._replies = [
             GrowingReply(
@@ -241,7 +241,7 @@ class ChatAnswer(Answer):
         ]
 
     def opening(self, choice: Choice) -> dict[str, Any]:
-        """The role."""
+        """Return the event with the role."""
         delta = {"role": "assistant", "content": ""}
         return self._event([{"index": choice.index, "delta": delta, "finish_reason": None, "logprobs": None}])
 
@@ -249,7 +249,7 @@ class ChatAnswer(Answer):
         return {"prompt_token_ids": self.prompts[0]} if self._body.return_token_ids else {}
 
     def _finish_reason(self, choice: Choice) -> str | None:
-        # to a named function everything is a call, so OpenAI's API does not say so
+        # for a named function the whole reply is a call, and OpenAI's API reports "stop"
         called = choice.finish_reason == "stop" and choice.index in self._calling and not self._named
         return "tool_calls" if called else choice.finish_reason
 
@@ -262,7 +262,7 @@ class ChatAnswer(Answer):
         return {"delta": chat_delta(part.content, part.reasoning, part.calls)}, bool(part)
 
     def _news(self, choice: Choice) -> Part:
-        """What has become certain of a reply since the last call."""
+        """Return the part of a reply that became certain since the last call."""
         reply = self._replies[choice.index]
         if choice.finish_reason is None:
             return reply.feed(choice.text.take())

@@ -1,4 +1,4 @@
-"""The HTTP application: routes, the gate, the size limit, and errors in OpenAI's form."""
+"""HTTP application: routes, access control, size limit, and errors in OpenAI's format."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ MAX_BODY_BYTES = 64 * 2**20
 
 
 def create_app(service: Service, rules: Rules) -> ASGIApp:
-    """The application that serves `service` to those whom the rules admit."""
+    """Return the application that serves `service` to clients that the rules admit."""
     endpoints = _endpoints()
     routes = [
-        # names of models may have slashes
+        # model names may contain slashes
         Route(
             one.path.replace("{model}", "{model:path}"), partial(one.handler, service), methods=[one.method]
         )
@@ -89,7 +89,7 @@ def _endpoints() -> list[Endpoint]:
 
 
 class _SizeLimit:
-    """In front of everything: 413 for a body over the limit."""
+    """Outer layer: 413 for a body over the limit."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -108,7 +108,7 @@ _TOO_LARGE = f"The body is larger than {MAX_BODY_BYTES} bytes."
 
 
 def _limited(receive: Receive) -> Receive:
-    """`receive` that raises 413 once a body without a declared length has grown too large."""
+    """Return a `receive` that raises 413 once a body without a declared length exceeds the limit."""
     total = 0
 
     async def limited() -> Message:
@@ -138,7 +138,7 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
 
 
 async def _on_disconnect(request: Request, error: Exception) -> Response:
-    return Response(status_code=499)  # nobody reads it
+    return Response(status_code=499)  # the client is gone; no one reads this
 
 
 async def _on_any_error(request: Request, error: Exception) -> Response:

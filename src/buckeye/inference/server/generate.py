@@ -1,5 +1,6 @@
-"""What is sampled, over HTTP: as token ids (/inference/v1/generate), as completions and as
-chats, and the routes between text and token ids."""
+"""Sampling over HTTP: token ids (/inference/v1/generate), completions and chats, and the routes between text
+and token ids.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +37,10 @@ T = TypeVar("T")
 
 
 class Submission:
-    """Sequences in the engine's hands for as long as the `async with` lasts; what is unfinished then, because
-    the client has left or the handler was cancelled, is aborted. Raises what `Service.admit` raises."""
+    """Sequences submitted to the engine for the duration of the `async with`. Unfinished ones are aborted at
+    the end, because the client has disconnected or the handler was cancelled. Raises the errors of
+    `Service.admit`.
+    """
 
     def __init__(self, service: Service, request_id: str, sequences: Seq[Sequence], request: Request) -> None:
         service.admit(request_id, sequences)
@@ -68,7 +71,7 @@ class Submission:
             self._service.engine.abort(unfinished)
 
     async def news(self) -> None:
-        """Wait for the engine to report something. Raises `ClientDisconnect` when the client has left."""
+        """Wait for news of the engine. Raise `ClientDisconnect` when the client has disconnected."""
         await self._news.wait()
         self._news.clear()
         if self._gone:
@@ -86,11 +89,11 @@ class Submission:
         self._news.set()
 
 
-# The routes that answer in text: /v1/completions, /v1/chat/completions.
+# Routes with text replies: /v1/completions, /v1/chat/completions.
 
 
 async def completions(service: Service, request: Request) -> Response:
-    """OpenAI's completions; the prompt may be token ids, or a list of prompts."""
+    """Serve OpenAI's completions; the prompt may be token ids, or a list of prompts."""
     raw = await request.body()
     body = parse(raw, CompletionRequest)
     service.check_model(body.model)
@@ -101,7 +104,7 @@ async def completions(service: Service, request: Request) -> Response:
 
 
 async def chat_completions(service: Service, request: Request) -> Response:
-    """OpenAI's chat completions, with tools and reasoning."""
+    """Serve OpenAI's chat completions, with tools and reasoning."""
     raw = await request.body()
     body = parse(raw, ChatRequest)
     service.check_model(body.model)
@@ -115,7 +118,9 @@ async def chat_completions(service: Service, request: Request) -> Response:
 
 
 async def _prepared(size: int, prepare: Callable[..., T], *arguments: Any) -> T:
-    """`prepare(*arguments)`: for a long body in another thread, so that the streams of others go on."""
+    """Return `prepare(*arguments)`. For a long body it runs in another thread, so that other streams
+    continue.
+    """
     if size < _LONG_BODY:
         return prepare(*arguments)
     return await asyncio.to_thread(prepare, *arguments)
@@ -131,7 +136,7 @@ async def _answer(
 ) -> Response:
     stops = body.stop_strings()
     if stops:
-        service.require_text()  # without text no stop string would ever be found
+        service.require_text()  # without text no stop string can be found
     sequences = service.sequences(
         prompts,
         body,
@@ -175,11 +180,11 @@ async def _stream(
         yield answer.usage_part(choices)
 
 
-# The routes between text and token ids; the names are vLLM's.
+# Routes between text and token ids; the names are vLLM's.
 
 
 async def tokenize(service: Service, request: Request) -> Response:
-    """The token ids of a text, or of messages as the chat template writes them."""
+    """Return the token ids of a text, or of messages rendered by the chat template."""
     body = parse(await request.body(), TokenizeRequest)
     service.check_model(body.model)
     ids = _ids(service, body)
@@ -190,7 +195,7 @@ async def tokenize(service: Service, request: Request) -> Response:
 
 
 async def detokenize(service: Service, request: Request) -> Response:
-    """The text of token ids, special tokens included."""
+    """Return the text of token ids, special tokens included."""
     body = parse(await request.body(), DetokenizeRequest)
     service.check_model(body.model)
     service.check_ids(body.tokens)
@@ -207,11 +212,11 @@ def _ids(service: Service, body: TokenizeRequest) -> list[int]:
     )
 
 
-# The route for token ids: /inference/v1/generate. No text is made on it, and no tokenizer is needed.
+# Route for token ids: /inference/v1/generate. It makes no text and needs no tokenizer.
 
 
 async def generate(service: Service, request: Request) -> Response:
-    """Token ids in, token ids and log-probs out, whole or in parts."""
+    """Sample from token ids; return token ids and log-probs, whole or streamed."""
     body = parse(await request.body(), GenerateRequest)
     service.check_model(body.model)
     sampling = body.sampling_params
@@ -239,14 +244,15 @@ async def generate(service: Service, request: Request) -> Response:
 async def _events(
     submission: Submission, body: GenerateRequest, request_id: str, sequences: list[Sequence]
 ) -> AsyncGenerator[Any, None]:
-    """An event for the news of each sequence, the last one with how it ended."""
+    """Yield an event for the news of each sequence; the last one has the finish reason."""
     told = [0] * len(sequences)
     going_on = dict(enumerate(sequences))
     async with submission:
         while going_on:
             await submission.news()
             for index, sequence in tuple(going_on.items()):
-                ended = sequence.finish_reason is not None  # read before the tokens: it is written after them
+                # read before the tokens: the engine writes it after them
+                ended = sequence.finish_reason is not None
                 _raise_error(sequence)
                 start, told[index] = told[index], len(sequence.logprobs)
                 if not ended and start == told[index]:
@@ -261,8 +267,9 @@ async def _events(
 
 
 def _part(index: int, sequence: Sequence, start: int, end: int, top: int | None) -> dict[str, Any]:
-    """The tokens start..end of a sequence; `top` is how many log-probs were asked for beside each one's own,
-    None for none at all."""
+    """Return the tokens start..end of a sequence. `top` is the number of log-probs requested in addition to
+    each token's own; None returns no log-probs.
+    """
     return {
         "index": index,
         "token_ids": sequence.token_ids[start:end],

@@ -1,4 +1,4 @@
-"""The server's own description, /openapi.json, made of the requests that it parses."""
+"""OpenAPI description of the server, /openapi.json, built from its request types."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from buckeye.chat.messages import Tool
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One method of one path: what it does, what its body must be, its query parameters' schemas."""
+    """One method of one path: handler, type of the body, and schemas of the query parameters."""
 
     method: str
     path: str
@@ -24,7 +24,7 @@ class Endpoint:
 
 
 def description(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
-    """The endpoints in OpenAPI 3.1."""
+    """Return the endpoints in OpenAPI 3.1."""
     bodies = [endpoint.body for endpoint in endpoints if endpoint.body is not None]
     refs, components = msgspec.json.schema_components(
         [*bodies, Tool], ref_template="#/components/schemas/{name}"

@@ -1,4 +1,4 @@
-"""The HTTP requests that the inference server takes beside those for tokens, typed; the names are vLLM's."""
+"""Typed HTTP requests of the inference server, except those for tokens; the names are vLLM's."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from buckeye.chat.openai_api import TokenIds, Tools, check_conversation
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """POST /tokenize: a text as `prompt`, or `messages` as the chat template writes them."""
+    """POST /tokenize: a text as `prompt`, or `messages` to render with the chat template."""
 
     prompt: str | None = None
     messages: list[ChatMessage] | None = None
     tools: Tools | None = None
     model: str | None = None
     add_special_tokens: bool = True
-    """Of a `prompt`; messages have those that the chat template writes."""
+    """Applies to a `prompt`; messages have the special tokens of the chat template."""
     add_generation_prompt: bool = True
     return_token_strs: bool | None = None
 
@@ -40,7 +40,7 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
 
 
 class UpdateInfo(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Where the new weights lie: a published weights directory."""
+    """Location of new weights: a published weights directory."""
 
     path: str
 
@@ -73,14 +73,15 @@ class RpcRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class AbortRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """POST /abort_requests; no ids means all."""
+    """POST /abort_requests; without ids, abort all."""
 
     request_ids: list[str] | None = None
 
 
 class LoadAdapterRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """POST /v1/load_lora_adapter: a directory in peft's format, and the name that requests give as their
-    model. `load_inplace` lets it take the place of one of the same name."""
+    """POST /v1/load_lora_adapter: a directory in peft's format, and its model name for requests.
+    `load_inplace` replaces a loaded adapter of this name.
+    """
 
     lora_name: Annotated[str, Meta(min_length=1)]
     lora_path: Annotated[str, Meta(min_length=1)]

@@ -1,4 +1,6 @@
-"""An assistant's message while it is being written: reasoning and content as they come, calls at the end."""
+"""Incremental parsing of an assistant's message: reasoning and content are streamed, calls follow at the
+end.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ _THINK, _END_THINK, _CALL = "<think>", "</think>", "<tool_call>"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
-    """What has become certain of a reply. `calls` come with the last part, as the OpenAI form has them."""
+    """Certain part of a reply. `calls`, in OpenAI's format, come with the last part."""
 
     reasoning: str = ""
     content: str = ""
@@ -26,10 +28,10 @@ class Part:
 
 
 class GrowingReply:
-    """Feed it a reply's text, in pieces of any size; the parts, put together, do not depend on the sizes.
+    """Parser of a reply's text in pieces. The joined parts do not depend on the sizes of the pieces.
 
-    Where tools were offered, text is held back from the point on where a call may begin. Where reasoning and
-    calls are no text, nothing is told before the end. The reply has begun with `opening`.
+    If tools were offered, text is held back where a call may begin. If the model does not write reasoning and
+    calls as text, nothing is released before the end. The reply starts with `opening`.
     """
 
     def __init__(
@@ -52,15 +54,15 @@ class GrowingReply:
         )
         self._pending = ""
         self._begun = False
-        """Whether the reasoning or content in progress has more than the line breaks it began with."""
+        """True if the current reasoning or content has more than its leading line breaks."""
         self._after_reasoning = False
         self._shown = ""
-        """The content told so far."""
+        """Content released before."""
         self._opening = opening
         self.feed(opening.text)
 
     def feed(self, text: str) -> Part:
-        """Take in text; returns what is certain now."""
+        """Process text and return the part that is now certain."""
         self._pending += text
         if not self._as_text:
             return Part()
@@ -75,8 +77,9 @@ class GrowingReply:
         return Part(reasoning=reasoning, content=content)
 
     def finish(self, text: str, sampled_ids: Sequence[int], *, cut: str | None) -> Part:
-        """Take in the last text; returns what is left to tell, and the calls. `cut` is the whole text where a
-        stop string has ended it: then the ids say more than the reply does."""
+        """Process the last text; return the remaining part and the calls. `cut` is the whole text if a stop
+        string ended it: the token ids then contain more than the reply.
+        """
         told, rest = self.feed(text), self._rest(sampled_ids, cut)
         return Part(
             reasoning=told.reasoning + rest.reasoning, content=told.content + rest.content, calls=rest.calls
@@ -92,7 +95,7 @@ class GrowingReply:
             reasoning = message.get("reasoning_content") or ""
             return Part(reasoning=reasoning, content=message["content"], calls=calls)
         if self._state == "reasoning" or (self._state == "start" and self._opened):
-            # a call that began inside reasoning has ended it
+            # a call inside the reasoning has ended it
             rest = "" if calls else self._pending
             return Part(reasoning=rest.rstrip("\n") if self._begun else rest.strip("\n"), calls=calls)
         return Part(content=self._beside_calls(message) if calls else self._pending, calls=calls)
@@ -130,7 +133,9 @@ class GrowingReply:
         return self._release(len(self._pending[:end].rstrip()))
 
     def _content_or_json(self) -> str:
-        """A reply is a call if it is one JSON object: what does not begin as one is content."""
+        """Return content unless the reply may be a call. A call is one JSON object; any other text is
+        content.
+        """
         body = self._pending.lstrip()
         if not body or body.startswith("{"):
             return ""
@@ -147,13 +152,13 @@ class GrowingReply:
         return text
 
     def _beside_calls(self, message: dict[str, Any]) -> str:
-        """The content between and after the calls: what the message has and was not told yet."""
+        """Return the content between and after the calls that was not released before."""
         told = self._shown.lstrip()
         return message["content"][len(told) :] if message["content"].startswith(told) else ""
 
 
 def _certain(text: str, markers: Sequence[str]) -> int:
-    """How much of `text` comes before the first marker, or before what may become one."""
+    """Return the length of `text` before the first marker, or before an end that may become one."""
     found = [place for marker in markers if (place := text.find(marker)) >= 0]
     if found:
         return min(found)

@@ -1,4 +1,4 @@
-"""HTTP responses: JSON, errors in OpenAI's form, server-sent events."""
+"""HTTP responses: JSON, and server-sent events."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from buckeye.errors import InferenceError
 
 
 def json_response(content: Any, status_code: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """A JSON response."""
+    """Return a JSON response."""
     return Response(msgspec.json.encode(content), status_code, headers, "application/json")
 
 
 class EventStream(Response):
-    """Server-sent events, ended by `[DONE]`. The submission inside the iterator notices a client that
-    leaves."""
+    """Server-sent events, ended by `[DONE]`. The submission inside the iterator detects a disconnected
+    client.
+    """
 
     def __init__(self, events: AsyncGenerator[Any, None]) -> None:
         self.status_code = 200
@@ -32,7 +33,7 @@ class EventStream(Response):
         self._events = events
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the events as they come; an error of the engine is one of them, and the last."""
+        """Send the events as they arrive. An error of the engine is sent as the last event."""
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         try:
             async with aclosing(self._events) as events:

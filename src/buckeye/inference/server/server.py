@@ -1,7 +1,7 @@
-"""The inference process: an engine in the main thread, its HTTP server in another.
+"""Inference process: an engine in the main thread, its HTTP server in another.
 
-PyTorch keeps one pool of compute threads for each thread that starts parallel work; with the engine in the
-main thread, where the model is also built, there is one pool for the process.
+PyTorch keeps one pool of compute threads per thread that starts parallel work. The engine runs in the main
+thread, where the model is also built, so the process has one pool.
 """
 
 from __future__ import annotations
@@ -42,15 +42,16 @@ from buckeye.monitor.log import SUCCESS, run_log, setup_logging
 log = logging.getLogger(__name__)
 
 _HTTP_START_TIMEOUT = 30.0
-_DRAIN_SECONDS = 4.0  # the launcher kills what has not ended ten seconds after SIGTERM
+_DRAIN_SECONDS = 4.0  # the launcher kills a process ten seconds after SIGTERM
 _DRAIN_POLL_SECONDS = 0.02
 _HTTP_STOP_TIMEOUT = 4
 _GIL_SWITCH_SECONDS = 0.0002
 
 
 def run_inference(config: InferenceConfig, *, adapter: Path | None = None) -> None:
-    """Serve until SIGTERM or SIGINT; the model with an `adapter` (a directory in peft's format) if there is
-    one, which requests may name too. Raises `UsageError` or `InferenceError` if it cannot start."""
+    """Serve until SIGTERM or SIGINT. With `adapter` (a directory in peft's format), serve the adapted model;
+    requests may use its name too. Raise `UsageError` or `InferenceError` if the server cannot start.
+    """
     die_with_parent()
     heartbeat.start()
     log_file = run_log(config.output_dir)
@@ -66,7 +67,7 @@ def _run(config: InferenceConfig, adapter: Path | None, rules: Rules) -> None:
     directory = model_directory(config.model.name)
     vllm = _vllm(config, adapter)
     if vllm is not None:
-        listener.close()  # the port is free: what answers on it from now on is ours
+        listener.close()  # frees the port for vLLM's server
         cpu = _device(config.model.device).type == "cpu"
         serve_vllm(config, vllm, directory, rules=rules, cpu=cpu)
         return
@@ -106,8 +107,10 @@ def _run(config: InferenceConfig, adapter: Path | None, rules: Rules) -> None:
 
 
 def _vllm(config: InferenceConfig, adapter: Path | None) -> Vllm | None:
-    """vLLM if it is to be the engine: always where it is named, with `auto` on a GPU if it is installed. It
-    takes an adapter from a run only; the embedded engine merges one when it starts."""
+    """Return vLLM if it is the engine, else None. With `auto` it is used on a GPU if installed.
+
+    vLLM takes adapters only from a run; the embedded engine merges one at its start.
+    """
     if adapter is not None:
         if config.backend == "vllm":
             raise UsageError(
@@ -126,8 +129,9 @@ def _vllm(config: InferenceConfig, adapter: Path | None) -> Vllm | None:
 
 
 def load_engine(config: InferenceConfig, directory: Path, adapter: Path | None = None) -> Engine:
-    """The engine for the model in `directory`, with an adapter if there is one, and the settings of
-    `config`."""
+    """Return the engine for the model in `directory`, with an optional adapter and the settings of
+    `config`.
+    """
     device = _device(config.model.device)
     if device.type == "cpu":
         torch.set_num_threads(cpu_threads())
@@ -151,7 +155,7 @@ def load_engine(config: InferenceConfig, directory: Path, adapter: Path | None =
         budget = cache_budget(device, gpu_share=config.gpu_memory_utilization, logits=logits)
     slots = count_slots(
         spec,
-        max_num_seqs=2 * config.max_num_seqs,  # as many again for what is kept of earlier turns
+        max_num_seqs=2 * config.max_num_seqs,  # twice: the spare slots keep earlier turns
         max_len=max_len,
         dtype=dtype,
         budget=budget,
@@ -162,15 +166,16 @@ def load_engine(config: InferenceConfig, directory: Path, adapter: Path | None =
 
 
 class HttpThread:
-    """uvicorn in a thread of its own, and the way for the engine's news into its event loop. If it ends, the
-    engine is stopped."""
+    """Thread that runs uvicorn, and the path of the engine's news into its event loop. If the thread ends, it
+    stops the engine.
+    """
 
     def __init__(self, service: Service, listener: socket.socket, rules: Rules) -> None:
         app = create_app(service, rules)
         self._server = http_server(app, timeout_graceful_shutdown=_HTTP_STOP_TIMEOUT)
         self._listener = listener
         self.failed = False
-        """Whether it has ended without being asked to."""
+        """True if the server ended without a stop request."""
         self._service = service
         self._engine = service.engine
         self._engine.deliver = self._deliver
@@ -178,9 +183,9 @@ class HttpThread:
         self._thread = threading.Thread(target=self._serve, name="http", daemon=True)
 
     def start(self) -> None:
-        """Return once requests are taken."""
-        # A thread that computes in Python may keep the interpreter for this long while the engine, between
-        # two operations, waits for it.
+        """Start the thread; return once requests are accepted."""
+        # A thread that runs Python code may hold the interpreter for this long while the engine waits for it
+        # between two operations.
         sys.setswitchinterval(_GIL_SWITCH_SECONDS)
         self._thread.start()
         deadline = time.monotonic() + _HTTP_START_TIMEOUT
@@ -190,8 +195,9 @@ class HttpThread:
             time.sleep(0.005)
 
     def drain(self) -> None:
-        """Refuse new requests, give those that are open some seconds to finish, then stop the engine. Called
-        a second time, stop it at once. May be called from a signal handler."""
+        """Refuse new requests, give open ones a few seconds to finish, then stop the engine. A second call
+        stops it at once. Safe in a signal handler.
+        """
         if self._service.draining:
             self._engine.stop()
             return
@@ -202,7 +208,7 @@ class HttpThread:
         service, deadline = self._service, time.monotonic() + _DRAIN_SECONDS
         if service.requests:
             log.info("Stopping: finishing %d requests, at most %g s", len(service.requests), _DRAIN_SECONDS)
-        # while the engine is paused nothing can finish
+        # requests cannot finish while the engine is paused
         while service.requests and not self._engine.is_paused and time.monotonic() < deadline:
             await asyncio.sleep(_DRAIN_POLL_SECONDS)
         if service.requests:
@@ -210,15 +216,15 @@ class HttpThread:
         self._engine.stop()
 
     def stop(self) -> None:
-        """Answer what is open and end; returns within the deadline even if a client does not read."""
+        """Stop the server after open requests. Returns within the deadline even if a client does not read."""
         self._server.should_exit = True
         self._thread.join(_HTTP_STOP_TIMEOUT + 2)
 
     def _deliver(self, sequences: list[Sequence]) -> None:
-        # called by the engine's thread
+        # runs on the engine's thread
         try:
             self._loop.call_soon_threadsafe(_call_on_news, sequences)
-        except RuntimeError:  # the loop is closed: nobody is left to be told
+        except RuntimeError:  # the loop is closed and all clients are gone
             log.debug("News of %d sequences came after the HTTP server had stopped", len(sequences))
 
     def _serve(self) -> None:

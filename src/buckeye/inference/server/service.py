@@ -1,4 +1,4 @@
-"""Between HTTP requests and the engine: what requests ask for is checked and becomes sequences."""
+"""Interface between HTTP requests and the engine: checks requests and converts them to sequences."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from buckeye.inference.render import ChatRenderer, Conversation
 from buckeye.inference.types import SamplingParams
 
 DEFAULT_MAX_TOKENS = 16
-"""Of completions and token ids that say nothing, as in OpenAI's API."""
+"""Default of completions and token-id requests, as in OpenAI's API."""
 _COOLEST = 0.01
 _MAX_SEQUENCES = 16384
 _MAX_WAITING = 16384
 _RETRY_SECONDS = 1
-# Special tokens in some models; they say where reasoning and calls are.
+# Special tokens in some models; they mark reasoning and calls.
 _SHOWN_TOKENS = frozenset({"<think>", "</think>", "<tool_call>", "</tool_call>"})
 
 
 class Service:
-    """The engine as the routes see it. `seed` starts the sequence of seeds of requests that bring none."""
+    """Engine as seen by the routes. `seed` starts the sequence of seeds for requests without one."""
 
     def __init__(
         self,
@@ -52,46 +52,46 @@ class Service:
         self.dtype = dtype
         self.checksum = checksum
         self.directory = directory
-        """Of the model that the server was started with: what adapters are applied to."""
+        """Directory of the model that the server was started with; adapters are applied to it."""
         self.weights_dir = weights_dir
-        """New weights and adapters are taken from below it."""
+        """Folder that new weights and adapters must be in."""
         self.adapter: str | None = None
-        """The name of the LoRA adapter that is merged into the weights in use."""
+        """Name of the LoRA adapter applied to the current weights."""
         self.spec = engine.decoder.spec
         self.max_len = engine.decoder.cache.max_len
         self.created = int(time.time())
         self.requests: dict[str, Seq[Sequence]] = {}
         self.draining = False
-        """Whether the server is about to end: what it has begun is finished, nothing new is begun."""
+        """True during shutdown: running requests finish, new ones are refused."""
         self.unfinished = 0
-        """Sequences of the requests that are open."""
+        """Number of sequences of open requests."""
         self._renderer = renderer
-        self._seeds = random.Random(seed)  # noqa: S311  chance that keeps no secret
+        self._seeds = random.Random(seed)  # noqa: S311, not used for secrets
 
     @property
     def renderer(self) -> ChatRenderer:
-        """The tokenizer; raises `UsageError` if the model came without one."""
+        """Renderer with the tokenizer. Raises `UsageError` if the model has none."""
         self.require_text()
         assert self._renderer is not None
         return self._renderer
 
     def require_text(self) -> None:
-        """Raise `UsageError` if tokens cannot be turned into text."""
+        """Raise `UsageError` if tokens cannot be converted to text."""
         if self._renderer is None:
             raise UsageError("This model has no tokenizer: send token ids and ask for token ids.")
 
     def decode(self, ids: Seq[int]) -> str:
-        """The text of tokens, special ones left out; empty without a tokenizer."""
+        """Return the text of tokens without special ones; empty without a tokenizer."""
         if self._renderer is None:
             return ""
         return self._renderer.decode([token for token in ids if token not in self._hidden])
 
     def token_text(self, token_id: int) -> str:
-        """The text of one token, `token_id:<id>` without a tokenizer."""
+        """Return the text of one token, or `token_id:<id>` without a tokenizer."""
         return self._renderer.token_text(token_id) if self._renderer else f"token_id:{token_id}"
 
     def prompts(self, prompt: str | list[Any]) -> list[list[int]]:
-        """The token ids of every prompt of a completion request."""
+        """Return the token ids of every prompt of a completion request."""
         if isinstance(prompt, str):
             return [self.encode(prompt)]
         if not prompt:
@@ -108,27 +108,31 @@ class Service:
         return prompts if isinstance(prompt[0], list) else [prompts]
 
     def conversation(self, messages: Seq[ChatMessage], tools: Seq[Tool]) -> Conversation:
-        """The prompt of a chat. Raises `UsageError` if the chat template refuses."""
+        """Return the prompt of a chat. Raise `UsageError` if the chat template rejects it."""
         return self.renderer.render(self.plain_messages(messages), tools)
 
     def plain_messages(self, messages: Seq[ChatMessage]) -> list[dict[str, Any]]:
-        """Messages as chat templates take them. Raises `UsageError` if they cannot fit."""
+        """Return messages in the form of chat templates. Raise `UsageError` if they cannot fit the
+        context.
+        """
         plain = [message.plain() for message in messages]
         self._check_characters(sum(len(message["content"]) for message in plain))
         return plain
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
-        """The token ids of a text; `special`: with those that the tokenizer puts around one."""
+        """Return the token ids of a text. With `special`, include the tokens that the tokenizer adds around
+        it.
+        """
         self._check_characters(len(text))
         return self.renderer.tokenizer.encode(text, add_special_tokens=special)
 
     def check_ids(self, ids: Seq[int]) -> None:
-        """Refuse token ids that the model does not have."""
+        """Raise `UsageError` for token ids outside the vocabulary."""
         if ids and (min(ids) < 0 or max(ids) >= self.spec.vocab_size):
             raise UsageError(f"There is a token id outside the vocabulary of {self.spec.vocab_size}.")
 
     def _check_characters(self, count: int) -> None:
-        """Refuse a text that cannot fit before it costs seconds to find out how many tokens it has."""
+        """Reject a text that cannot fit, before tokenizing it takes seconds."""
         if count > self.max_len * self._longest_token:
             raise UsageError(
                 f"The prompt has {count} characters; the context is {self.max_len} tokens of at most "
@@ -141,14 +145,16 @@ class Service:
 
     @cached_property
     def _hidden(self) -> frozenset[int]:
-        """Special tokens, which are no text."""
+        """Special tokens that are not shown as text."""
         known = self.renderer.tokenizer.added_tokens_decoder
         return frozenset(
             token for token, added in known.items() if added.special and added.content not in _SHOWN_TOKENS
         )
 
     def admit(self, request_id: str, sequences: Seq[Sequence]) -> None:
-        """Refuse what cannot be taken in now: 503 while the server is ending, 429 if too much waits."""
+        """Raise if sequences cannot be accepted: 503 during shutdown, 429 if too many are waiting,
+        `UsageError` for a request id in use.
+        """
         retry = {"Retry-After": str(_RETRY_SECONDS)}
         if self.draining:
             raise HTTPException(503, "This server is shutting down.", headers=retry)
@@ -167,8 +173,9 @@ class Service:
         streamed: bool,
         top_logprobs: int | None,
     ) -> list[Sequence]:
-        """`n` sequences for each prompt, seeded one after the other. Raises `UsageError` for what cannot
-        be."""
+        """Return `n` sequences for each prompt, with consecutive seeds. Raise `UsageError` for invalid
+        settings.
+        """
         count = sampling.n or 1
         if len(prompts) * count > _MAX_SEQUENCES:
             raise UsageError(f"A request may ask for {_MAX_SEQUENCES} sequences, not {len(prompts) * count}.")
@@ -203,11 +210,11 @@ class Service:
 
     @property
     def short_name(self) -> str:
-        """The name of the model, or of the adapter in it, without its folder."""
+        """Name of the model, or of the adapter in it, without its folder."""
         return short_name(self.adapter or self.model_name)
 
     def check_model(self, name: str | None) -> None:
-        """404 if a request names another model than the one that is served, or the adapter in it."""
+        """Raise 404 if a request names a model other than the served one or its adapter."""
         if name not in (None, self.model_name, self.short_name, self.adapter):
             message = f"The model `{name}` does not exist here; this server serves `{self.short_name}`."
             raise HTTPException(404, message)

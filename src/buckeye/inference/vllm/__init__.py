@@ -1,5 +1,5 @@
-"""vLLM as the engine: its own OpenAI server, started and watched as a child process.
+"""vLLM as the engine: its OpenAI server, started and monitored as a child process.
 
-`plugin/` holds the two modules that run inside vLLM's processes. They import nothing of Buckeye, because vLLM
-may live in an environment of its own.
+`plugin/` holds the modules that run inside vLLM's processes. They do not import Buckeye, because vLLM may
+have a separate environment.
 """

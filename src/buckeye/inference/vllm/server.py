@@ -1,4 +1,4 @@
-"""vLLM's server: its command line and environment, its start; ready, watched, ended with this process."""
+"""vLLM's server: command line, environment, start, readiness, monitoring and end."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from buckeye.monitor.log import SUCCESS
 
 log = logging.getLogger(__name__)
 
-_START_SECONDS = 1200.0  # a large model may first be compiled
+_START_SECONDS = 1200.0  # a large model may be compiled first
 _STOP_SECONDS = 8.0
 _POLL_SECONDS = 0.2
 _PROGRESS_SECONDS = 30.0
@@ -35,7 +35,8 @@ _PROGRESS_SECONDS = 30.0
 def serve_vllm(config: InferenceConfig, vllm: Vllm, directory: Path, *, rules: Rules, cpu: bool) -> None:
     """Serve the model in `directory` until SIGTERM or SIGINT.
 
-    Raises InferenceError if vLLM does not start or ends by itself; its own output is on this process's.
+    Raise `InferenceError` if vLLM does not start or exits by itself. vLLM's output appears on this process's
+    output.
     """
     command = server_command(config, vllm, directory, cpu=cpu)
     environment = server_environment(config, rules, python=vllm.python, cpu=cpu, threads=cpu_threads())
@@ -69,7 +70,7 @@ def serve_vllm(config: InferenceConfig, vllm: Vllm, directory: Path, *, rules: R
 
 
 def _until_ready(child: ChildProcess, url: str, stop: StopFlag) -> bool:
-    """Wait for /health; False if a stop was asked for first."""
+    """Wait for /health. Return False if a stop was requested first."""
     deadline, told = time.monotonic() + _START_SECONDS, time.monotonic()
     with httpx.Client(timeout=5.0, trust_env=False) as client:
         while not stop.requested:
@@ -101,14 +102,14 @@ def _check(child: ChildProcess) -> None:
 
 
 def _end(child: ChildProcess) -> None:
-    """SIGTERM, then SIGKILL to what is left of vLLM's session: its engine processes are in it."""
+    """Send SIGTERM, then SIGKILL to the rest of vLLM's session, which has its engine processes."""
     if not child.end(_STOP_SECONDS, session=True):
         log.warning("vLLM did not end within %.0f s of SIGTERM: killed", _STOP_SECONDS)
 
 
 def _reachable(host: str | None) -> str:
-    """An address at which a server on `host` answers this machine."""
-    if host is None or host in ("0.0.0.0", "::", "localhost"):  # noqa: S104  a comparison
+    """Return an address at which this machine reaches a server on `host`."""
+    if host is None or host in ("0.0.0.0", "::", "localhost"):  # noqa: S104, compared only
         return "127.0.0.1"
     return f"[{host}]" if ":" in host else host
 
@@ -139,7 +140,8 @@ _OURS = {
     "enable_auto_tool_choice": "inference.model.enable_auto_tool_choice",
     "tool_call_parser": "inference.model.tool_call_parser",
 }
-# What training relies on: log-probs of what was sampled, token ids in and out, weights in flight.
+# Settings that training depends on: log-probs of the sampling distribution, token ids in and out, weight
+# updates in flight.
 _FIXED = {
     "logprobs_mode": "processed_logprobs",
     "generation_config": "vllm",
@@ -169,14 +171,14 @@ _REFUSED = {
 
 
 def server_command(config: InferenceConfig, vllm: Vllm, directory: Path, *, cpu: bool) -> list[str]:
-    """The argument vector of vLLM's server for the model in `directory`. Holds no secret.
+    """Return the argument vector of vLLM's server for the model in `directory`. It contains no secret.
 
-    Raises UsageError for a key of `[inference.vllm]` that Buckeye sets itself, and for adapters of a larger
-    rank than vLLM's kernels have.
+    Raise `UsageError` for a key of `[inference.vllm]` that Buckeye sets itself, and for an adapter rank above
+    that of vLLM's kernels.
     """
     check_extra(config.vllm)
     model = config.model
-    cache_gb = config.kv_cache_gb or (_CPU_CACHE_GB if cpu else None)  # else vLLM takes most of the RAM
+    cache_gb = config.kv_cache_gb or (_CPU_CACHE_GB if cpu else None)  # otherwise vLLM takes most of the RAM
     arguments: dict[str, Any] = {
         "model": str(directory),
         "served_model_name": list(dict.fromkeys((model.name, short_name(model.name)))),
@@ -204,7 +206,7 @@ def server_command(config: InferenceConfig, vllm: Vllm, directory: Path, *, cpu:
 
 
 def _adapters(rank: int | None) -> dict[str, Any]:
-    """Room for LoRA adapters of this rank and less: vLLM knows some ranks only."""
+    """Return the settings for LoRA adapters of up to this rank: vLLM supports only some ranks."""
     if rank is None:
         return {}
     room = next((known for known in _LORA_RANKS if known >= rank), None)
@@ -214,8 +216,9 @@ def _adapters(rank: int | None) -> dict[str, Any]:
 
 
 def _whole_prompts(config: InferenceConfig, directory: Path) -> dict[str, Any]:
-    """On a CPU a prompt is computed in one go: having computed a part of one, vLLM rewinds the generator of a
-    request with a seed, and generators for CPUs cannot be rewound (the engine dies)."""
+    """Return settings that compute each prompt in a single pass on a CPU. After a partial prompt, vLLM
+    rewinds the generator of a seeded request. CPU generators cannot be rewound, and the engine crashes.
+    """
     described = read_config(directory / "config.json") if config.model.max_model_len is None else {}
     longest = config.model.max_model_len or described.get("max_position_embeddings", 0)
     return {
@@ -227,25 +230,26 @@ def _whole_prompts(config: InferenceConfig, directory: Path) -> dict[str, Any]:
 def server_environment(
     config: InferenceConfig, rules: Rules, *, python: Path, cpu: bool, threads: int
 ) -> dict[str, str]:
-    """The environment variables of vLLM's server, this process's own included."""
+    """Return the environment variables of vLLM's server, based on this process's environment."""
     environment = dict(os.environ)
-    for name in ("VLLM_API_KEY", "VLLM_CPU_KVCACHE_SPACE"):  # of somebody else's server, and over our words
+    for name in ("VLLM_API_KEY", "VLLM_CPU_KVCACHE_SPACE"):  # of another server, or overriding our arguments
         environment.pop(name, None)
     plugins = [str(PLUGIN), environment.get("PYTHONPATH", "")]
     environment |= {
         "PYTHONPATH": os.pathsep.join(path for path in plugins if path),
-        "VLLM_SERVER_DEV_MODE": "1",  # the routes for weight updates; the gate asks for the key
+        "VLLM_SERVER_DEV_MODE": "1",  # enables the routes; the gate still requires the key
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_LOGGING_LEVEL": environment.get("VLLM_LOGGING_LEVEL", "WARNING"),
     }
-    if config.parallel.pp > 1:  # what Ray starts on the other nodes is vLLM's Python too, with our plugin
+    if config.parallel.pp > 1:  # Ray starts vLLM's Python with our plugin on the other nodes too
         started = {"py_executable": str(python), "env_vars": {"PYTHONPATH": environment["PYTHONPATH"]}}
         environment["RAY_JOB_CONFIG_JSON_ENV_VAR"] = json.dumps({"runtime_env": started})
-    # Spawned processes import the main module, which makes them die with their parents; forked ones do not.
+    # Spawned processes import the main module, which ties them to their parents; forked ones do not.
     environment["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
     environment["BUCKEYE_VLLM_PARENT"] = str(os.getpid())
     if config.max_lora_rank is not None:
-        environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"  # the routes; the gate asks for the key
+        # enables the routes; the gate still requires the key
+        environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
     if rules.key is not None:
         environment["VLLM_API_KEY"] = rules.key
     told = asdict(rules)
@@ -261,7 +265,9 @@ def server_environment(
 
 
 def check_extra(extra: Mapping[str, Any]) -> None:
-    """Raise UsageError for a key of `[inference.vllm]` that cannot be passed on, and say what to write."""
+    """Raise `UsageError` for a key of `[inference.vllm]` that cannot be passed on, with the key to set
+    instead.
+    """
     for key in extra:
         if key in _FIXED:
             raise UsageError(f"inference.vllm.{key} is set by Buckeye: training relies on it. Remove it.")
@@ -272,7 +278,9 @@ def check_extra(extra: Mapping[str, Any]) -> None:
 
 
 def _words(name: str, value: object) -> list[str]:
-    """`max_num_seqs = 8` -> `--max-num-seqs 8`; false is `--no-...`; None is left out; a list goes on."""
+    """Convert a setting to arguments: `max_num_seqs = 8` -> `--max-num-seqs 8`. False becomes `--no-...`,
+    None nothing, a list several values.
+    """
     flag = f"--{name.replace('_', '-')}"
     if value is None:
         return []

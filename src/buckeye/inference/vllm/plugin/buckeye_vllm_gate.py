@@ -1,7 +1,7 @@
-"""Runs inside vLLM's API server: Buckeye's gate in front of every route.
+"""Middleware inside vLLM's API server: Buckeye's gate in front of every route.
 
-vLLM's own check covers /v1 and /inference only; the routes that pause it and replace its weights are open to
-whoever reaches the port. Given to vLLM as `--middleware buckeye_vllm_gate.Gate`.
+vLLM's own check covers only /v1 and /inference. The routes that pause it and replace its weights are open to
+every client that reaches the port. Passed to vLLM as `--middleware buckeye_vllm_gate.Gate`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _gate = buckeye_vllm_ours.load("request_gate")
 
 
 class Gate(_gate.Gate):  # type: ignore[misc,name-defined]
-    """Buckeye's gate, under the rules in BUCKEYE_VLLM_RULES with the key in VLLM_API_KEY."""
+    """Buckeye's gate, with the rules in BUCKEYE_VLLM_RULES and the key in VLLM_API_KEY."""
 
     def __init__(self, app: Any) -> None:
         rules = json.loads(os.environ["BUCKEYE_VLLM_RULES"])

@@ -1,4 +1,4 @@
-"""The files of Buckeye that need nothing but the standard library, for a Python that has no Buckeye."""
+"""Loader of Buckeye's standard-library-only files, for a Python without Buckeye."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ _BUCKEYE = Path(__file__).parents[3] / "base"
 
 
 def load(name: str) -> ModuleType:
-    """The module `buckeye.base.NAME` by its file, without the package around it."""
+    """Load the module `buckeye.base.NAME` by its file, without its package."""
     known = f"buckeye_vllm_{name}_of_ours"
     if known not in sys.modules:
         spec = importlib.util.spec_from_file_location(known, _BUCKEYE / f"{name}.py")
         assert spec is not None
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
-        sys.modules[known] = module  # before it runs: dataclasses look themselves up
+        sys.modules[known] = module  # before it runs: dataclasses look up their module
         spec.loader.exec_module(module)
     return sys.modules[known]

@@ -1,8 +1,8 @@
-"""vLLM's server, none of whose processes outlives its parent. `python -m buckeye_vllm_server ARGUMENTS`.
+"""vLLM's server, whose processes all end with their parent. `python -m buckeye_vllm_server ARGUMENTS`.
 
-A process that Python spawns imports its parent's main module before anything else. So what is said here at
-import time is said in every process of the server as soon as there is one. Otherwise those that outlive a
-killed server would keep their memory, and on a GPU its memory too.
+A spawned Python process imports its parent's main module first. So the code here runs in every process of the
+server at its start. Otherwise processes that outlive a killed server would keep their memory, on a GPU its
+memory too.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ _PR_SET_PDEATHSIG = 1
 
 
 def _die_with_parent() -> None:
-    """As `buckeye.base.process` does it: Buckeye is not installed where vLLM is."""
+    """End this process when its parent dies. A copy of `buckeye.base.process`: Buckeye is not installed where
+    vLLM is.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != int(os.environ[_PARENT]):
-        os._exit(1)  # it died before the request took effect
+        os._exit(1)  # the parent died before the request took effect
     os.environ[_PARENT] = str(os.getpid())  # for the processes that this one starts
 
 

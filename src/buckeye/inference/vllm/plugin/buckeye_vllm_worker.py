@@ -1,6 +1,6 @@
-"""Runs inside vLLM's workers: weights from a directory, and what is true of them afterwards.
+"""Extension of vLLM's workers: loads weights from a directory, and reports their state.
 
-Importing this module registers the weight transfer backend `buckeye_fs`. Given to vLLM as
+Importing this module registers the weight transfer backend `buckeye_fs`. Passed to vLLM as
 `--worker-extension-cls buckeye_vllm_worker.WorkerExtension`.
 """
 
@@ -31,46 +31,47 @@ _MANIFEST = "manifest.json"
 _HEAD = "lm_head.weight"
 _foreign_files = buckeye_vllm_ours.load("foreign_files")
 _PROCESS = secrets.token_hex(8)
-"""Tells this process from those before and after it, which may have had the same pid."""
+"""Unique id of this process: earlier and later processes may have the same pid."""
 
 if hasattr(torch.cpu, "_init_amx"):
-    # vLLM's CPU attention uses AMX tiles without asking the kernel for them first: SIGILL on such machines.
+    # vLLM's CPU attention uses AMX tiles without requesting them from the kernel first: SIGILL on such
+    # machines.
     torch.cpu._init_amx()
 
 
 @dataclass
 class DirectoryInit(WeightTransferInitInfo):
-    """Nothing has to be agreed on before."""
+    """Settings of the transfer engine: none."""
 
 
 @dataclass
 class DirectoryUpdate(WeightTransferUpdateInfo):
-    """The directory that holds the new weights and their manifest."""
+    """Directory with the new weights and their manifest."""
 
     path: str = ""
 
 
 class DirectoryTransfer(WeightTransferEngine[DirectoryInit, DirectoryUpdate]):
-    """Loads the safetensors files of a directory into the running model."""
+    """Weight transfer from the safetensors files of a directory into the running model."""
 
     init_info_cls = DirectoryInit
     update_info_cls = DirectoryUpdate
     checksum: str | None = None
-    """Of the weights in use; None before the first update."""
+    """Checksum of the current weights; None before the first update."""
     incoming: str | None = None
-    """Of the weights that were loaded since the start of an update."""
+    """Checksum of the weights loaded by the current update."""
     problem: str | None = None
-    """Why they could not be. An exception in a worker would end vLLM's engine."""
+    """Reason why loading failed. An exception in a worker would end vLLM's engine."""
 
     def init_transfer_engine(self, init_info: DirectoryInit) -> None:
-        """There is nothing to set up."""
+        """Do nothing: no setup is needed."""
 
     def start_weight_update(self) -> None:
-        """Forget what an earlier, unfinished update had brought."""
+        """Drop the state of an earlier, unfinished update."""
         type(self).incoming = type(self).problem = None
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Load a directory whose files are those that its manifest names; `problem` says why if not."""
+        """Load a directory whose files match its manifest. On failure, `problem` has the reason."""
         try:
             self.receive_weights(self.parse_update_info(update_info))
         except Exception as error:
@@ -79,7 +80,7 @@ class DirectoryTransfer(WeightTransferEngine[DirectoryInit, DirectoryUpdate]):
             torch.accelerator.synchronize()
 
     def receive_weights(self, update_info: DirectoryUpdate) -> None:
-        """Check the files, then begin to replace the weights: a damaged directory changes nothing."""
+        """Check the files, then start replacing the weights. A damaged directory changes nothing."""
         from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
 
         directory = _allowed(update_info.path)
@@ -90,8 +91,9 @@ class DirectoryTransfer(WeightTransferEngine[DirectoryInit, DirectoryUpdate]):
         type(self).incoming = _combined(digests)
 
     def _check_tensors(self, directory: Path) -> None:
-        """Raise ValueError unless `directory` has the tensors of the model that is served, in their shapes:
-        loading would leave a missing one as it is, and an unknown one would end vLLM's engine."""
+        """Raise `ValueError` unless `directory` has exactly the served model's tensors, with their shapes.
+        Loading would keep the old value of a missing tensor, and an unknown tensor would end vLLM's engine.
+        """
         expected, given = _shapes(Path(self.model_config.model)), _shapes(directory)
         if getattr(self.model_config.hf_config, "tie_word_embeddings", False):
             expected.pop(_HEAD, None)
@@ -104,8 +106,7 @@ class DirectoryTransfer(WeightTransferEngine[DirectoryInit, DirectoryUpdate]):
                 )
 
     def finish_weight_update(self) -> None:
-        """Make the layers ready to compute. An update that brought nothing ends with the weights as they
-        were."""
+        """Prepare the layers for computation. An update without weights keeps the old ones."""
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 
         if self.incoming is None:
@@ -115,18 +116,19 @@ class DirectoryTransfer(WeightTransferEngine[DirectoryInit, DirectoryUpdate]):
         type(self).checksum = self.incoming
 
     def shutdown(self) -> None:
-        """Nothing is held open."""
+        """Do nothing: no resource is held open."""
 
 
 def _allowed(path: str) -> Path:
-    """A directory that weights may come from. Raises ValueError for another."""
+    """Return a directory that weights may be read from. Raise `ValueError` for another."""
     folder: Path = _foreign_files.data_folder(Path(path), Path(os.environ["BUCKEYE_VLLM_WEIGHTS_DIR"]))
     return folder
 
 
 def _verified(directory: Path) -> dict[str, str]:
-    """The SHA-256 of each file that the manifest of a directory names. Raises ValueError if one is not what
-    was published."""
+    """Return the SHA-256 of each file in a directory's manifest. Raise `ValueError` if one differs from the
+    manifest.
+    """
     manifest = json.loads(_foreign_files.read_regular(directory / _MANIFEST))
     digests = {name: _sha256(directory / _foreign_files.plain_name(name)) for name in manifest["files"]}
     for name, digest in digests.items():
@@ -136,7 +138,7 @@ def _verified(directory: Path) -> dict[str, str]:
 
 
 def _published(directory: Path) -> str | None:
-    """The checksum of the weights that were published in a directory; None if there are none, or not yet."""
+    """Return the checksum of the weights published in a directory, or None."""
     try:
         return str(json.loads(_foreign_files.read_regular(directory / _MANIFEST))["checksum"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -149,13 +151,13 @@ def _sha256(path: Path) -> str:
 
 
 def _combined(digests: dict[str, str]) -> str:
-    """One SHA-256 for all files, as the publisher makes it."""
+    """Return one SHA-256 for all files, computed like the publisher's."""
     lines = "".join(f"{name}:{digest}\n" for name, digest in sorted(digests.items()))
     return hashlib.sha256(lines.encode()).hexdigest()
 
 
 def _shapes(directory: Path) -> dict[str, list[int]]:
-    """The shape of every tensor in the safetensors files of a directory, from their headers."""
+    """Return the shape of every tensor in a directory's safetensors files, from their headers."""
     shapes: dict[str, list[int]] = {}
     for path in directory.glob("*.safetensors"):
         with safe_open(path, "pt") as file:
@@ -166,13 +168,14 @@ def _shapes(directory: Path) -> dict[str, list[int]]:
 def _tensors(directory: Path, names: list[str]) -> Iterator[tuple[str, torch.Tensor]]:
     for name in names:
         with safe_open(directory / name, "pt") as file:
-            for key in file.keys():  # noqa: SIM118 - a safetensors file is no mapping
+            for key in file.keys():  # noqa: SIM118, not a mapping
                 yield key, file.get_tensor(key)
 
 
 def _repack_tied_heads(model: torch.nn.Module) -> None:
-    """On a CPU, linear layers are packed when loaded; a head tied to the embedding is not packed again with
-    the rest and would go on computing with the old weights."""
+    """Repack heads that are tied to the embedding. On a CPU, linear layers are packed when loaded; a tied
+    head is not packed again and would compute with the old weights.
+    """
     from vllm.platforms import current_platform
 
     if not current_platform.is_cpu():
@@ -185,20 +188,21 @@ def _repack_tied_heads(model: torch.nn.Module) -> None:
 
 
 class WorkerExtension:
-    """Mixed into vLLM's worker; its methods are called through /collective_rpc."""
+    """Mixin of vLLM's worker; its methods are called through /collective_rpc."""
 
     model_config: Any
     buckeye_adapter: int | None = None
-    """vLLM's number for the run's adapter, once its name is known."""
+    """vLLM's id of the run's adapter, once its name is registered."""
 
     def buckeye_load_adapter(self, path: str) -> str | None:
-        """Put the adapter in a published directory in the place of the one that is loaded; where none is,
-        only check its files. Returns what is wrong with it: an exception would end vLLM's engine."""
+        """Replace the loaded adapter by the one in a published directory. If none is loaded, only check the
+        files. Return the error as text, or None: an exception would end vLLM's engine.
+        """
         try:
             directory = _allowed(path)
             digests = _verified(directory)
             if self.buckeye_adapter is None:
-                # vLLM counts up: the newest is the one that was made known for this
+                # vLLM's ids increase: the newest is the one registered for this
                 self.buckeye_adapter = max(self.list_loras(), default=None)  # type: ignore[attr-defined]
             if self.buckeye_adapter is None:
                 return None
@@ -211,9 +215,10 @@ class WorkerExtension:
         return None
 
     def buckeye_weights(self, path: str | None = None) -> dict[str, str | int | bool | None]:
-        """The checksums of the weights in use and of those that an update has brought, its problem, and
-        whether an update was begun and not finished; how many requests the server computes at a time; and the
-        checksum of the weights in the directory `path`, if they are there."""
+        """Report the worker's state: checksums of the current and the incoming weights, the problem of the
+        update and whether it is unfinished; the number of requests that the server computes at a time; and
+        the checksum of the weights in the directory `path`, if published there.
+        """
         config = self.vllm_config  # type: ignore[attr-defined]
         return {
             "checksum": DirectoryTransfer.checksum,
