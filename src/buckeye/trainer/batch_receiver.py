@@ -53,7 +53,7 @@ class _Wait:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchReceiver:
-    """Reader of the batch directory. Rank 0 polls; all ranks end a wait together, with the same result.
+    """Reader of the batch directory. Rank 0 polls; all ranks end a wait together, with one result.
 
     A damaged batch is moved to `skipped`; the orchestrator notices that it is missing and writes it again.
     """

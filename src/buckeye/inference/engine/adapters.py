@@ -56,7 +56,7 @@ _MERGEABLE: Mapping[str, tuple[Any, ...]] = {
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Scale:
     """Scale of B @ A: alpha / rank, or with `root` alpha / sqrt(rank) (Kalajdzievski 2023, arXiv:2312.03732).
-    `patterns` are alphas for modules whose names match.
+    `patterns` are alphas for modules with matching names.
     """
 
     alpha: float

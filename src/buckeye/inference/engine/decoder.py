@@ -26,9 +26,7 @@ DecodeStep = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class Chunk(NamedTuple):
-    """Tokens whose keys and values are computed, from position `start` of a slot on. Earlier positions are
-    cached.
-    """
+    """Tokens to prefill, from position `start` of a slot on. Earlier positions are cached."""
 
     slot: int
     token_ids: torch.Tensor

@@ -46,8 +46,8 @@ class Kept(NamedTuple):
 
 
 class KeptPrefixes:
-    """Ended sequences whose keys and values are in spare cache slots, for prompts that continue one of them:
-    the next turn of a conversation. The oldest one is replaced first.
+    """Ended sequences with keys and values in spare cache slots, for prompts that continue one of them: the
+    next turn of a conversation. The oldest one is replaced first.
 
     A prompt matches only if it begins with the whole kept sequence. So the result of a prompt depends on its
     own conversation only, not on other traffic.

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 # oneDNN optimizes the layout for about this many rows; other row counts are only slightly slower.
 _PACKED_FOR_ROWS = 128
-# For one row and a float32 matrix with fewer elements, oneDNN's overhead exceeds the product itself.
+# With one row and a float32 matrix of fewer elements, oneDNN's overhead exceeds the product itself.
 _LARGE = 2**19
 # oneDNN prepares a product for every new row count. This takes as long as the product of a small matrix, and
 # uses half a megabyte or more that it never releases.

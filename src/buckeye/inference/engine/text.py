@@ -21,7 +21,7 @@ class GrowingText:
         self._decode = decode
         self._stops = stops
         self._ids: list[int] = []
-        self._settled = 0  # tokens before this index are decoded for good
+        self._settled = 0  # tokens before this index are final
         self._text = ""
         self._released = 0
         self.stopped = False

@@ -35,7 +35,7 @@ sampling.
 
 
 class _Matrix(NamedTuple):
-    """Fused projection: the modules whose weights are its blocks of rows, with their row counts."""
+    """Fused projection: the modules that form its blocks of rows, with their row counts."""
 
     modules: dict[str, int]
     columns: int
@@ -125,7 +125,7 @@ class Checkpoint:
         return self.tensor(name)
 
     def low_rank(self, name: str) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Return A [rank, in] and B [out, rank], float32, whose product B A is added to a matrix; None
+        """Return A [rank, in] and B [out, rank], float32; their product B A is added to a matrix. None
         without them.
         """
         return None
@@ -359,7 +359,7 @@ class _Reader:
         return self._with_adapter(known, weights)
 
     def _with_adapter(self, projection: Projection, weights: Mapping[str, int]) -> Projection:
-        """Add low-rank matrices to a projection whose row blocks are `weights`: the A are stacked, and the B
+        """Add low-rank matrices to a projection with the row blocks `weights`: the A are stacked, and the B
         are on a block diagonal.
         """
         pairs = {name: self._checkpoint.low_rank(name) for name in weights} if self._base is not None else {}

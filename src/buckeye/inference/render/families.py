@@ -84,7 +84,7 @@ class FamilyParser:
 
 
 def find_family(tokenizer: Any, model_path: str, template: ChatTemplate) -> FamilyParser | None:
-    """Return the family whose renderer matches the template's output, or None."""
+    """Return the family with a renderer that matches the template's output, or None."""
     if not template.speaks_tools:
         return None  # all families support tools; avoids the import
     from renderers import config_from_name, create_renderer

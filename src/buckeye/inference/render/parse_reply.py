@@ -24,7 +24,7 @@ class Call:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Parsed:
-    """Parsed reply. `reasoning` is None if the model did not write it separately."""
+    """Parsed reply. `reasoning` may be None: the model did not write it separately."""
 
     content: str
     reasoning: str | None = None

@@ -1,5 +1,5 @@
-"""Chat messages to token ids and back, without re-tokenizing sampled tokens; and forced tool calls, whose
-replies start with given text.
+"""Chat messages to token ids and back, without re-tokenizing sampled tokens; and forced tool calls, which
+start a reply with given text.
 """
 
 from __future__ import annotations
@@ -223,7 +223,7 @@ NO_OPENING = Opening()
 
 def call_opening(renderer: ChatRenderer, conversation: Conversation, name: str | None) -> Opening:
     """Return the start of a call of the tool `name`, or of any tool with None. It leaves no room for
-    reasoning. Raise `UsageError` for a family whose calls are not text.
+    reasoning. Raise `UsageError` for a family that does not write calls as text.
     """
     family, template = renderer.family, renderer.template
     if (family.name if family else None) not in WRITTEN_AS_TEXT:

@@ -39,7 +39,7 @@ _SIZES = frozenset(
 )
 """Methods and filters with an argument that determines the length of their result."""
 _LARGE = _SIZES | {"replace", "join", "format", "format_map"}
-"""Methods and filters whose result may be much longer than their input."""
+"""Methods and filters with results that may be much longer than their input."""
 
 
 class TooCostlyError(SecurityError):

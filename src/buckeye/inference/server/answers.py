@@ -37,7 +37,7 @@ class Choice:
         self.finish_reason: str | None = None
         """Finish reason; None while the sequence runs."""
         self.text_offset = 0
-        """Number of characters of tokens whose offsets were reported."""
+        """Number of characters of the tokens with reported offsets."""
         self._service = service
         self._seen = 0
 

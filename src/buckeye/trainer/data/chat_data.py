@@ -140,7 +140,7 @@ class ChatCounts:
     too_long: int = 0
     """Number of samples longer than `seq_len`."""
     untrained: int = 0
-    """Number of conversations whose assistant messages all have weight 0."""
+    """Number of conversations with weight 0 for every assistant message."""
     broken_calls: int = 0
     """Number of conversations in which a trained call has no name, or its arguments are not an object."""
 

@@ -26,7 +26,7 @@ def read_message(message: Mapping[str, Any], index: int) -> dict[str, Any]:
     unchanged.
 
     Raise `UsageError` for an invalid message, or a trained one without content. Raise `BrokenCallError` for a
-    trained message with a call that has no name or whose arguments are not an object.
+    trained message with a call that has no name, or arguments that are not an object.
     """
     known = {key: value for key, value in message.items() if key in _KNOWN}
     broken: list[str] = []

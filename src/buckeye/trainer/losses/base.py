@@ -19,9 +19,9 @@ LOG_RATIO_LIMIT = 20.0
 class LossInputs:
     """Inputs for the N trained tokens of a row, all [N].
 
-    `logprobs` and `entropies` are the trainer's and differentiable. `reference_logprobs` is None without a
-    reference model. `sequences` i64 is the index of a token's sample within the row. `staleness` i64 is the
-    number of versions between the weights that sampled the token and the current ones.
+    `logprobs` and `entropies` are the trainer's and differentiable. `reference_logprobs` may be None (without
+    a reference model). `sequences` i64 is the index of a token's sample within the row. `staleness` i64 is
+    the number of versions between the weights that sampled the token and the current ones.
     """
 
     logprobs: Tensor
@@ -53,8 +53,7 @@ class LossSums:
     """Sums over the tokens of a row.
 
     `loss` is differentiable. The caller divides it by `divisor` of the whole batch (all rows, all ranks), so
-    that a token has the same weight in every row. `statistics` are detached scalars, named by
-    `statistic_names`.
+    that a token has equal weight in every row. `statistics` are detached scalars, named by `statistic_names`.
     """
 
     loss: Tensor

@@ -182,7 +182,7 @@ def decoupled_ppo_loss(inputs: LossInputs, *, clip_low: float = 0.2, clip_high: 
 def _clipped_objective(
     ratios: Tensor, advantages: Tensor, clip_low: float, clip_high: float
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return min(rho A, clip(rho) A) and the tokens whose gradient is clipped away."""
+    """Return min(rho A, clip(rho) A) and the tokens that lose their gradient to clipping."""
     low, high = 1.0 - clip_low, 1.0 + clip_high
     objective = torch.minimum(ratios * advantages, ratios.clamp(low, high) * advantages)
     marks = {
@@ -282,8 +282,8 @@ def _smallest_in_sequence(ratios: Tensor, sequences: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class LossType:
-    """Loss function whose keyword arguments are the settings of the same names. `marks` are the names of the
-    marks that it returns.
+    """Loss function with settings as its keyword arguments. `marks` are the names of the marks that it
+    returns.
     """
 
     function: Callable[..., TokenLosses]

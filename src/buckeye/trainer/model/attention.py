@@ -27,10 +27,10 @@ class Block:
     """Neighboring segments of similar length: tokens `start` to `end` of the row as [segments, length].
 
     `gather` i64[segments * length] is the slice index of each padded position; padding repeats the last
-    token, and no real token sees it. `scatter` i64[end - start] is its inverse. Both are None if all segments
-    are equally long. Suffixes also see prefixes: `prefix_block` is the index of the block of the prefixes,
-    `prefix_rows` i64[segments] the segment in it, and `prefix_lengths` i64[segments] its length. If suffixes
-    see more than `SHORT_KEYS` keys, all prefixes are `common_prefix` long.
+    token, and no real token sees it. `scatter` i64[end - start] is its inverse. Both may be None: all
+    segments are equally long. Suffixes also see prefixes: `prefix_block` is the index of the block of the
+    prefixes, `prefix_rows` i64[segments] the segment in it, and `prefix_lengths` i64[segments] its length. If
+    suffixes see more than `SHORT_KEYS` keys, all prefixes are `common_prefix` long.
     """
 
     start: int
@@ -57,7 +57,7 @@ class Block:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Layout:
-    """Blocks of a row, and the same layout for kernels that take segments of any length.
+    """Blocks of a row, and its layout for kernels that take segments of any length.
 
     `query_ends` i32[segments + 1] are the ends of the segments' tokens in the row. `key_ends` i32[segments +
     1] are the ends of their keys in `keys`, i64 row indices of all segments' keys (None: the row itself).
@@ -102,8 +102,8 @@ def _varlen_arguments() -> frozenset[str]:
 
 
 # Older versions of torch lack this function, or its window argument. Some versions accept groups of query
+# Older versions of torch lack this function, or its window argument. Some versions accept groups of query
 # heads without `enable_gqa`.
-# without being told.
 _VARLEN = _varlen_arguments()
 _GROUPS = {"enable_gqa": True} if "enable_gqa" in _VARLEN else {}
 

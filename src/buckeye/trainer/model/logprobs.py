@@ -27,8 +27,8 @@ def token_logprobs(
     """Return the log-prob of each target and the entropy of its distribution, both [N] and differentiable.
 
     `hidden` [N, H] in the compute dtype; `weight` [V, H]; `targets` i64[N]; `temperatures` [N], positive. The
-    projection is computed in `hidden`'s dtype, the softmax in float32 or better. `chunk` is the number of
-    tokens whose logits exist at one time; by default 1,024, or as many as fill 128 MiB (512 MiB on a GPU).
+    projection is computed in `hidden`'s dtype, the softmax in float32 or better. Logits of `chunk` tokens
+    exist at one time; by default 1,024 tokens, or as many as fill 128 MiB (512 MiB on a GPU).
     """
     size = _CHUNK_BYTES_ON_GPU if hidden.is_cuda else _CHUNK_BYTES
     rows = chunk or max(1, min(_CHUNK_TOKENS, size // (4 * weight.shape[0])))

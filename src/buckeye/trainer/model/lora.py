@@ -1,4 +1,4 @@
-"""Low-rank adapters (Hu et al. 2021, arXiv 2106.09685) on a policy whose other weights are frozen.
+"""Low-rank adapters (Hu et al. 2021, arXiv 2106.09685) on a policy with frozen base weights.
 
 A matrix W becomes W + alpha / rank * B A, with A [rank, in] random and B [out, rank] zero at first. Only A, B
 and the fully trained modules have gradients.

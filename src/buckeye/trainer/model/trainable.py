@@ -17,7 +17,7 @@ FAMILIES = (
     *("bitnet", "diffllama", "iquestcoder", "jais2", "persimmon"),
     *("gpt2", "gpt_bigcode", "gpt_neox", "opt", "biogpt"),
 )
-"""Supported values of `model_type`: families whose packed rows were compared with transformers.
+"""Supported values of `model_type`: packed rows of these families were compared with transformers.
 
 Others mix the samples of a row (recurrent and convolutional layers, position biases), or scale logits after
 the output projection.

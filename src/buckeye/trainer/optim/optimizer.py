@@ -164,7 +164,7 @@ def build_optimizer(
     nesterov: bool = True,
     embeddings: Collection[str] = (),
 ) -> NamedOptimizer:
-    """Return an optimizer whose learning rate is passed with each step. Only matrices have weight decay.
+    """Return an optimizer that gets its learning rate with each step. Only matrices have weight decay.
 
     `muon` orthogonalizes the momentum of the hidden matrices (Jordan et al. 2024), scaled so that its updates
     have AdamW's size (Liu et al. 2025, arXiv 2502.16982, "match_rms_adamw"); vectors and `embeddings` (names)

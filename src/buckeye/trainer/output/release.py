@@ -34,7 +34,7 @@ differ by about 1e-5. The divergence is half the square of that, plus 1e-6 from 
 """
 _ROUNDING_HALF = 0.2
 """Largest KL divergence that rounding to 16 bits explains. A log-prob moves by sqrt(2 * 0.2) = 0.6: a token
-becomes nearly twice or half as likely. A larger divergence means another policy, whatever its cause.
+becomes nearly twice or half as likely. A larger divergence means another policy, regardless of its cause.
 """
 MUCH = 0.02
 """KL divergence to warn about: log-probs move by sqrt(2 * 0.02) = 0.2, the limit of one training step with

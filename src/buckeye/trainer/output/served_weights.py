@@ -33,7 +33,7 @@ training step with the usual clip range.
 _LOOKED_AT = 4_000_000  # weights, spread over all parameters
 _SAMPLES = 4
 _CONTEXT = 512  # tokens of a sample that are read
-_POSITIONS = 32  # positions of a sample whose whole next-token distribution is compared
+_POSITIONS = 32  # positions of a sample at which the whole next-token distribution is compared
 
 
 class ServedWeights:
@@ -56,10 +56,10 @@ class ServedWeights:
     def measure(self, samples: Sequence[Sample]) -> dict[str, float]:
         """Return the metrics of the comparison.
 
-        `weights/changed_share`: share of the weights whose stored value changed since this process started.
-        `weights/arrived_share`: sum(d * D) / sum(D * D) over the changes D of the weights and d of their
-        stored values; 1 if nothing is lost. `weights/served_kl`: KL(trained || served) of the next token in
-        nats per token, the mean over trained positions of `samples`. Both models compute in float32.
+        `weights/changed_share`: share of the weights with another stored value than at the start of this
+        process. `weights/arrived_share`: sum(d * D) / sum(D * D) over the changes D of the weights and d of
+        their stored values; 1 if nothing is lost. `weights/served_kl`: KL(trained || served) of the next
+        token in nats per token, the mean over trained positions of `samples`. Both models compute in float32.
         """
         values = {**self._changes(), **self._divergence(samples)}
         kl = values.get("weights/served_kl", 0.0)

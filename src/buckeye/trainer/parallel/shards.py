@@ -119,7 +119,7 @@ def _reading(directory: Path) -> Iterator[dcp.HuggingFaceStorageReader]:
 def empty_policy(
     name: str, device: torch.device, *, flash: bool, compute_dtype: ComputeDtype = "auto"
 ) -> Policy:
-    """Return a policy whose parameters have shapes but no memory yet: shard it, then call `fill_policy`.
+    """Return a policy with parameters that have shapes but no memory yet: shard it, then call `fill_policy`.
 
     Raise `UsageError` if the model does not exist or cannot be trained.
     """

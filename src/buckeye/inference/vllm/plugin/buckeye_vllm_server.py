@@ -1,4 +1,4 @@
-"""vLLM's server, whose processes all end with their parent. `python -m buckeye_vllm_server ARGUMENTS`.
+"""vLLM's server; all its processes end with their parent. `python -m buckeye_vllm_server ARGUMENTS`.
 
 A spawned Python process imports its parent's main module first. So the code here runs in every process of the
 server at its start. Otherwise processes that outlive a killed server would keep their memory, on a GPU its

@@ -71,7 +71,7 @@ class DirectoryTransfer(WeightTransferEngine[DirectoryInit, DirectoryUpdate]):
         type(self).incoming = type(self).problem = None
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Load a directory whose files match its manifest. On failure, `problem` has the reason."""
+        """Load a directory with files that match its manifest. On failure, `problem` has the reason."""
         try:
             self.receive_weights(self.parse_update_info(update_info))
         except Exception as error:
