@@ -1,1 +1,1 @@
-"""What passes between the processes of a run: batches to the trainer, weights to the engines."""
+"""Data between the processes of a run: batches for the trainer, weights for the engines, checkpoints."""

@@ -1,8 +1,8 @@
-"""Batches from the orchestrator to the trainer: `<root>/step_<N>/{batch.safetensors, manifest.json}`, and
+"""Batches from the orchestrator to the trainer: `<root>/step_<N>/{batch.safetensors, manifest.json}`.
 
-Training on batch N (counted from 0) turns weights version N into version N+1. A batch that was trained on
-stays for a while, beside what the trainer made of it, 21 bytes a token: `<kept>/step_<N>/{batch.safetensors,
-manifest.json, trained.safetensors, record.json}`.
+Training on batch N (counted from 0) turns weights version N into version N+1. A trained batch is kept for a
+while with the trainer's results, 21 bytes per token: `<kept>/step_<N>/{batch.safetensors, manifest.json,
+trained.safetensors, record.json}`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ RECORD = "record.json"
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Sample:
-    """One sequence of T tokens with what is known about each.
+    """Sequence of T tokens with data per token.
 
     `token_ids` i32[T]; `loss_mask` bool[T], True where the policy wrote the token; `logprobs` f32[T], the
     sampler's (0 where masked out); `versions` i32[T], the policy version that wrote the token (-1 where
@@ -48,8 +48,9 @@ class Sample:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Batch:
-    """The samples of one optimizer step. `orchestrator_state` (JSON) is the orchestrator's own state right
-    after it had emitted this batch; it rides along so that one process can commit a checkpoint of both."""
+    """Samples of one optimizer step. `orchestrator_state` (JSON) is the orchestrator's state right after it
+    emitted this batch, so that the trainer can commit a checkpoint of both.
+    """
 
     step: int
     samples: tuple[Sample, ...]
@@ -66,7 +67,7 @@ _DTYPES: dict[str, npt.DTypeLike] = {
 
 
 def write_batch(root: Path, batch: Batch, *, identity: RunIdentity) -> Path:
-    """Make a batch visible to the trainer. `TransportError` for an uneven sample."""
+    """Publish a batch to the trainer. Raise `TransportError` for a sample with arrays of unequal length."""
     data = pack_samples(batch.samples)
     manifest = {
         "run_id": identity.run_id,
@@ -87,18 +88,18 @@ def write_batch(root: Path, batch: Batch, *, identity: RunIdentity) -> Path:
 
 
 def batch_bytes(batch: Batch) -> int:
-    """About how much disk a batch takes: its arrays, without the state that rides along."""
+    """Return the approximate disk size of a batch: its arrays, without the orchestrator's state."""
     bytes_a_token = sum(np.dtype(dtype).itemsize for dtype in _DTYPES.values())
     return bytes_a_token * sum(len(sample.token_ids) for sample in batch.samples)
 
 
 def batch_directory(root: Path, step: int) -> Path:
-    """Where the batch of a step is, or will be."""
+    """Return the path of a step's batch, which may not exist yet."""
     return storage.step_directory(root, step)
 
 
 def foreign_batches(root: Path, *, identity: RunIdentity) -> list[int]:
-    """The steps of the batches that another run or attempt has left; they are never read."""
+    """Return the steps of batches that another run or attempt wrote; they are never read."""
     return [step for step, path in storage.step_directories(root).items() if _owner(path) != identity]
 
 
@@ -111,9 +112,9 @@ def _owner(directory: Path) -> RunIdentity | None:
 
 
 def read_batch(root: Path, step: int, *, identity: RunIdentity) -> Batch | None:
-    """The batch of a step; None if it is not there yet or was written by another run or attempt.
+    """Return the batch of a step. None if it does not exist yet, or was written by another run or attempt.
 
-    Raises `TransportError` if it is damaged.
+    Raise `TransportError` if it is damaged.
     """
     directory = batch_directory(root, step)
     try:
@@ -126,7 +127,7 @@ def read_batch(root: Path, step: int, *, identity: RunIdentity) -> Batch | None:
         samples = unpack_samples(data)
         state = manifest["orchestrator_state"]
     except FileNotFoundError as error:
-        # asking whether the manifest is there now would accuse one that has appeared in the meantime
+        # a check for the manifest now could blame one that has just appeared
         if Path(error.filename).name == DATA:
             raise TransportError(f"{directory} has a manifest but no {DATA}: someone deleted it.") from None
         return None
@@ -136,16 +137,16 @@ def read_batch(root: Path, step: int, *, identity: RunIdentity) -> Batch | None:
 
 
 def remove_batch(root: Path, step: int) -> None:
-    """Delete a batch that has been trained on. A missing one is fine."""
+    """Delete a trained batch, if it exists."""
     storage.remove_directory(batch_directory(root, step))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class TrainedBatch:
-    """What the trainer made of a batch at the weights that the step began with.
+    """Trainer's results for a batch, at the weights before the step.
 
-    `samples` i32[K] are the places in the batch of those that went through the model, `logprobs` f32[M] the
-    log-probs of their M trained tokens, one sample after the other. `record` (JSON) has the step's figures.
+    `samples` i32[K] are the batch indices of the samples that went through the model. `logprobs` f32[M] are
+    the log-probs of their M trained tokens, sample after sample. `record` (JSON) has the step's metrics.
     """
 
     samples: npt.NDArray[np.int32]
@@ -156,9 +157,9 @@ class TrainedBatch:
 def keep_trained(
     root: Path, kept: Path, batch: Batch, trained: TrainedBatch, *, identity: RunIdentity
 ) -> None:
-    """Move a batch that was trained on to `kept`, with what came of it. Replaces one of the same step.
+    """Move a trained batch, with its results, to `kept`. Replaces one of the same step.
 
-    It is for people to look at, so nothing is flushed to the disk. Raises `OSError`.
+    It only serves inspection, so nothing is synced to disk. Raise `OSError` on failure.
     """
     source, final = batch_directory(root, batch.step), batch_directory(kept, batch.step)
     if not source.is_dir():
@@ -172,7 +173,7 @@ def keep_trained(
 
 
 def prune_trained(kept: Path, *, keep: int | None, max_bytes: int) -> None:
-    """Delete the oldest batches that were trained on, beyond so many and so many bytes."""
+    """Delete the oldest trained batches beyond `keep` batches or `max_bytes` bytes."""
     for number, directory in enumerate(reversed(storage.step_directories(kept).values())):
         max_bytes -= (directory / DATA).stat().st_size + (directory / TRAINED).stat().st_size
         if max_bytes < 0 or (keep is not None and number >= keep):
@@ -180,15 +181,16 @@ def prune_trained(kept: Path, *, keep: int | None, max_bytes: int) -> None:
 
 
 def remove_trained(kept: Path, start: int) -> None:
-    """Delete the batches that were trained on of the step `start` and later ones."""
+    """Delete the trained batches of step `start` and later."""
     for step, directory in reversed(storage.step_directories(kept).items()):
-        if step >= start:  # the last first: what is left of an interrupted call has no gap
+        if step >= start:  # last step first, so that an interrupted call leaves no gap
             storage.remove_directory(directory)
 
 
 def read_trained(kept: Path, step: int) -> tuple[Batch, TrainedBatch]:
-    """A batch that was trained on, and what came of it, whichever attempt it is of. Raises `TransportError`
-    if it is not there, or not whole."""
+    """Return a trained batch and its results, of any attempt. Raise `TransportError` if it is missing or
+    incomplete.
+    """
     directory = batch_directory(kept, step)
     owner = _owner(directory)
     batch = read_batch(kept, step, identity=owner) if owner is not None else None
@@ -206,12 +208,12 @@ def read_trained(kept: Path, step: int) -> tuple[Batch, TrainedBatch]:
 
 
 def pack_samples(samples: Sequence[Sample]) -> bytes:
-    """Samples as safetensors. `TransportError` for an uneven one."""
+    """Return samples as safetensors. Raise `TransportError` for one with arrays of unequal length."""
     return save(_to_arrays(samples))
 
 
 def unpack_samples(data: bytes) -> tuple[Sample, ...]:
-    """The samples in what `pack_samples` has made."""
+    """Return the samples from the result of `pack_samples`."""
     return _from_arrays(load(data))
 
 

@@ -1,4 +1,4 @@
-"""What a run goes on from comes from its object store."""
+"""Resume from a run's object store."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _START_SECONDS = 30.0
 
 
 def bring(output_dir: Path, url: str, resume_step: int | None) -> None:
-    """Have the checkpoint here that `resume_step` means, where the store has a newer one, or one of which
-    something is missing here; and `run.json`, where that is gone.
+    """Download the checkpoint of `resume_step` if the store has a newer one, or if the local one is
+    incomplete. Also restore a missing `run.json`.
 
-    Raises UsageError if the store has checkpoints of another run, StoreError, and DiskFullError.
+    Raise `UsageError` if the store has checkpoints of another run, `StoreError`, or `DiskFullError`.
     """
     root = output_dir / "checkpoints"
     here = [info for info in checkpoints_by_age(root) if resume_step in (-1, info.step)]
@@ -57,7 +57,7 @@ def _bring(store: Store, output_dir: Path, here: Sequence[CheckpointInfo], resum
 
 
 def _trusted(store: Store, infos: Iterable[CheckpointInfo]) -> Iterator[CheckpointInfo]:
-    """Those whose manifest can be."""
+    """Yield the checkpoints with a valid manifest."""
     for info in infos:
         try:
             store.manifest(info)
@@ -72,8 +72,9 @@ def _pass_over(info: CheckpointInfo, error: CheckpointError) -> None:
 
 
 def _same_run(store: Store, output_dir: Path, newest: CheckpointInfo | None, *, begins: bool) -> None:
-    """Raise UsageError unless the store's run is that of the directory; without one the directory becomes
-    that of the store's."""
+    """Raise `UsageError` unless the store and the directory belong to one run. A directory without a run
+    takes over the store's.
+    """
     known = _read_run(output_dir)
     if newest is None and not begins:
         return

@@ -1,5 +1,6 @@
-"""Requests of the orchestrator to the launcher, in the run directory, to restart an inference server that
-returns wrong results. Without a launcher, nothing reads them."""
+"""Requests of the orchestrator to the launcher, in the run directory, to restart an inference server with
+wrong results. Without a launcher they are never read.
+"""
 
 from __future__ import annotations
 
@@ -18,20 +19,20 @@ RESTART_FOLDER = "restart"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RestartRequest:
-    """A server, as `http://host:port`, and what is wrong with it."""
+    """Server, as `http://host:port`, and the problem."""
 
     url: str
     reason: str
 
 
 def request_restart(output_dir: Path, url: str, reason: str) -> None:
-    """Leave a request for the launcher. A later one for the same server replaces it."""
+    """Write a request for the launcher. A later one for the same server replaces it."""
     path = output_dir / RESTART_FOLDER / (re.sub(r"\W+", "_", url) + ".json")
     storage.write_file(path, json.dumps(asdict(RestartRequest(url=url, reason=reason))))
 
 
 def take_restart_requests(output_dir: Path) -> list[RestartRequest]:
-    """All requests there are; each is taken once. Raises TransportError for one that cannot be read."""
+    """Return and remove all requests. Raise `TransportError` for an unreadable one."""
     taken = []
     for path in sorted((output_dir / RESTART_FOLDER).glob("*.json")):
         try:

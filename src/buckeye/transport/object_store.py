@@ -1,8 +1,8 @@
-"""Checkpoints in an object store: only whole ones count, and only what is ours is ever deleted.
+"""Checkpoints in an object store: only complete ones count, and only Buckeye's own objects are deleted.
 
-`<url>/step_<N>-attempt_<A>-<id>/` has the files of a checkpoint under their names, and `COMMITTED`, which is
-written last and says how long each is and its SHA-256. An object is there whole or not at all, so what has no
-`COMMITTED` is no checkpoint. A place belongs to one run.
+`<url>/step_<N>-attempt_<A>-<id>/` has the files of a checkpoint under their names, and `COMMITTED`. This file
+is written last and has the length and SHA-256 of each. An object exists completely or not at all, so a folder
+without `COMMITTED` is not a checkpoint. A store URL belongs to one run.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from buckeye.transport.checkpoint import COMMITTED, CheckpointInfo
 log = logging.getLogger(__name__)
 
 MODULES = {"s3": "s3fs", "gs": "gcsfs"}
-"""What a kind of store is reached with; the extra has the store's name."""
+"""Module that accesses each kind of store; the extra has the store's name."""
 
 DOWNLOAD = ".download"
-"""How the folder of a download that is not complete ends, in `checkpoints/`."""
+"""Suffix of the folder of an incomplete download, in `checkpoints/`."""
 
 _NAME = re.compile(r"step_(0|[1-9]\d{0,11})-attempt_([1-9]\d{0,8})-[0-9a-f]{6,32}")
 _ID = re.compile(r"[\w-]{1,64}", re.ASCII)
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _PARTS = ("trainer", "orchestrator")
 _FILES_AT_ONCE = 4
-_PARTS_AT_ONCE = 4  # of a file that is uploaded
+_PARTS_AT_ONCE = 4  # of one uploaded file
 _MOST_MANIFEST = 64 * 2**20
 _MOST_RUN = 2**20
 _PAUSES = (1.0, 30.0)  # after the first failure, and at most
@@ -56,7 +56,7 @@ class _Attempt(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class _Run(msgspec.Struct, kw_only=True, frozen=True):
-    """What `run.json` says: without it nobody could go on with a run whose directory is gone."""
+    """Content of `run.json`: required to resume a run after its directory is lost."""
 
     run_id: str
     attempt: int
@@ -64,8 +64,9 @@ class _Run(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class Manifest(msgspec.Struct, kw_only=True, frozen=True):
-    """What `COMMITTED` says in a store: what that of the run's directory says, the bytes of every file, the
-    run, and the steps that were `kept` because one of them was the best."""
+    """Content of `COMMITTED` in a store: that of the run's directory, the size of every file, the run, and
+    the protected steps (`kept`), such as the best one.
+    """
 
     run_id: str
     attempt: int
@@ -78,10 +79,10 @@ class Manifest(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class Store:
-    """A place for the checkpoints of a run: `s3://bucket/prefix` or `gs://bucket/prefix`.
+    """Store for the checkpoints of a run: `s3://bucket/prefix` or `gs://bucket/prefix`.
 
-    Its credentials are those that the programs of AWS or Google find. Raises UsageError if what it is reached
-    with is not installed. All methods raise StoreError if it cannot be reached, or refuses.
+    Its credentials are those that the tools of AWS or Google find. Raise `UsageError` if the required module
+    is not installed. All methods raise `StoreError` if the store is unreachable or refuses.
     """
 
     def __init__(self, url: str) -> None:
@@ -98,7 +99,7 @@ class Store:
             self._fs, self._root = fsspec.core.url_to_fs(self.url, **settings)
 
     def probe(self) -> None:
-        """Write an object of our own and delete it again."""
+        """Write a test object and delete it again."""
         name = f"{self._root}/.buckeye-probe-{secrets.token_hex(8)}"
         with self._telling("be written to"):
             self._fs.pipe_file(name, b"written to see whether checkpoints can be")
@@ -106,11 +107,13 @@ class Store:
             self._fs.rm_file(name)
 
     def checkpoints(self) -> list[CheckpointInfo]:
-        """The committed ones, the newest last; their paths are relative to the store."""
+        """Return the committed checkpoints, the newest last; their paths are relative to the store."""
         return _committed(self._objects())
 
     def manifest(self, info: CheckpointInfo) -> Manifest:
-        """What a checkpoint has. CheckpointError if that is not what is there, or could do harm here."""
+        """Return a checkpoint's manifest. Raise `CheckpointError` if it does not match the objects, or is
+        unsafe.
+        """
         objects = self._objects(info.path.name)
         if not 0 < objects.get(COMMITTED, 0) <= _MOST_MANIFEST:
             raise CheckpointError(f"{self.url}/{info.path}/{COMMITTED} is missing, empty or too large.")
@@ -132,11 +135,11 @@ class Store:
         *,
         kept: Collection[int] = (),
     ) -> int:
-        """Commit the checkpoint in a directory to the store as `name`; `commit` is its COMMITTED, `run` the
-        run's directory, `kept` the steps that stay however old they are. Returns the bytes sent.
+        """Commit the checkpoint in a directory to the store as `name`, and return the bytes sent.
 
-        Those that are there are not sent again, since a name stands for their content. Raises
-        FileNotFoundError if the directory goes away meanwhile.
+        `commit` is its COMMITTED, `run` the run's directory, `kept` the steps to retain at any age. Existing
+        files are not sent again, since the name identifies their content. Raise `FileNotFoundError` if the
+        directory is deleted meanwhile.
         """
         here = {file: directory / file for file in commit["files"]}
         sizes = {file: path.stat().st_size for file, path in here.items()}
@@ -155,7 +158,7 @@ class Store:
         return sent
 
     def _send(self, files: Mapping[str, Path], name: str) -> int:
-        """Write files of the checkpoint `name`, several at a time; returns their bytes."""
+        """Upload files of the checkpoint `name`, several at a time. Return their total bytes."""
 
         def put(file: str) -> None:
             with self._telling("be written to", local=files[file]):
@@ -166,9 +169,10 @@ class Store:
         return sum(path.stat().st_size for path in files.values())
 
     def tidy(self, keep: int | None, *, protected: Collection[int]) -> list[int]:
-        """Delete all committed checkpoints but the `keep` newest (None: all) and those of `protected` steps,
-        and what writers that were killed have left of older ones than the newest. Of all of them only the
-        files of checkpoints go. Returns the steps of the first."""
+        """Delete all committed checkpoints except the `keep` newest (None: all) and those of `protected`
+        steps. Also delete leftovers of killed writers that are older than the newest. Only files of
+        checkpoints are deleted. Return the steps of the deleted committed checkpoints.
+        """
         objects = self._objects()
         committed = _committed(objects)
         if not committed:
@@ -184,9 +188,10 @@ class Store:
         return [info.step for info in old]
 
     def fetch(self, info: CheckpointInfo, root: Path) -> None:
-        """Download a checkpoint to `root`, verified, in one step. Files that an earlier try has downloaded,
-        or that the directory of that step has, are not downloaded again. Raises CheckpointError for a damaged
-        one, DiskFullError if there is no room."""
+        """Download a checkpoint to `root`, verified, in one atomic step. Files from an earlier attempt, or in
+        the directory of that step, are not downloaded again. Raise `CheckpointError` for a damaged one,
+        `DiskFullError` without enough space.
+        """
         manifest = self.manifest(info)
         final, incoming = storage.step_directory(root, info.step), root / f".{info.path.name}{DOWNLOAD}"
         incoming.mkdir(parents=True, exist_ok=True)
@@ -217,8 +222,9 @@ class Store:
 
     @staticmethod
     def patiently(work: Callable[[], object], *, seconds: float) -> None:
-        """Do something until the store does not fail in the middle of it. Raises StoreError after `seconds`,
-        or if the store refuses."""
+        """Retry `work` until the store does not fail. Raise `StoreError` after `seconds`, or if the store
+        refuses.
+        """
         began, (pause, most) = time.monotonic(), _PAUSES
         tried = 0
         while True:
@@ -234,7 +240,7 @@ class Store:
             pause = min(most, 2 * pause)
 
     def _get(self, source: str, target: Path, digest: str) -> None:
-        """Download a file, unless an earlier try has brought all of it, and compare its SHA-256."""
+        """Download a file, unless an earlier attempt completed it, and check its SHA-256."""
         if target.is_file() and storage.sha256_file(target) == digest:
             return
         target.unlink(missing_ok=True)
@@ -246,7 +252,7 @@ class Store:
             raise CheckpointError(f"{name} is not the file that was committed (SHA-256 differs).")
 
     def _objects(self, below: str = "") -> dict[str, int]:
-        """The bytes of all objects below a name, by the rest of their names."""
+        """Return the sizes of all objects below a name, by the rest of their names."""
         path = f"{self._root}/{below}" if below else self._root
         with self._telling("be listed"):
             self._fs.invalidate_cache()
@@ -260,8 +266,10 @@ class Store:
                 fault_point("store.deleted")
 
     def _abort_uploads(self, newest: CheckpointInfo) -> None:
-        """End the uploads in parts that were cut off, of which S3 shows nothing and keeps, and bills, all."""
-        if not hasattr(self._fs, "call_s3"):  # others forget them by themselves
+        """Abort interrupted multipart uploads. S3 does not list them as objects, but stores and bills
+        them.
+        """
+        if not hasattr(self._fs, "call_s3"):  # other stores drop them automatically
             return
         bucket, prefix, _ = self._fs.split_path(f"{self._root}/step_")
         with self._telling("be tidied"):
@@ -273,7 +281,7 @@ class Store:
 
     @contextmanager
     def _telling(self, what: str, *, local: Path | None = None) -> Iterator[None]:
-        """Errors of the libraries as one of ours; not those of a file that is `local`."""
+        """Convert the libraries' errors to `StoreError`, except a missing `local` file."""
         try:
             yield
         except BuckeyeError:
@@ -286,18 +294,20 @@ class Store:
 
 
 def name_in_store(info: CheckpointInfo, commit: Mapping[str, Any]) -> str:
-    """The name of a checkpoint of a run's directory: that of its content, whoever uploads it, and when."""
+    """Return the name of a run directory's checkpoint in the store. It depends only on the content."""
     digest = hashlib.sha256(json.dumps(commit["files"], sort_keys=True).encode()).hexdigest()
     return f"step_{info.step}-attempt_{info.attempt}-{digest[:12]}"
 
 
 def age(info: CheckpointInfo) -> tuple[int, int]:
-    """By which checkpoints are told to be newer."""
+    """Return the sort key of a checkpoint: the newest is last."""
     return info.attempt, info.step
 
 
 def _named(name: str) -> CheckpointInfo | None:
-    """The checkpoint that has a name in the store, committed or not; None if it is no name of one."""
+    """Return the checkpoint with a name in the store, committed or not. None if the name is not a
+    checkpoint's.
+    """
     match = _NAME.fullmatch(name)
     return CheckpointInfo(int(match[1]), int(match[2]), Path(name)) if match else None
 
@@ -314,7 +324,7 @@ def _is_ours(name: str) -> bool:
 
 
 def _check(found: Manifest, info: CheckpointInfo, objects: Mapping[str, int]) -> None:
-    """Raise ValueError for a manifest that lies, or whose names lead elsewhere."""
+    """Raise `ValueError` for an inconsistent manifest, or one with unsafe file names."""
     if (found.step, found.attempt) != (info.step, info.attempt):
         raise ValueError("it is of another step or attempt")
     if not _ID.fullmatch(found.run.run_id):
@@ -336,7 +346,7 @@ def _is_file_name(part: str) -> bool:
 
 
 def _same_here(final: Path, manifest: Manifest) -> set[str]:
-    """The files of a checkpoint that the directory of its step has, as long as they are to be."""
+    """Return the files that the step's local directory has with the right size."""
     sizes = {name: final / name for name in manifest.files}
     return {name for name, path in sizes.items() if path.is_file() and _size(path) == manifest.sizes[name]}
 
@@ -361,7 +371,7 @@ def _move(incoming: Path, made: Path) -> None:
 
 
 def _at_once(work: Callable[[str], None], names: Sequence[str]) -> None:
-    """Several at a time; the first error ends those that have not begun."""
+    """Run `work` on several names at a time; the first error cancels the pending ones."""
     pool = ThreadPoolExecutor(_FILES_AT_ONCE, "store")
     try:
         for each in [pool.submit(work, name) for name in names]:
@@ -371,7 +381,7 @@ def _at_once(work: Callable[[str], None], names: Sequence[str]) -> None:
 
 
 def _reason(error: Exception) -> tuple[str, bool]:
-    """What has gone wrong, in words, and whether trying again is of no use."""
+    """Return the reason of an error, and True if a retry is useless."""
     name = type(error).__name__
     text = f"{name}: {(str(error).splitlines() or [''])[0][:300]}"
     if isinstance(error, PermissionError):

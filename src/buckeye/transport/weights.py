@@ -1,7 +1,7 @@
 """Weights from the trainer to the engines: `<root>/step_<N>/`, a Hugging Face model with a manifest, or an
-adapter in peft's format for the model that the engines have already.
+adapter in peft's format for the engines' base model.
 
-Version N is the model after N optimizer steps; version 0 is the one the run started from.
+Version N is the model after N optimizer steps; version 0 is the initial model.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ MANIFEST = "manifest.json"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Canary:
-    """What the weights say, so that an engine can show that it computes the same: the tokens that follow
-    `prompt_ids` greedily, and their log-probs at temperature 1, computed in `dtype`."""
+    """Reference output of the weights, to verify that an engine computes the same: the greedy continuation of
+    `prompt_ids`, and its log-probs at temperature 1, computed in `dtype`.
+    """
 
     dtype: str
     prompt_ids: list[int]
@@ -37,9 +38,12 @@ class Canary:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WeightsManifest:
-    """What a weights directory holds. `files` maps each safetensors file to its SHA-256; `checksum` stands
-    for all of them (`combined_checksum`). `adapter` says that it is one, to be put on the run's base model.
-    There is no canary if nobody computed one; an adapter's is that of the base model with it."""
+    """Content of a weights directory.
+
+    `files` maps each safetensors file to its SHA-256; `checksum` covers all of them (`combined_checksum`).
+    With `adapter`, they are an adapter for the run's base model. `canary` may be missing (None); an adapter's
+    is that of the adapted base model.
+    """
 
     run_id: str
     attempt: int
@@ -52,7 +56,7 @@ class WeightsManifest:
 
 
 def combined_checksum(files: dict[str, str]) -> str:
-    """SHA-256 over the lines `name:sha256` in the order of the names."""
+    """Return the SHA-256 over the lines `name:sha256`, ordered by name."""
     lines = "".join(f"{name}:{digest}\n" for name, digest in sorted(files.items()))
     return hashlib.sha256(lines.encode()).hexdigest()
 
@@ -68,13 +72,16 @@ def publish_weights(
     adapter: bool = False,
     durable: bool = True,
 ) -> Path:
-    """Make version `step` visible under `root`; `fill(directory)` writes the model, or the adapter. Replaces
-    an older one. What is not `durable` is not flushed to the disk: the checksums tell if it was damaged, and
-    a run that goes on publishes it again."""
+    """Publish version `step` under `root`; `fill(directory)` writes the model or the adapter. Replaces an
+    older one.
+
+    Without `durable` nothing is synced to disk: checksums detect damage, and a resumed run publishes the
+    version again.
+    """
 
     def fill_and_sign(directory: Path) -> None:
         fill(directory)
-        with ThreadPoolExecutor(1, "sync") as disk:  # which has time to write while this computes
+        with ThreadPoolExecutor(1, "sync") as disk:  # the disk writes while the hashes are computed
             flushed = disk.submit(storage.sync_tree, directory) if durable else None
             files = _hashes(directory, sorted(path.name for path in directory.glob("*.safetensors")))
             if flushed is not None:
@@ -99,7 +106,9 @@ def publish_weights(
 
 
 def read_weights_manifest(directory: Path) -> WeightsManifest:
-    """The manifest of a weights directory; `TransportError` if it, or a file that it names, is missing."""
+    """Return the manifest of a weights directory. Raise `TransportError` if it, or one of its files, is
+    missing.
+    """
     path = directory / MANIFEST
     try:
         content = storage.read_json(path)
@@ -119,7 +128,7 @@ def read_weights_manifest(directory: Path) -> WeightsManifest:
 
 
 def published_checksum(directory: Path) -> str | None:
-    """The checksum of the weights in a directory; None if there are none, or not yet."""
+    """Return the checksum of the weights in a directory, or None if none are published there."""
     try:
         return read_weights_manifest(directory).checksum
     except TransportError:
@@ -127,7 +136,9 @@ def published_checksum(directory: Path) -> str | None:
 
 
 def verify_weights(directory: Path) -> WeightsManifest:
-    """As `read_weights_manifest`, and every file has the content that was published."""
+    """Return the manifest of a weights directory after checking the content of every file. Raise
+    `TransportError` if a file is missing or differs.
+    """
     manifest = read_weights_manifest(directory)
     for name, digest in _hashes(directory, list(manifest.files)).items():
         if digest != manifest.files[name]:
@@ -136,7 +147,9 @@ def verify_weights(directory: Path) -> WeightsManifest:
 
 
 def newest_weights(root: Path, *, identity: RunIdentity) -> tuple[int, Path] | None:
-    """The highest version published by this attempt of this run, or None. Other attempts' are not seen."""
+    """Return the highest version published by this attempt of this run, or None. Other attempts' are
+    ignored.
+    """
     for step, directory in reversed(storage.step_directories(root).items()):
         try:
             manifest = read_weights_manifest(directory)
@@ -149,12 +162,12 @@ def newest_weights(root: Path, *, identity: RunIdentity) -> tuple[int, Path] | N
 
 
 def has_weights(root: Path, step: int, *, run_id: str) -> bool:
-    """Whether some attempt of a run has published this version, and it is still there."""
+    """Return True if an attempt of a run has published this version, and it still exists."""
     return _owner(storage.step_directory(root, step)) == run_id
 
 
 def prune_weights(root: Path, run_id: str, *, keep: Callable[[int], bool]) -> None:
-    """Delete every version of this run for which `keep(step)` is false. Directories of others stay."""
+    """Delete every version of this run unless `keep(step)` is true. Directories of other runs stay."""
     for step, directory in storage.step_directories(root).items():
         if not keep(step) and _owner(directory) == run_id:
             storage.remove_directory(directory)
@@ -168,5 +181,5 @@ def _owner(directory: Path) -> str | None:
 
 
 def _hashes(directory: Path, names: Sequence[str]) -> dict[str, str]:
-    """Name -> SHA-256 of files in a directory."""
+    """Return name -> SHA-256 of files in a directory."""
     return dict(zip(names, storage.sha256_files([directory / name for name in names]), strict=True))

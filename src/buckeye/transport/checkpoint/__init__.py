@@ -1,5 +1,6 @@
-"""Checkpoints, `<output_dir>/checkpoints/step_<N>/`: which there are, how one is written and trusted, which
-is the best, which ones to delete."""
+"""Checkpoints, `<output_dir>/checkpoints/step_<N>/`: listing, writing, verification, the best one, and
+retention.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +24,12 @@ log = logging.getLogger(__name__)
 COMMITTED = "COMMITTED"
 
 MODEL_DIRECTORY = "model"
-"""The complete model, in the trainer's part of a checkpoint."""
+"""Directory of the complete model, in the trainer's part of a checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointInfo:
-    """A committed checkpoint: the state after `step` optimizer steps, written by the run's `attempt`."""
+    """Committed checkpoint: the state after `step` optimizer steps, written by the run's `attempt`."""
 
     step: int
     attempt: int
@@ -36,18 +37,20 @@ class CheckpointInfo:
 
 
 def list_checkpoints(root: Path) -> list[CheckpointInfo]:
-    """Every committed checkpoint under `root`, by step. Directories without a commit are not seen."""
+    """Return every committed checkpoint under `root`, by step. Directories without a commit are ignored."""
     found = ((step, path, _attempt_of(path)) for step, path in storage.step_directories(root).items())
     return [CheckpointInfo(step, attempt, path) for step, path, attempt in found if attempt is not None]
 
 
 def checkpoints_by_age(root: Path) -> list[CheckpointInfo]:
-    """Every committed checkpoint under `root`, by (attempt, step): the last is the newest."""
+    """Return every committed checkpoint under `root`, by (attempt, step): the newest is last."""
     return sorted(list_checkpoints(root), key=lambda info: (info.attempt, info.step))
 
 
 def resolve_checkpoint(root: Path, resume_step: int) -> CheckpointInfo:
-    """The checkpoint that `resume_step` means: the newest, by (attempt, step), for -1."""
+    """Return the checkpoint of `resume_step`; -1 means the newest, by (attempt, step). Raise
+    `CheckpointError` if it does not exist.
+    """
     available = checkpoints_by_age(root)
     if not available:
         raise CheckpointError(f"There is no committed checkpoint in {root}. Start without a resume step.")
@@ -67,11 +70,11 @@ def usable_checkpoint(
     *,
     preferred: CheckpointInfo | None = None,
 ) -> CheckpointInfo:
-    """The checkpoint that a run goes on from: the one resolver, of the launcher and of every process.
+    """Return the checkpoint to resume from. The launcher and every process use this function.
 
-    For -1 it is the `preferred` one, else the newest that is whole; what is damaged before it is named in a
-    warning. `verify` raises `CheckpointError` for what is damaged. So does this, if it is a step that was
-    asked for, or if none is whole.
+    For -1 it is the `preferred` one, else the newest intact one; damaged newer ones are logged as warnings.
+    `verify` raises `CheckpointError` for a damaged checkpoint. This function raises it for a damaged
+    requested step, or if no checkpoint is intact.
     """
     if resume_step != -1:
         info = resolve_checkpoint(root, resume_step)
@@ -79,7 +82,7 @@ def usable_checkpoint(
         return info
     for path in _unreadable(root):
         log.warning("Passing over %s: it has no readable %s", path, COMMITTED)
-    resolve_checkpoint(root, -1)  # says so if there is none at all
+    resolve_checkpoint(root, -1)  # raises if the folder has no checkpoint
     first = [preferred] if preferred is not None else []
     whole = first_whole([*first, *(i for i in reversed(checkpoints_by_age(root)) if i not in first)], verify)
     if whole is None:
@@ -93,7 +96,7 @@ def usable_checkpoint(
 def first_whole(
     infos: Iterable[CheckpointInfo], verify: Callable[[CheckpointInfo], None]
 ) -> CheckpointInfo | None:
-    """The first that `verify` raises no `CheckpointError` for; those before it are named in warnings."""
+    """Return the first checkpoint that passes `verify`. Log a warning for each one before it."""
     for info in infos:
         try:
             verify(info)
@@ -105,8 +108,9 @@ def first_whole(
 
 
 def prune_checkpoints(root: Path, keep: int, *, protected: Collection[int] = ()) -> list[int]:
-    """Delete all but the `keep` newest committed checkpoints, those of `protected` steps, and what is being
-    uploaded; returns the steps that were deleted."""
+    """Delete all committed checkpoints except the `keep` newest, those of `protected` steps, and those being
+    uploaded. Return the deleted steps.
+    """
     by_age = checkpoints_by_age(root)
     old = [
         info
@@ -119,12 +123,12 @@ def prune_checkpoints(root: Path, keep: int, *, protected: Collection[int] = ())
 
 
 def _unreadable(root: Path) -> list[Path]:
-    """The directories of steps that nobody can have committed as they are."""
+    """Return the step directories without a readable commit."""
     return [path for path in storage.step_directories(root).values() if _attempt_of(path) is None]
 
 
 def _attempt_of(path: Path) -> int | None:
-    """Which attempt committed a directory; None if none did."""
+    """Return the attempt that committed a directory, or None."""
     try:
         return int(read_commit(path)["attempt"])
     except CheckpointError:
@@ -132,7 +136,7 @@ def _attempt_of(path: Path) -> int | None:
 
 
 def is_complete(info: CheckpointInfo) -> bool:
-    """Whether all files of a checkpoint are there. One that has been deleted meanwhile is not."""
+    """Return True if all files of a checkpoint exist; False also after its deletion."""
     try:
         files = read_commit(info.path)["files"]
     except CheckpointError:
@@ -141,7 +145,9 @@ def is_complete(info: CheckpointInfo) -> bool:
 
 
 def read_commit(path: Path) -> dict[str, Any]:
-    """The `COMMITTED` manifest of a checkpoint directory; `CheckpointError` if there is none to trust."""
+    """Return the `COMMITTED` manifest of a checkpoint directory. Raise `CheckpointError` if it is missing or
+    invalid.
+    """
     try:
         commit = storage.read_json(path / COMMITTED)
         if not isinstance(commit["files"], dict) or not isinstance(commit["attempt"], int):
@@ -153,10 +159,10 @@ def read_commit(path: Path) -> dict[str, Any]:
     return commit
 
 
-# Writing a checkpoint and trusting it again.
+# Writing and verifying a checkpoint.
 #
-# `step_<N>/{trainer/..., orchestrator/state.json, COMMITTED}`: the state after N optimizer steps. `COMMITTED`
-# names every file with its SHA-256 and is written last; the directory then takes its name in one step.
+# `step_<N>/{trainer/..., orchestrator/state.json, COMMITTED}` is the state after N optimizer steps.
+# `COMMITTED` lists every file with its SHA-256 and is written last. The directory is then renamed atomically.
 
 _ORCHESTRATOR_STATE = Path("orchestrator", "state.json")
 
@@ -171,7 +177,7 @@ def save_checkpoint(
 ) -> Path:
     """Commit the state after `step` optimizer steps; `fill_trainer(directory)` writes the trainer's part.
 
-    A checkpoint of the same step (of an earlier attempt) is replaced.
+    Replaces a checkpoint of the same step from an earlier attempt.
     """
 
     def fill(directory: Path) -> None:
@@ -196,8 +202,9 @@ def save_checkpoint(
 
 
 def verify_checkpoint(info: CheckpointInfo, *, share: int = 0, shares: int = 1) -> None:
-    """Raise `CheckpointError` unless every file is there with the content that was committed. Of several
-    processes that verify it together, each reads one of the `shares`."""
+    """Raise `CheckpointError` unless every file exists with its committed content. Of several processes that
+    verify together, each reads its `share` of the `shares`.
+    """
     committed = sorted(read_commit(info.path)["files"].items())
     for name, digest in committed[share::shares]:
         path = info.path / name
@@ -216,14 +223,14 @@ def verify_checkpoint(info: CheckpointInfo, *, share: int = 0, shares: int = 1) 
 
 
 def trainer_state(info: CheckpointInfo) -> Path:
-    """Return the directory that `fill_trainer` filled. Raises `CheckpointError` for an old format."""
+    """Return the directory that `fill_trainer` wrote. Raise `CheckpointError` for an old format."""
     state = info.path / "trainer"
     refuse_old_shards(state)
     return state
 
 
 def refuse_old_shards(state: Path) -> None:
-    """Raise `CheckpointError` if an earlier version wrote a checkpoint's trainer part as its own shards."""
+    """Raise `CheckpointError` if an earlier version wrote the trainer part in its own shard format."""
     if state.name == "trainer" and (state / "shards").is_dir():
         raise CheckpointError(
             f"{state.parent} has the sharded format of an earlier version (trainer/shards/), which this "
@@ -234,7 +241,7 @@ def refuse_old_shards(state: Path) -> None:
 
 
 def read_orchestrator_state(info: CheckpointInfo) -> dict[str, Any]:
-    """The orchestrator's state at that step."""
+    """Return the orchestrator's state at that step."""
     path = info.path / _ORCHESTRATOR_STATE
     try:
         return storage.read_json(path)
@@ -243,19 +250,21 @@ def read_orchestrator_state(info: CheckpointInfo) -> dict[str, Any]:
 
 
 def _hashes(directory: Path) -> dict[str, str]:
-    """Name -> SHA-256 of every file under a directory."""
+    """Return name -> SHA-256 of every file under a directory."""
     names = sorted(path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file())
     return dict(zip(names, storage.sha256_files([directory / name for name in names]), strict=True))
 
 
-# What evaluations say about the checkpoints of a run, and which of them is the best.
+# Evaluations of a run's checkpoints, and the best checkpoint.
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Score:
-    """The evaluation of one environment after `step` steps, by the run's `attempt`. `restarts` has the step
-    that each attempt up to this one went on from; an attempt that began from the model is not in it. `exact`
-    is the share of rollouts with full reward and its 95 % interval, None where it was not measured."""
+    """Evaluation of one environment after `step` steps, by the run's `attempt`.
+
+    `restarts` has the resume step of each attempt up to this one; an attempt that began from the model is
+    missing. `exact` is the share of rollouts with full reward and its 95 % interval, None if not measured.
+    """
 
     environment: str
     step: int
@@ -267,16 +276,18 @@ class Score:
     exact: tuple[float, float, float] | None = None
 
     def is_of(self, info: CheckpointInfo) -> bool:
-        """Whether the evaluated weights come before or after a checkpoint in one line of training. They do
-        not if an attempt between the two went on from before the checkpoint: its step was trained again."""
+        """Return True if the evaluated weights and a checkpoint belong to one line of training. They do not
+        if an attempt between the two resumed from before the checkpoint: its step was then trained again.
+        """
         between = range(info.attempt + 1, self.attempt + 1)
         return self.attempt >= info.attempt and all(self.restarts.get(a, -1) >= info.step for a in between)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Best:
-    """The best checkpoint, its mean reward over all environments, the evaluations that say so, and among how
-    many checkpoints it is the best."""
+    """Best checkpoint, its mean reward over all environments, the evaluations it is based on, and the number
+    of compared checkpoints (`of`).
+    """
 
     info: CheckpointInfo
     mean_reward: float
@@ -285,12 +296,14 @@ class Best:
 
 
 def read_scores(run: Path) -> list[Score]:
-    """Every complete evaluation in a run directory, by step. Raises UsageError if one cannot be read."""
+    """Return every complete evaluation in a run directory, by step. Raise `UsageError` if one cannot be
+    read.
+    """
     restarts = _restarts(run)
     found = []
     for step, folder in step_directories(run / "evals").items():
         for path in sorted(folder.glob("*.json")):
-            if not path.with_suffix(".jsonl").exists():  # written last
+            if not path.with_suffix(".jsonl").exists():  # the .jsonl file is written last
                 continue
             figures = _figures(path)
             if figures.get("mean_reward") is not None:
@@ -322,18 +335,19 @@ def _exact(figures: Mapping[str, Any]) -> tuple[float, float, float] | None:
 
 
 def scores_of(info: CheckpointInfo, scores: Sequence[Score]) -> list[Score]:
-    """The evaluations of a checkpoint's weights, by environment.
+    """Return the evaluations of a checkpoint's weights, by environment.
 
-    Those of other weights do not count: of another step, of an attempt before the one that wrote the
-    checkpoint, or of a later one that trained its step again.
+    Evaluations of other weights do not count: of another step, of an attempt before the checkpoint's, or of a
+    later attempt that trained its step again.
     """
     found = [s for s in scores if s.step == info.step and s.is_of(info)]
     return sorted(found, key=lambda score: score.environment)
 
 
 def best_by_reward(checkpoints: Iterable[CheckpointInfo], scores: Sequence[Score]) -> Best | None:
-    """The checkpoint with the highest mean reward over all evaluated environments (see `scores_of`), and of
-    equals the later one; None if none was evaluated on all of them."""
+    """Return the checkpoint with the highest mean reward over all evaluated environments; ties go to the
+    later step. None if no checkpoint was evaluated on all of them.
+    """
     measured = [(info, scores_of(info, scores)) for info in checkpoints]
     environments = {s.environment for _, found in measured for s in found}
     complete = [
@@ -348,7 +362,7 @@ def best_by_reward(checkpoints: Iterable[CheckpointInfo], scores: Sequence[Score
 
 
 def _restarts(run: Path) -> dict[int, int]:
-    """Attempt -> the step that it went on from, of those that did."""
+    """Return the resume step of each resumed attempt."""
     try:
         attempts = read_json(run / "run.json")["attempts"]
         resumed = {int(each["attempt"]): each["resumed_step"] for each in attempts}
@@ -368,4 +382,4 @@ def _figures(path: Path) -> Mapping[str, Any]:
 
 
 UPLOADS_FILE = Path("checkpoints", "store.json")
-"""In a run's directory: the state of its uploads to an object store."""
+"""State of the uploads to an object store, in a run's directory."""

@@ -1,4 +1,4 @@
-"""Which model an adapter belongs to: a digest that is cheap and tells the weights of models apart."""
+"""Digest of an adapter's base model: cheap to compute, and different for models with different weights."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _SAMPLE_BYTES = 4096
 
 @cache
 def base_digest(base: str) -> str | None:
-    """SHA-256 over the names, sizes and headers of a model directory's safetensors files and over samples of
-    4 KiB at 64 even distances in each; None for what is no directory with such files.
+    """Return the SHA-256 over the names, sizes and headers of a model directory's safetensors files, and over
+    samples of 4 KiB at 64 evenly spaced positions in each. None without such files.
 
-    Training changes nearly every weight, so that two models of one shape differ in the samples.
+    Training changes nearly every weight, so two models of one shape differ in the samples.
     """
     files = sorted(Path(base).glob("*.safetensors"))
     digest = hashlib.sha256()
