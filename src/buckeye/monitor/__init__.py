@@ -1,1 +1,3 @@
-"""What a run records: logs, metrics, rollouts, and what figures say against it. Nothing is decided here."""
+"""Records of a run: logs, metrics, rollouts, and findings about their values. This room makes no
+decisions.
+"""

@@ -1,4 +1,4 @@
-"""Print to a terminal or a pipe that may be closed."""
+"""Output to a terminal or a pipe that may be closed."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ log = logging.getLogger(__name__)
 
 
 class Console:
-    """A text stream that is silent from the moment on when nobody can read it any more. In all else it is the
-    stream that it is made of."""
+    """Text stream that becomes silent once its reader is gone. Otherwise it behaves as the wrapped stream."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -41,13 +40,14 @@ class Console:
         os.dup2(silence, self._stream.fileno())
         os.close(silence)
         with suppress(OSError):
-            self._stream.flush()  # what could not be written
+            self._stream.flush()  # discards the unwritten rest
         log.warning("Nobody reads what is printed any more (%s): this goes on without", error.strerror)
 
 
 def print_on_without_readers() -> None:
-    """Let this process go on when the terminal or the pipe that it prints to is closed. A stream that
-    somebody has put in place of the original one is left alone."""
+    """Keep this process running when the terminal or pipe of its output is closed. A replaced stdout or
+    stderr stays unchanged.
+    """
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is not None and stream is getattr(sys, f"__{name}__") and not is_file(stream.fileno()):

@@ -1,4 +1,4 @@
-"""The conversation of a rollout: what people read of it, and what other tools are given."""
+"""Conversation of a rollout, for display and export."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from buckeye.monitor.rollouts import PlayedRollout, messages_in
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call of a tool; `arguments` are text, as the model wrote them."""
+    """Tool call; `arguments` are the text that the model wrote."""
 
     id: str
     name: str
@@ -22,7 +22,7 @@ class Call:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Message:
-    """A message of a conversation; `answers` is the id of the call whose result it is."""
+    """Message of a conversation; `answers` is the id of the call that it is the result of."""
 
     role: str
     text: str
@@ -32,7 +32,7 @@ class Message:
 
 
 def conversation(rollout: PlayedRollout) -> list[Message]:
-    """The messages of a rollout; where none are recorded, what was seen and written."""
+    """Return the messages of a rollout. If none are recorded, split its texts into messages."""
     if rollout.messages:
         return [message_of(message) for message in rollout.messages]
     return [
@@ -41,8 +41,9 @@ def conversation(rollout: PlayedRollout) -> list[Message]:
 
 
 def message_of(given: Mapping[str, Any]) -> Message:
-    """From a message of OpenAI's API, as environments write them: any part may be missing or of another
-    kind. What is thought may stand before the text."""
+    """Convert a message of OpenAI's API, as environments write it: any part may be missing or of another
+    type. Reasoning may precede the text.
+    """
     text, reasoning = as_text(given.get("content")), given.get("reasoning_content") or given.get("reasoning")
     begin, end = "<think>", "</think>"
     if not reasoning and text.lstrip().startswith(begin) and end in text:
@@ -65,8 +66,7 @@ def _calls(given: Any) -> Iterator[Call]:
 
 
 def as_text(content: Any) -> str:
-    """The text of a message's content: text, parts, of which those of another kind are named, or anything
-    else as JSON."""
+    """Return a message's content as text. Parts of other kinds appear by name, any other value as JSON."""
     if content is None or isinstance(content, str):
         return content or ""
     if isinstance(content, list):

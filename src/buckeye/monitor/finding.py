@@ -1,4 +1,4 @@
-"""What is wrong with a run, why it is thought so, and what to do."""
+"""Finding: a problem of a run, its evidence, and the advice."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 Confidence = Literal["sure", "likely", "possible"]
-"""`sure`: it was seen and is never so in a run that is right. `likely`: beyond what chance makes, and nothing
-else is known to look so. `possible`: worth a look, and no accusation."""
+"""Degree of certainty. `sure`: observed, and impossible in a correct run. `likely`: beyond chance, without
+another known explanation. `possible`: worth checking.
+"""
 CONFIDENCES: tuple[Confidence, ...] = ("sure", "likely", "possible")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evidence:
-    """A fact, and the command that shows it."""
+    """Fact, with the command that shows it."""
 
     fact: str
     command: str
@@ -22,8 +23,9 @@ class Evidence:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """Something is wrong with a run: `seen` in the steps from `since` to `until`. `cause` and `advice` are
-    clauses, `command` shows more; `figures` are the numbers behind it. `evidence` are more facts."""
+    """Problem of a run, `seen` in the steps from `since` to `until`. `cause` and `advice` are clauses;
+    `command` shows more. `figures` are the underlying numbers, `evidence` further facts.
+    """
 
     name: str
     since: int

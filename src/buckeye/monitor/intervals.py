@@ -1,4 +1,4 @@
-"""How sure a measured mean is: pass@k, and intervals over clusters of related tasks."""
+"""Uncertainty of measured means: pass@k, and intervals over clusters of related tasks."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 MIN_DIFFERENT = 6
-"""A change is judged by its variance where so many clusters differ from the commonest change. With fewer the
-variance says little: five changes in one direction have p = 0.06 in a sign test."""
+"""Minimum number of clusters that differ from the most common change, for an interval from their variance.
+With fewer the variance is unreliable: five changes in one direction have p = 0.06 in a sign test.
+"""
 
 _NORMAL = 1.959964
 _STUDENT = {1: 12.7062, 2: 4.3027}
@@ -20,8 +21,9 @@ _EQUAL = 1e-9
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Estimate:
-    """A mean over tasks with its 95 % interval. `n` counts tasks, `clusters` groups of related ones, and
-    `largest` the tasks in the largest of these."""
+    """Mean over tasks with its 95 % interval. `n` counts tasks, `clusters` groups of related ones, and
+    `largest` the tasks in the largest group.
+    """
 
     value: float
     low: float
@@ -32,9 +34,10 @@ class Estimate:
 
 
 def pass_at_k(n: int, passed: int, k: int) -> float:
-    """The unbiased estimate of pass@k from `n` rollouts of which some passed (Chen et al. 2021, eq. 1).
+    """Return the unbiased estimate of pass@k from `n` rollouts with `passed` passes (Chen et al. 2021, eq.
+    1).
 
-    Raises ValueError unless 1 <= k <= n and 0 <= passed <= n.
+    Raise `ValueError` unless 1 <= k <= n and 0 <= passed <= n.
     """
     if not 1 <= k <= n or not 0 <= passed <= n:
         raise ValueError(f"pass@{k} of {n} rollouts, {passed} passed")
@@ -42,8 +45,7 @@ def pass_at_k(n: int, passed: int, k: int) -> float:
 
 
 class TaskRewards(Protocol):
-    """The rewards of a task's scored rollouts, of which there is at least one. Tasks of a `cluster` are
-    related."""
+    """Rewards of a task's scored rollouts, at least one. Tasks of one `cluster` are related."""
 
     @property
     def cluster(self) -> str: ...
@@ -52,13 +54,14 @@ class TaskRewards(Protocol):
 
 
 def mean_reward(tasks: Sequence[TaskRewards]) -> Estimate:
-    """The mean over tasks of the mean of a task's rewards. Raises ValueError without tasks."""
+    """Return the mean over tasks of each task's mean reward. Raise `ValueError` without tasks."""
     return mean_over_tasks([statistics.fmean(t.rewards) for t in tasks], [t.cluster for t in tasks])
 
 
 def mean_passed(tasks: Sequence[TaskRewards], k: int, *, pass_reward: float = 1.0) -> Estimate | None:
-    """Pass@k over tasks, a reward of at least `pass_reward` being a pass; pass@1 is the share that passed.
-    None unless every task has k scored rollouts, and there is one."""
+    """Return pass@k over tasks; a reward of at least `pass_reward` is a pass. pass@1 is the share that
+    passed. None unless there are tasks and each has at least k scored rollouts.
+    """
     if not tasks or min(len(t.rewards) for t in tasks) < k:
         return None
     passed = [pass_at_k(len(t.rewards), sum(r >= pass_reward for r in t.rewards), k) for t in tasks]
@@ -66,7 +69,7 @@ def mean_passed(tasks: Sequence[TaskRewards], k: int, *, pass_reward: float = 1.
 
 
 def wilson_interval(successes: float, n: float, z: float = _NORMAL) -> tuple[float, float]:
-    """The Wilson score interval of a proportion (Wilson 1927); 95 % by default. (0, 1) for n = 0."""
+    """Return the Wilson score interval of a proportion (Wilson 1927), 95 % by default. (0, 1) for n = 0."""
     if n == 0:
         return 0.0, 1.0
     p = successes / n
@@ -76,8 +79,9 @@ def wilson_interval(successes: float, n: float, z: float = _NORMAL) -> tuple[flo
 
 
 def student_quantile(degrees: int) -> float:
-    """What 97.5 % of Student's t with so many degrees of freedom are below, within 0.2 %: the expansion of
-    Abramowitz & Stegun 26.7.5, from three degrees on."""
+    """Return the 97.5 % quantile of Student's t with `degrees` degrees of freedom, within 0.2 %. From three
+    degrees on it is the expansion of Abramowitz & Stegun 26.7.5.
+    """
     if degrees in _STUDENT:
         return _STUDENT[degrees]
     z, v = _NORMAL, float(degrees)
@@ -91,20 +95,21 @@ def student_quantile(degrees: int) -> float:
 
 
 def cluster_of(task_id: str, data: Mapping[str, Any]) -> str:
-    """What a task shares with related ones: the first of its `lemma_ids`, the word it is about; or itself."""
+    """Return the cluster of a task: the first of its `lemma_ids` (the word that it is about), or the task
+    itself.
+    """
     lemmas = data.get("lemma_ids")
     return str(lemmas[0]) if isinstance(lemmas, list | tuple) and lemmas else f"task {task_id}"
 
 
 def mean_over_tasks(values: Sequence[float], clusters: Sequence[Hashable]) -> Estimate:
-    """The mean of a reward or a share, of which each task has one value, the mean of its rollouts.
+    """Return the mean of a reward or a share. Each task has one value, the mean of its rollouts.
 
-    The interval is the Wilson score with a Student quantile for as many observations as the variance between
-    clusters says (Franco et al. 2019, "Comparative study of confidence intervals for proportions in complex
-    sample surveys"), on the smallest scale that holds 0, 1 and all values. Where there are values between
-    the ends of the scale it also covers the t interval of Hall (1992, "On the removal of skewness by
-    transformation"). `benchmarks/intervals.py` measures how often it holds the mean.
-    Raises ValueError without values.
+    The interval is the Wilson score with a Student quantile. Its number of observations follows from the
+    variance between clusters (Franco et al. 2019, "Comparative study of confidence intervals for proportions
+    in complex sample surveys"), on the smallest scale that contains 0, 1 and all values. If values lie inside
+    the scale, the interval also covers the t interval of Hall (1992, "On the removal of skewness by
+    transformation"). `benchmarks/intervals.py` measures its coverage. Raise `ValueError` without values.
     """
     return _estimate(_Clusters.of(values, clusters), 0.0, 1.0)
 
@@ -112,12 +117,12 @@ def mean_over_tasks(values: Sequence[float], clusters: Sequence[Hashable]) -> Es
 def paired_difference(
     before: Sequence[float], after: Sequence[float], clusters: Sequence[Hashable]
 ) -> Estimate:
-    """The mean of `after - before`, shares in [0, 1] of the same tasks, as `mean_over_tasks` on a scale from
-    -1 to 1.
+    """Return the mean of `after - before`, shares in [0, 1] of one list of tasks, with an interval on a scale
+    from -1 to 1.
 
-    Where fewer than `MIN_DIFFERENT` clusters differ from the commonest change, its interval is made of the
-    score intervals of what rose and of what fell, combined as in Newcombe (1998), method 10.
-    Raises ValueError without values.
+    If fewer than `MIN_DIFFERENT` clusters differ from the most common change, the interval combines the score
+    intervals of the increases and of the decreases, as in Newcombe (1998), method 10. Otherwise it is
+    computed as in `mean_over_tasks`. Raise `ValueError` without values.
     """
     changes = [b - a for a, b in zip(before, after, strict=True)]
     found = _Clusters.of(changes, clusters)
@@ -133,8 +138,9 @@ def paired_difference(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Clusters:
-    """The mean of every cluster, how many values it has, and what it adds to the mean of all: `deviations`,
-    whose mean is 0, and whose `variance` over the number of clusters is that of the mean."""
+    """Means and value counts per cluster, and the `deviations` that each adds to the overall mean. Their mean
+    is 0; their `variance` over the number of clusters is the variance of the mean.
+    """
 
     means: list[float]
     counts: list[int]
@@ -161,7 +167,7 @@ class _Clusters:
         )
 
     def different(self) -> int:
-        """How many have another mean than the commonest one."""
+        """Return the number of clusters with a mean other than the most common one."""
         return len(self.means) - max(Counter(round(mean, 9) for mean in self.means).values())
 
     def estimate(self, low: float, high: float) -> Estimate:
@@ -176,7 +182,7 @@ class _Clusters:
 
 
 def _estimate(found: _Clusters, low: float, high: float) -> Estimate:
-    """With the interval of values that are expected between `low` and `high`, and may be elsewhere."""
+    """Return the estimate with an interval for values expected between `low` and `high`, possibly outside."""
     bottom, top = min(low, *found.means), max(high, *found.means)
     interval = _score(found, bottom, top)
     at_ends = all(min(mean - bottom, top - mean) <= _EQUAL for mean in found.means)
@@ -189,7 +195,7 @@ def _estimate(found: _Clusters, low: float, high: float) -> Estimate:
 
 
 def _score(found: _Clusters, bottom: float, top: float) -> tuple[float, float]:
-    """The score interval on a scale. Clusters that are all alike count as one observation each."""
+    """Return the score interval on a scale. If all clusters are equal, each counts as one observation."""
     n, width = len(found.means), top - bottom
     p, quantile, observations = (found.mean - bottom) / width, _NORMAL, float(n)
     if _varies(found):
@@ -200,7 +206,9 @@ def _score(found: _Clusters, bottom: float, top: float) -> tuple[float, float]:
 
 
 def _without_skewness(found: _Clusters) -> tuple[float, float]:
-    """Hall's interval: Student's, on a cubic of t that has no skewness, turned back."""
+    """Return Hall's interval: Student's interval of a cubic function of t without skewness, transformed
+    back.
+    """
     n, deviation = len(found.means), math.sqrt(found.variance)
     cubes = math.fsum((d / deviation) ** 3 for d in found.deviations)
     skewness = n / ((n - 1) * (n - 2)) * cubes if n > 2 else 0.0

@@ -1,4 +1,4 @@
-"""What the numbers of a run say against it: that it cannot learn, and why. Cheap enough for every step."""
+"""Findings about learning from a run's metrics: reasons why it cannot learn. Cheap enough for every step."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from buckeye.monitor.rollback import way_back
 from buckeye.monitor.signals import NEARLY_ALL
 
 ENOUGH = 3
-"""From so many steps in a row on, something is no accident."""
+"""Minimum number of consecutive steps that count as more than chance."""
 
 _SURE = 2.0  # standard errors between two means
-_SURE_OF_BEST = 4.0  # the same, where one is the best of many
+_SURE_OF_BEST = 4.0  # standard errors, if one mean is the best of many
 _LITTLE_ESS = 0.05
 _SMALL_BIAS = 0.01
 _EQUAL = 1e-9
@@ -59,12 +59,12 @@ NUMBERS = (
     "collection/failures/reward",
     "collection/failures/reward/errors",
 )
-"""What of the records is looked at."""
+"""Metrics that the findings use."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reason:
-    """Why something cannot be learned from, and what may help: two clauses."""
+    """Reason why a run cannot learn, and advice: two clauses."""
 
     name: str
     cause: str
@@ -72,15 +72,17 @@ class Reason:
 
 
 def findings(steps: Sequence[Step], run: Path) -> list[Finding]:
-    """What is wrong with the run in the directory `run` at the end of `steps`, in order: those that say that
-    nothing can be learned first, then those that what is learned is not what is sampled. Steps whose batch is
-    not recorded are passed over."""
+    """Return the problems of the run in the directory `run` at the end of `steps`.
+
+    Problems that prevent learning come first, then biased sampling. Steps without a recorded batch are
+    skipped.
+    """
     played = _played(steps)
     return [*_hindrances(played, run), *_biases(played, run)]
 
 
 def _with_way_back(found: Finding, played: Sequence[Step], run: Path) -> Finding:
-    """Of a policy that has collapsed while it was trained: from where to go on."""
+    """Add rollback advice to the finding of a policy that collapsed during training."""
     if found.name not in _COLLAPSES or found.since <= played[0].number:
         return found
     return replace(found, advice=way_back(run, found.since))
@@ -93,7 +95,7 @@ def _hindrances(played: Sequence[Step], run: Path) -> list[Finding]:
 
 
 def nothing_learnt(steps: Sequence[Step], run: Path) -> str | None:
-    """`nothing was learnt because ...`, of a run that ended with `steps`; None where that is not so."""
+    """Return a sentence on why a run that ended with `steps` learned nothing; None if it did learn."""
     played = _played(steps)
     found, lost = _hindrances(played, run), _has_fallen(played)
     if not found or (_has_improved(played) and not lost):
@@ -106,9 +108,12 @@ def nothing_learnt(steps: Sequence[Step], run: Path) -> str | None:
 def reason_without_spread(
     *, mean: float, std: float, solved: float, unsolved: float, truncated: float, alike: float, size: float
 ) -> Reason:
-    """Why the rewards of no group differ: from the mean and the deviation of all rewards, the shares of
-    groups of which all (`solved`) or none (`unsolved`) were solved, the share of `truncated` replies, that of
-    groups whose rollouts are `alike` word for word, and the mean `size` of the groups."""
+    """Return the reason why the rewards of no group differ.
+
+    Arguments: mean and deviation of all rewards; shares of groups with all (`solved`) or no (`unsolved`)
+    rollouts solved; share of `truncated` replies; share of groups with identical (`alike`) rollouts; mean
+    group `size`.
+    """
     if size <= 1.0:
         return Reason(
             name="no_siblings",
@@ -168,7 +173,7 @@ _ENDLESS = Reason(
 
 
 def _no_spread(played: Sequence[Step], run: Path) -> Finding | None:
-    """The last batches have nothing to compare. Not so where there is nothing left to learn."""
+    """Return a finding if the last batches have no differing rewards. None if the run has converged."""
     steps = _last(played, lambda step: step.value("orchestrator/batch/with_spread") == 0.0)
     if len(steps) < ENOUGH:
         return None
@@ -188,7 +193,7 @@ def _no_spread(played: Sequence[Step], run: Path) -> Finding | None:
     )
     improved = _has_improved(played) and not _has_fallen(played)
     if (reason.name == "all_solved" and len(steps) < len(played)) or (improved and std <= _EQUAL):
-        return None  # it has converged
+        return None  # the run has converged
     seen = (
         f"Nothing to learn from in the batches of steps {_range(steps)}: no rollout of a task did better "
         f"than another (mean reward {mean:.4f}), so there is no advantage"
@@ -197,7 +202,9 @@ def _no_spread(played: Sequence[Step], run: Path) -> Finding | None:
 
 
 def _cut_off(played: Sequence[Step], run: Path) -> Finding | None:
-    """Nearly every reply of the last batches has no end, and the reward does not rise all the same."""
+    """Return a finding if nearly every reply of the last batches is truncated and the reward does not
+    rise.
+    """
     steps = _last(played, _is_cut_off)
     if len(steps) < ENOUGH or _has_improved(played):
         return None
@@ -213,8 +220,9 @@ def _is_cut_off(step: Step) -> bool:
 
 
 def _moved_too_far(played: Sequence[Step], run: Path) -> Finding | None:
-    """In the last steps that had something to train on, the policy that was trained had next to nothing in
-    common with the one that sampled: twice, as a single unlikely token can make a sample of no effect."""
+    """Return a finding if the trained policy had almost nothing in common with the sampling policy in recent
+    training steps. Two steps are needed, as a single unlikely token can remove a sample's effect.
+    """
     trained = [step for step in played if step.value("trainer/trained_tokens")][-ENOUGH:]
     left_out_all = [step for step in trained if _left_out(step) >= NEARLY_ALL]
     of_no_effect = [step for step in trained if _ess(step) <= _LITTLE_ESS]
@@ -235,8 +243,9 @@ def _moved_too_far(played: Sequence[Step], run: Path) -> Finding | None:
 
 
 def _biases(played: Sequence[Step], run: Path) -> list[Finding]:
-    """By the newest step, which tells of many: the groups that are lost, or the rollouts that fail, are not
-    like the others."""
+    """Return findings if dropped groups or failed rollouts differ from the others. The newest step summarizes
+    many.
+    """
     found = [
         _finding(reason, played[-1:], run, f"{what} {_more_or_less(value)} {than}")
         for step in played[-1:]
@@ -283,8 +292,9 @@ _BIASES = {
 
 
 def _sure_difference(step: Step, kind: str, measures: Sequence[str]) -> tuple[str, float] | None:
-    """The first measure by which what is kept differs from everything by more than noise: its name and by how
-    much. Four standard errors, since many steps are looked at."""
+    """Return the first measure with a significant difference between kept and all rollouts: its name and the
+    relative difference. Requires four standard errors, since many steps are tested.
+    """
     for measure in measures:
         name = f"orchestrator/collection/{kind}/{measure}"
         relative, errors = step.value(name), step.value(f"{name}/errors")
@@ -315,12 +325,12 @@ def _finding(reason: Reason, steps: Sequence[Step], run: Path, seen: str) -> Fin
 
 
 def _has_improved(played: Sequence[Step]) -> bool:
-    """Whether the reward of the last batches is higher than that of the first one, and that no accident."""
+    """Return True if the reward of the last batches is significantly higher than that of the first one."""
     return len(played) > ENOUGH and _is_higher(played[-ENOUGH:], played[:1])
 
 
 def _has_fallen(played: Sequence[Step]) -> bool:
-    """Whether it was higher before than it is now, and that no accident: after it had risen."""
+    """Return True if the reward had risen and is now significantly lower than its earlier best."""
     windows = [played[end - ENOUGH : end] for end in range(ENOUGH, len(played) - ENOUGH + 1)]
     if not windows:
         return False
@@ -329,7 +339,7 @@ def _has_fallen(played: Sequence[Step]) -> bool:
 
 
 def _is_higher(these: Sequence[Step], others: Sequence[Step], errors: float = _SURE) -> bool:
-    """Whether the mean reward is higher by so many standard errors of independent rollouts."""
+    """Return True if the mean reward is higher by `errors` standard errors of independent rollouts."""
     error = math.hypot(*(_mean(steps, "reward/std") / math.sqrt(_count(steps)) for steps in (these, others)))
     return _reward(these) - _reward(others) > max(errors * error, _EQUAL)
 
@@ -344,7 +354,7 @@ def _count(steps: Sequence[Step]) -> float:
 
 
 def _mean(steps: Sequence[Step], name: str) -> float:
-    """Of a number of the orchestrator; nan where it is not recorded."""
+    """Return the mean of an orchestrator metric, or nan if it is not recorded."""
     values = [v for step in steps if (v := step.value(f"orchestrator/{name}")) is not None]
     return statistics.fmean(values) if values else math.nan
 
@@ -359,7 +369,7 @@ def _left_out(step: Step) -> float:
 
 
 def _last(steps: Sequence[Step], holds: Callable[[Step], bool]) -> list[Step]:
-    """The steps at the end for all of which it holds, in order."""
+    """Return the last consecutive steps that satisfy `holds`, in order."""
     return list(takewhile(holds, reversed(steps)))[::-1]
 
 

@@ -1,5 +1,4 @@
-"""One set-up of logging for every process: `HH:MM:SS    LEVEL message`, to stdout and to the run's log
-file."""
+"""Logging setup of every process: `HH:MM:SS    LEVEL message`, to stdout and to the run's log file."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ from buckeye.base.json_lines import LineStream, is_file
 from buckeye.monitor.console import print_on_without_readers
 
 SUCCESS = 25
-"""Between INFO and WARNING: something the user waits for has happened."""
+"""Level between INFO and WARNING: an event that the user waits for."""
 
 _COLOURS = {"DEBUG": "\x1b[2m", "SUCCESS": "\x1b[32m", "WARNING": "\x1b[33m", "ERROR": "\x1b[31m"}
 
@@ -29,9 +28,9 @@ class _Formatter(logging.Formatter):
 
 
 def setup_logging(level: str, process: str, log_file: Path | None) -> None:
-    """Send Buckeye's log lines to stdout (coloured on a terminal only) and, if given, to a file.
+    """Send Buckeye's log lines to stdout (colored only on a terminal) and, if given, to a file.
 
-    All processes of a run append to the same file, whole lines at a time, each under its name.
+    All processes of a run append whole lines to one file, each with its process name.
     """
     logging.addLevelName(SUCCESS, "SUCCESS")
     root = logging.getLogger("buckeye")
@@ -55,7 +54,7 @@ def setup_logging(level: str, process: str, log_file: Path | None) -> None:
 
 
 class _FileHandler(logging.StreamHandler[LineStream]):
-    """Appends whole lines to a file that other processes append to as well."""
+    """Handler that appends whole lines to a file shared with other processes."""
 
     def __init__(self, path: Path) -> None:
         self._descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -63,15 +62,16 @@ class _FileHandler(logging.StreamHandler[LineStream]):
 
     def close(self) -> None:
         super().close()
-        if self._descriptor >= 0:  # several loggers have it, and each may close it
+        if self._descriptor >= 0:  # several loggers share it, and each may close it
             os.close(self._descriptor)
             self._descriptor = -1
 
 
 def _survive_full_disks() -> None:
-    """Where this process prints to a file, print whole lines, and lose them rather than end if the disk is
-    full. A stream that somebody has put in place of the original one is left alone."""
-    streams: dict[tuple[int, int], LineStream] = {}  # one a file: stderr is often where stdout is
+    """Print whole lines if stdout or stderr is a file, and drop lines instead of failing when the disk is
+    full. A replaced stdout or stderr stays unchanged.
+    """
+    streams: dict[tuple[int, int], LineStream] = {}  # one stream per file: stderr and stdout often share one
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is not None and stream is getattr(sys, f"__{name}__") and is_file(stream.fileno()):
@@ -82,5 +82,5 @@ def _survive_full_disks() -> None:
 
 
 def run_log(output_dir: Path) -> Path:
-    """The one log file of a run, shared by its processes."""
+    """Return the log file of a run, shared by its processes."""
     return output_dir / "logs" / "run.log"

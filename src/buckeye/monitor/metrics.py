@@ -1,7 +1,7 @@
-"""`metrics.jsonl`: every process of a run appends one JSON object per event to the same file.
+"""Metrics file `metrics.jsonl`: every process of a run appends one JSON object per event.
 
-`RunMetrics` joins them by step. Whatever shows numbers of a run takes them from there. `Stopwatch` and
-`BusyClock` measure the seconds in it.
+`RunMetrics` joins them by step, and all views of a run's numbers use it. `Stopwatch` and `BusyClock` measure
+the durations.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from buckeye.base.process import run_identity
 Record = Mapping[str, Any]
 
 HEAD = ("time", "attempt", "process", "step")
-"""What every record has; the rest are its numbers."""
+"""Keys of every record; the others are its metrics."""
 
 TRAINERS = ("trainer", "sft")
-"""Who records that a step was trained."""
+"""Processes that record trained steps."""
 
 _LARGEST = 1e30
 _OF_BATCHES = (*TRAINERS, "orchestrator")
-"""Who records that a step was done. The others record measurements of the weights before it."""
+"""Processes that record completed steps. Others record measurements of the weights before the step."""
 
 
 class MetricsLog:
-    """Appends lines to `metrics.jsonl`, which several processes share."""
+    """Writer of lines to `metrics.jsonl`, which several processes share."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -42,12 +42,13 @@ class MetricsLog:
 
     def write(self, process: str, step: int, values: Mapping[str, Any]) -> None:
         """Append `{"time": seconds since the epoch, "attempt": ..., "process": ..., "step": ..., **values}`.
-        Raises DiskFullError as `write_when_room` does."""
+        Raise `DiskFullError` if the disk stays full.
+        """
         line, what = self._line(process, step, values)
         write_when_room(self._path, lambda: self._file.append(line), what=what, needed=0)
 
     async def write_async(self, process: str, step: int, values: Mapping[str, Any]) -> None:
-        """Do as `write` does, while other tasks run."""
+        """Append a record as `write` does, while other tasks run."""
         line, what = self._line(process, step, values)
         await write_when_room_async(self._path, lambda: self._file.append(line), what=what, needed=0)
 
@@ -61,16 +62,18 @@ class MetricsLog:
 
 
 class MetricsTail:
-    """Follows `metrics.jsonl` from the byte `position` on, by default from where it ends now; `new` returns
-    whole new records. `position` is where the next one begins."""
+    """Reader that follows `metrics.jsonl` from byte `position` on (default: its current end). `new` returns
+    complete new records; `position` is the start of the next one.
+    """
 
     def __init__(self, path: Path, position: int | None = None) -> None:
         self._path = path
         self.position = position if position is not None else path.stat().st_size if path.exists() else 0
 
     def new(self) -> list[Record]:
-        """The records that were written since the last call. Lines that are none (a process was killed while
-        it wrote one) are left out."""
+        """Return the records since the last call. Invalid lines, for example of a killed process, are
+        skipped.
+        """
         if not self._path.exists():
             return []
         with self._path.open("rb") as file:
@@ -82,38 +85,41 @@ class MetricsTail:
 
 
 def read_metrics(path: Path) -> Iterator[Record]:
-    """The records of a metrics file in order; none without a file."""
+    """Yield the records of a metrics file in order; none without a file."""
     return filter(_is_record, read_json_lines(path))
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What the processes recorded of one step, by process: `orchestrator` of batch `number`, counted from 0,
-    `trainer` (or `sft`) of training on it, and the others of the weights before it."""
+    """Records of one step by process: `orchestrator` of batch `number` (from 0), `trainer` or `sft` of
+    training on it, others of the weights before it.
+    """
 
     number: int
     records: Mapping[str, Record]
 
     @property
     def trained(self) -> Record | None:
-        """The record of the training of this step; None while there is none."""
+        """Record of this step's training, or None."""
         return next((self.records[name] for name in TRAINERS if name in self.records), None)
 
     @property
     def reward(self) -> float | None:
-        """The mean reward of the batch."""
+        """Mean reward of the batch."""
         return self.value("orchestrator/reward/mean")
 
     @property
     def played_reward(self) -> float | None:
-        """The mean reward of all that was played for the batch, which says more where a filter chooses what
-        is trained on. That of the batch where no other is recorded."""
+        """Mean reward of all rollouts sampled for the batch, which is more informative if a filter selects
+        the trained ones. The batch's reward if only that is recorded.
+        """
         played = self.value("orchestrator/reward/played")
         return self.reward if played is None else played
 
     def value(self, name: str) -> float | None:
-        """A number by the name of its process and its own, as `trainer/loss`, or by its own alone; None where
-        no such number was recorded, or one beyond 1e30, whose sums no float holds."""
+        """Return a metric by `<process>/<name>`, such as `trainer/loss`, or by its name alone. None if it is
+        not recorded, or beyond 1e30, since sums of such values overflow.
+        """
         process, _, metric = name.partition("/")
         found = self.records[process].get(metric) if process in self.records else None
         records = (
@@ -126,23 +132,22 @@ class Step:
 
 
 class RunMetrics:
-    """The records of a run, joined by step.
+    """Records of a run, joined by step.
 
-    A run that is started again begins an attempt, which goes on from a checkpoint. With its first record of a
-    step, what earlier attempts recorded of that step and of all that follow no longer counts, whichever
-    process it was and in whatever order the lines are: it is not built upon. Nor are measurements of later
-    weights.
+    A restart begins a new attempt, which resumes from a checkpoint. The new attempt's first step invalidates
+    all records of earlier attempts for that and later steps, of any process and in any line order. It also
+    invalidates their measurements of later weights.
     """
 
     def __init__(self, records: Iterable[Record] = ()) -> None:
         self._records: dict[tuple[int, str], Record] = {}
         self._began: dict[int, int] = {}
-        """Attempt -> the first step that it did."""
+        """First step of each attempt."""
         for record in records:
             self.add(record)
 
     def add(self, record: Record) -> None:
-        """Take in one more record."""
+        """Add a record."""
         step, process, attempt = record["step"], record["process"], _attempt(record)
         if process in _OF_BATCHES and step < self._began.get(attempt, math.inf):
             self._began[attempt] = step
@@ -152,23 +157,25 @@ class RunMetrics:
             self._records[step, process] = record
 
     def steps(self) -> list[Step]:
-        """All steps of which something is recorded, in order."""
+        """Return all recorded steps, in order."""
         by_step: dict[int, dict[str, Record]] = defaultdict(dict)
         for (step, process), record in self._records.items():
             by_step[step][process] = record
         return [Step(number, by_step[number]) for number in sorted(by_step)]
 
     def of(self, process: str) -> dict[int, Record]:
-        """Step -> the record of one process, in order."""
+        """Return step -> record of one process, in order."""
         return {step.number: step.records[process] for step in self.steps() if process in step.records}
 
     def values(self, name: str) -> dict[int, float]:
-        """Step -> a number (see `Step.value`), in order, where there is one."""
+        """Return step -> value of a metric, in order, for the steps that have it."""
         return {s.number: value for s in self.steps() if (value := s.value(name)) is not None}
 
     def take(self, *, rest: bool = False) -> list[Step]:
-        """The steps of which nothing more is expected, in order; they are forgotten here. These are trained,
-        and their batch is known or a later one is trained. With `rest` it is all: the run has ended."""
+        """Return and remove the steps that expect no more records, in order. Such a step is trained, and
+        either its batch is recorded or a later step is trained. With `rest`, return all steps: the run has
+        ended.
+        """
         steps = self.steps()
         newest = max((step.number for step in steps if step.trained is not None), default=-1)
         done = [step for step in steps if rest or step.number < newest or _is_whole(step)]
@@ -178,13 +185,13 @@ class RunMetrics:
         return done
 
     def _given_up(self, record: Record) -> bool:
-        """Whether a later attempt began before what this record is of."""
+        """Return True if a later attempt restarted before this record."""
         last = record["step"] if record["process"] in _OF_BATCHES else record["step"] - 1
         return any(attempt > _attempt(record) and first <= last for attempt, first in self._began.items())
 
 
 def read_run(path: Path) -> RunMetrics:
-    """The records of a metrics file, joined."""
+    """Return the joined records of a metrics file."""
     return RunMetrics(read_metrics(path))
 
 
@@ -197,14 +204,15 @@ def _attempt(record: Record) -> int:
 
 
 def _is_record(line: Record) -> bool:
-    """Whether it has a head; what comes from a file may be anything."""
+    """Return True if a line has the keys of a record; a file may contain anything."""
     numbers = (line.get("step"), line.get("attempt", 1))
     return isinstance(line.get("process"), str) and all(isinstance(n, int) and n >= 0 for n in numbers)
 
 
 class Stopwatch:
-    """Seconds by cause, from one record to the next. Every cause is in every record, so that a column of
-    `metrics.jsonl` has no holes. `idle` is the cause that is waiting for others, if there is one."""
+    """Durations in seconds by cause, between two records. Every record has all causes, so that columns of
+    `metrics.jsonl` have no gaps. `idle` is the cause that means waiting for other processes, if any.
+    """
 
     def __init__(self, *causes: str, idle: str | None = None) -> None:
         self._seconds = dict.fromkeys(causes, 0.0)
@@ -213,7 +221,7 @@ class Stopwatch:
 
     @contextmanager
     def of(self, cause: str) -> Iterator[None]:
-        """Count the block's duration under `cause`, which must be one of those named at the start."""
+        """Add the block's duration to `cause`, one of the constructor's causes."""
         started = time.monotonic()
         try:
             yield
@@ -221,8 +229,9 @@ class Stopwatch:
             self._seconds[cause] += time.monotonic() - started
 
     def take(self) -> dict[str, float]:
-        """`time/<cause>` and `time/total` (all that passed, named or not) since the last call, and
-        `idle_ratio`, the share of the total that was idle; then it starts from zero."""
+        """Return `time/<cause>`, `time/total` (all elapsed time) and `idle_ratio` (the idle share of it)
+        since the last call, and restart from zero.
+        """
         now = time.monotonic()
         values = {f"time/{cause}": seconds for cause, seconds in self._seconds.items()}
         total = values["time/total"] = now - self._since
@@ -234,8 +243,7 @@ class Stopwatch:
 
 
 class BusyClock:
-    """How much of the time nothing goes on: enter it for everything that does, several at once if need
-    be."""
+    """Measurement of idle time: enter it for every activity; activities may overlap."""
 
     def __init__(self) -> None:
         self._under_way = 0
@@ -253,7 +261,7 @@ class BusyClock:
             self._busy += time.monotonic() - self._busy_since
 
     def take_idle(self) -> float:
-        """The share of the time in which nothing went on, from 0 to 1, since the last call."""
+        """Return the share of idle time since the last call, from 0 to 1."""
         now = time.monotonic()
         if self._under_way:
             self._busy += now - self._busy_since

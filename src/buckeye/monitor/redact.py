@@ -1,4 +1,4 @@
-"""Settings without secrets, fit to leave this machine."""
+"""Redaction of secrets in settings, before they leave this machine."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _SHORTEST_SECRET = 8
 
 
 def redacted(settings: Any) -> Any:
-    """A copy of JSON-like settings in which secrets are replaced by `(redacted)`.
+    """Return a copy of JSON-like settings with secrets replaced by `(redacted)`.
 
-    Secret is what a name says (`api_key`, `openaiApiKey`, `token`, `headers`; not a number such as
-    `max_tokens`), what is the value of an environment variable with such a name, what looks like a known kind
-    of key, and what follows `Bearer`; of an address, the login, and values of its query with such names.
+    A value is secret by its name (`api_key`, `openaiApiKey`, `token`, `headers`; not a number such as
+    `max_tokens`), if it equals an environment variable with such a name, if it looks like a known kind of
+    key, or if it follows `Bearer`. In an address, the login and query values with such names are secret.
     """
     return _redacted(settings, _values_of_secret_variables())
 
@@ -55,7 +55,7 @@ def _is_secret(name: str) -> bool:
 
 
 def _hidden(value: Any) -> Any:
-    """Text is hidden, and what a mapping or list holds; no secret is a number, a truth value, or empty."""
+    """Hide text, also inside mappings and lists. Numbers, booleans and empty texts are not secrets."""
     if isinstance(value, Mapping):
         return {name: _hidden(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
@@ -76,10 +76,10 @@ def _query_without_secret(pair: re.Match[str]) -> str:
 
 
 def _values_of_secret_variables() -> frozenset[str]:
-    """The values of keys, from wherever they are read."""
+    """Return the values of known keys, from all sources."""
     try:
         known: Mapping[str, str] = variables()
-    except UsageError:  # a damaged file gives no key to anyone
+    except UsageError:  # a damaged file contains no usable key
         known = os.environ
     return frozenset(
         value

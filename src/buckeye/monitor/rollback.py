@@ -1,4 +1,4 @@
-"""From where a run that has collapsed can be gone on with, and how."""
+"""Rollback advice for a run with a collapsed policy."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ _SLOWER = 10.0
 
 
 def way_back(run: Path, since: int) -> str:
-    """What to type where the learning rate has thrown a policy about since step `since`: a fork from the
-    newest checkpoint before, and a tenth of the learning rate."""
+    """Return the commands to roll back a policy that a too high learning rate broke at step `since`: a fork
+    from the newest earlier checkpoint, with a tenth of the learning rate.
+    """
     rate = _rate(run)
     flag = f"--trainer.optim.lr {rate / _SLOWER:.3g}" if rate is not None else "a tenth of trainer.optim.lr"
     before = [info.step for info in list_checkpoints(run / "checkpoints") if 0 < info.step <= since]
@@ -26,7 +27,7 @@ def way_back(run: Path, since: int) -> str:
 
 
 def _rate(run: Path) -> float | None:
-    """The recorded learning rate."""
+    """Return the recorded learning rate, or None."""
     try:
         settings: Any = read_json(run / "configs" / "rl.json")
         return float(settings["trainer"]["optim"]["lr"])

@@ -1,4 +1,4 @@
-"""`rollouts/`: what was played for every step, a JSON object a rollout, written by the orchestrator."""
+"""Folder `rollouts/`: the rollouts of every step, one JSON object each, written by the orchestrator."""
 
 from __future__ import annotations
 
@@ -18,12 +18,15 @@ _FILE = re.compile(r"^step_(\d+)(?:\.dropped)?\.jsonl$")
 
 
 class PlayedRollout(msgspec.Struct, frozen=True, kw_only=True):
-    """A line of such a file. `group` counts the tasks that were played, and `number` the rollouts of this
-    one; `dropped` is why the group was not trained on, None where it was. `text` is what the policy saw and
-    wrote, a text for each training sample, and `messages` the conversation after the last reply.
-    `advantages` are what each turn was trained with, None for a rollout that was not trained on. Sampling was
-    ended early for one that is `cut`; one that is `retried` failed, and was played again: the next line. It
-    took `seconds`, and `ended` at a time in seconds since the epoch."""
+    """Recorded rollout: a line of a rollouts file.
+
+    `group` is the number of the task in the run, and `number` that of the rollout in its group. `dropped` is
+    the reason why the group was not trained on, or None. `text` is what the policy saw and wrote, one text
+    per training sample; `messages` is the conversation after the last reply. `advantages` are those of each
+    turn, None for an untrained rollout. Sampling of a `cut` rollout was ended early. A `retried` rollout
+    failed and was run again: the next line. It took `seconds` and `ended` at a time in seconds since the
+    epoch.
+    """
 
     group: int
     task_id: str
@@ -56,24 +59,24 @@ class PlayedRollout(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def rollouts_file(step: int, *, dropped: bool = False) -> str:
-    """The name of the file that has a step's rollouts: those trained on, or those of dropped groups."""
+    """Return the file name of a step's rollouts: the trained ones, or those of dropped groups."""
     return f"step_{step}.dropped.jsonl" if dropped else f"step_{step}.jsonl"
 
 
 def rollout_steps(run: Path) -> list[int]:
-    """The steps of which there are rollouts, in order."""
+    """Return the steps with recorded rollouts, in order."""
     return sorted({step for step, _ in rollouts_files(run / ROLLOUTS_FOLDER)})
 
 
 def rollouts_files(folder: Path) -> Iterator[tuple[int, Path]]:
-    """The files of a folder of rollouts, with their steps."""
+    """Yield the files of a rollouts folder, with their steps."""
     for path in folder.glob("step_*.jsonl"):
         if match := _FILE.match(path.name):
             yield int(match[1]), path
 
 
 def read_rollouts(run: Path, step: int) -> tuple[list[PlayedRollout], int]:
-    """All rollouts of a step by their groups, dropped ones last, and the number of lines that are none."""
+    """Return all rollouts of a step by group, dropped ones last, and the number of invalid lines."""
     found, unreadable = list[PlayedRollout](), 0
     for dropped in (False, True):
         numbers: Counter[int] = Counter()
@@ -86,21 +89,23 @@ def read_rollouts(run: Path, step: int) -> tuple[list[PlayedRollout], int]:
 
 
 def _rollout(line: dict[str, Any], numbers: Counter[int]) -> PlayedRollout:
-    """Numbered within its group, attempts at the same rollout alike. Raises `msgspec.ValidationError`."""
+    """Convert a line and set its number within the group; retries of one rollout share a number. Raise
+    `msgspec.ValidationError` if it is invalid.
+    """
     rollout = msgspec.convert(line, PlayedRollout)
     numbered = msgspec.structs.replace(rollout, number=numbers[rollout.group])
     numbers[rollout.group] += not rollout.retried
     return numbered
 
 
-# One rollout in words.
+# A rollout as text.
 
 _TURN = re.compile(r"<\|im_start\|>(\w+)\n(.*?)(?:<\|im_end\|>\n?|\Z)", re.DOTALL)
-"""A message in the commonest of chat templates; texts of others are shown as they are."""
+"""Pattern of a message in the most common chat template; texts of other templates are shown unchanged."""
 
 
 def whole_rollout(one: PlayedRollout, longest: int | None) -> Iterator[str]:
-    """Everything about a rollout."""
+    """Yield all information about a rollout as lines of text."""
     facts = {
         "group": f"{one.group}, rollout {one.number}",
         "task": one.task_id,
@@ -131,7 +136,7 @@ def whole_rollout(one: PlayedRollout, longest: int | None) -> Iterator[str]:
 
 
 def shortened(text: str, longest: int, how: str = "") -> str:
-    """A text that is too long without its middle, and with a note of that."""
+    """Return a text without its middle, and with a note, if it is longer than `longest`."""
     cut = len(text) - longest
     if cut <= 0:
         return text
@@ -140,7 +145,9 @@ def shortened(text: str, longest: int, how: str = "") -> str:
 
 
 def messages_in(text: str) -> list[tuple[str, str]]:
-    """The messages of a text with their roles; all of it under no role where it is not written so."""
+    """Return the messages of a text with their roles. A text in another format is one message with an empty
+    role.
+    """
     found = list(_TURN.finditer(text))
     whole = "".join(match[0] for match in found) == text
     return [(match[1], match[2]) for match in found] if found and whole else [("", text)]

@@ -1,4 +1,4 @@
-"""Looks at what a run records, and warns while it goes on."""
+"""Watch of a run's metrics, with warnings during the run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class RunWatch:
         self._told: set[str] = set()
 
     def look(self) -> None:
-        """Warn of what is found now and was not at the last look, and seldom again."""
+        """Log a warning for each new finding, and rarely repeat it while it persists."""
         for record in self._tail.new():
             self._metrics.add({name: record[name] for name in record.keys() & _KEPT})
         found = findings(self._metrics.steps(), self._run)

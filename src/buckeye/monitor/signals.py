@@ -1,5 +1,4 @@
-"""How attempts ended: from how many there were and how many came to nothing. And the levels of the log lines
-that say it."""
+"""Verdicts on attempts from counts of failures, and the levels of their log lines."""
 
 from __future__ import annotations
 
@@ -11,14 +10,14 @@ from buckeye.monitor.log import SUCCESS
 Verdict = Literal["passed", "partly", "failed", "not tried"]
 
 NEARLY_ALL = 0.9
-"""From this share on, what went wrong is no exception but how it went."""
+"""Failure share at which a verdict is `failed`."""
 
 
 def verdict(tried: int, bad: int = 0) -> Verdict:
-    """How `tried` attempts ended, of which `bad` came to nothing: `passed` without a bad one, `failed` if
-    nearly all are, `partly` between. Nothing was tried is never passed.
+    """Return the verdict on `tried` attempts with `bad` failures: `passed` without failures, `failed` if
+    nearly all failed, else `partly`. Without attempts it is `not tried`, never passed.
 
-    Raises ValueError unless 0 <= bad <= tried.
+    Raise `ValueError` unless 0 <= bad <= tried.
     """
     if not 0 <= bad <= tried:
         raise ValueError(f"{bad} bad ones of {tried}")
@@ -30,14 +29,16 @@ def verdict(tried: int, bad: int = 0) -> Verdict:
 
 
 def rollouts_level(played: int, *, errored: int, truncated: int) -> int:
-    """The level of a log line about rollouts: SUCCESS, but ERROR where nearly all of them errored or none was
-    played, and WARNING where nearly all that did not error were cut off."""
+    """Return the log level of a line about rollouts: ERROR if nearly all failed or none was run, WARNING if
+    nearly all others were truncated, else SUCCESS.
+    """
     if verdict(played, errored) in ("failed", "not tried"):
         return logging.ERROR
     return logging.WARNING if verdict(played - errored, truncated) == "failed" else SUCCESS
 
 
 def training_level(tried: int, *, left_out: int) -> int:
-    """The level of a log line about training on so many samples, or in so many steps: SUCCESS, but WARNING
-    where next to nothing was learned from."""
+    """Return the log level of a line about training on `tried` samples or steps: WARNING if nearly all were
+    left out, else SUCCESS.
+    """
     return SUCCESS if verdict(tried, left_out) in ("passed", "partly") else logging.WARNING

@@ -1,4 +1,4 @@
-"""What the numbers of a run are sent to."""
+"""Interface of experiment trackers."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from buckeye.monitor.metrics import HEAD, Step
 
 @dataclass
 class Tracker:
-    """What numbers are sent to, as the run `run_id` there. `begin`, `log` and `finish` may raise anything;
-    `folder` is that in the run directory, and the name of the module and of the extra."""
+    """Experiment tracker, which logs to its run `run_id`. `begin`, `log` and `finish` may raise any
+    exception. `folder` is the name of its folder in the run directory, its module and its extra.
+    """
 
     settings: Any
     output_dir: Path
@@ -22,22 +23,22 @@ class Tracker:
     folder: ClassVar[str]
 
     def begin(self) -> None:
-        """Open what is logged to."""
+        """Open the tracker's run."""
 
     def log(self, step: Step) -> None:
-        """Send what is known of a step."""
+        """Send the records of a step."""
 
     def finish(self, *, failed: bool) -> None:
-        """Send the rest; the run is over."""
+        """Send the rest at the end of the run."""
 
     @property
     def rest(self) -> str:
-        """Where what was not sent is, or how to send it."""
+        """Location of unsent data, or the command that sends it."""
         return str(self.output_dir / "metrics.jsonl")
 
 
 def numbers_of(step: Step) -> dict[str, Any]:
-    """All that was recorded of a step, as `<process>/<name>`."""
+    """Return all values recorded for a step, as `<process>/<name>`."""
     return {
         f"{process}/{name}": value
         for process, record in step.records.items()
@@ -47,5 +48,5 @@ def numbers_of(step: Step) -> dict[str, Any]:
 
 
 def reason_of(error: Exception) -> str:
-    """Return the kind of an error and the first line of its text."""
+    """Return the type of an error and the first line of its text."""
     return ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])

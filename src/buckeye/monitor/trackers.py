@@ -1,4 +1,4 @@
-"""Trackio and TensorBoard, which a run is logged to beside Weights & Biases; imported late."""
+"""Trackio and TensorBoard, as alternatives to Weights & Biases. Imported only when used."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ log = logging.getLogger(__name__)
 
 
 class Trackio(Tracker):
-    """In the database of Trackio, or in a Space of the Hugging Face hub."""
+    """Tracker in Trackio's database, or in a Space of the Hugging Face hub."""
 
     title, folder = "Trackio", "trackio"
 
@@ -38,7 +38,7 @@ class Trackio(Tracker):
 
 
 class Tensorboard(Tracker):
-    """Files of events in a directory."""
+    """Tracker that writes TensorBoard event files to a directory."""
 
     title, folder = "TensorBoard", "tensorboard"
 

@@ -1,8 +1,8 @@
-"""Log a run to Weights & Biases, Trackio and TensorBoard: one run there for all processes of a run here.
+"""Logging of a run to Weights & Biases, Trackio and TensorBoard: one tracker run for all processes.
 
-For each of them a thread of the launcher follows `metrics.jsonl` and sends every step when it is complete.
-The processes of the run do not know of it: none waits for it or fails with it, and a restarted process
-continues to be logged.
+For each tracker a thread of the launcher follows `metrics.jsonl` and sends every completed step. The run's
+processes are independent of it: none waits for it or fails with it, and a restarted process continues to be
+logged.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from buckeye.monitor.wandb_tracker import Wandb, has_wandb_key, wandb_mode
 log = logging.getLogger(__name__)
 
 TRACKER_FOLDERS = ("wandb", "trackio", "tensorboard")
-"""What they write in a run directory."""
+"""Folders that the trackers write in a run directory."""
 
 Settings = WandbConfig | TrackioConfig | TensorboardConfig
 
@@ -38,8 +38,9 @@ _FINISH_SECONDS = 90.0
 
 
 def check_trackers(settings: Iterable[Settings]) -> None:
-    """Raise UsageError if a run with these settings could not be logged: a library is not installed, or
-    there is no key for the server."""
+    """Raise `UsageError` if a run with these settings cannot be logged: a library is not installed, or the
+    server's key is missing.
+    """
     for one in _wanted(settings):
         kind = tracker_of(one)
         need(kind.folder, f"Logging to {kind.title}")
@@ -54,9 +55,9 @@ def check_trackers(settings: Iterable[Settings]) -> None:
 def tracked(
     settings: Iterable[Settings], *, output_dir: Path, run_id: str, config: BaseConfig
 ) -> Iterator[None]:
-    """Send what the run writes to `metrics.jsonl` during the block, where `settings` ask for it.
+    """Send the run's metrics to the trackers in `settings` during the block.
 
-    What a tracker cannot take is a warning and never an error: all numbers are in `metrics.jsonl`.
+    Tracker failures are warnings, never errors: all numbers are in `metrics.jsonl`.
     """
     described = redacted(config.model_dump(mode="json"))
     followers = [
@@ -70,7 +71,7 @@ def tracked(
     finally:
         for follower in followers:
             follower.end(failed=failed)
-        deadline = time.monotonic() + _FINISH_SECONDS  # of all of them
+        deadline = time.monotonic() + _FINISH_SECONDS  # shared by all of them
         for follower in followers:
             follower.wait(deadline)
 
@@ -80,14 +81,14 @@ def _wanted(settings: Iterable[Settings]) -> list[Settings]:
 
 
 def tracker_of(settings: Settings) -> type[Tracker]:
-    """Return the tracker that settings are for."""
+    """Return the tracker class for the settings."""
     if isinstance(settings, WandbConfig):
         return Wandb
     return Trackio if isinstance(settings, TrackioConfig) else Tensorboard
 
 
 class _Follower:
-    """The thread of a tracker, and how far it is."""
+    """Thread of a tracker, and its position in the metrics."""
 
     def __init__(self, tracker: Tracker) -> None:
         self._tracker = tracker
@@ -100,12 +101,12 @@ class _Follower:
         self._thread.start()
 
     def end(self, *, failed: bool) -> None:
-        """The run is over; the rest is sent."""
+        """Mark the run as ended, so that the rest is sent."""
         self._failed = failed
         self._ended.set()
 
     def wait(self, deadline: float) -> None:
-        """Until all is sent. Gives up at the deadline; what is on the disk can be sent later."""
+        """Wait until everything is sent, or the deadline passes; data on disk can be sent later."""
         self._thread.join(max(0.0, deadline - time.monotonic()))
         if self._thread.is_alive():
             log.warning(
@@ -118,7 +119,7 @@ class _Follower:
     def _run(self) -> None:
         try:
             self._follow()
-        except Exception as error:  # whatever the library raises: the run is worth more than its picture
+        except Exception as error:  # any error of the library: tracking must not end the run
             why = f"{self._tracker.title}: {reason_of(error)}"
             log.warning("%s. The run goes on without; all numbers are in %s", why, self._metrics)
 
@@ -139,11 +140,11 @@ class _Follower:
         if self._lost:
             log.warning("%s lacks %d steps, which are in %s", self._tracker.title, self._lost, self._metrics)
             return
-        # not before: what the library was given it may hold in memory, and lose with the process
+        # only now: the library may hold data in memory and lose it with the process
         write_file(self._position, json.dumps({"id": self._tracker.run_id, "position": tail.position}))
 
     def _log(self, step: Step) -> None:
-        """A step that is not taken is counted, the first also told."""
+        """Log a step. Count failures, and warn about the first."""
         try:
             self._tracker.log(step)
         except Exception as error:
@@ -154,8 +155,9 @@ class _Follower:
                 )
 
     def _sent_before(self) -> int:
-        """Where the last attempt that ended in good order had come to. What a killed one has sent is sent
-        again: a record twice is harmless where the horizontal axis is the step, and a gap is not."""
+        """Return the position after the last attempt that ended normally. Data of a killed attempt is sent
+        again: duplicates are harmless on a step axis, gaps are not.
+        """
         try:
             sent = read_json(self._position)
         except FileNotFoundError:

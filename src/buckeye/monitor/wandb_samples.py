@@ -1,4 +1,4 @@
-"""Sample rollouts and distributions of a step, as Weights & Biases shows them."""
+"""Sample rollouts and distributions of a step in the format of Weights & Biases."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ _COLUMNS = ("env", "task_id", "reward", "stop_reason", "error", "completion_toke
 
 
 def sample_values(run: Path, step: int, extras: WandbExtrasConfig) -> dict[str, Any]:
-    """A table of the first rollouts that a step trained on, and histograms of reward and length; empty if
-    there are none."""
+    """Return a table of the first rollouts that a step trained on, and histograms of reward and length; empty
+    without rollouts.
+    """
     import wandb
 
     played = [rollout for rollout in read_rollouts(run, step)[0] if rollout.dropped is None]
@@ -36,7 +37,7 @@ def sample_values(run: Path, step: int, extras: WandbExtrasConfig) -> dict[str, 
 
 
 def _text(segments: Sequence[str]) -> str:
-    """All segments, cut where it is too long to be shown."""
+    """Return all segments joined, cut if too long to display."""
     text = "\n\n".join(segments)
     cut = len(text) - _MOST_CHARACTERS
     return f"{text[:_MOST_CHARACTERS]} ... ({cut} more characters)" if cut > 0 else text

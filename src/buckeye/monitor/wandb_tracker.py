@@ -1,4 +1,4 @@
-"""Weights & Biases: the server, or its folder where the server is not wanted or not reached."""
+"""Weights & Biases tracker: its server, or a local folder if offline or unreachable."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _UPLOAD_SECONDS = 60.0
 
 
 class Wandb(Tracker):
-    """On the server, or on the disk if that is wanted or the server is out of reach."""
+    """Tracker on the server of Weights & Biases, or on disk if configured or if the server is unreachable."""
 
     title, folder = "Weights & Biases", "wandb"
 
@@ -32,7 +32,7 @@ class Wandb(Tracker):
         if wandb_mode(self.settings) == "online":
             try:
                 self._run = self._init("online")
-            except Exception as error:  # network, rights, quota: whatever it is, the disk takes the numbers
+            except Exception as error:  # network, rights, quota: after any error the numbers go to disk
                 log.warning("Weights & Biases cannot be used: %s", reason_of(error))
                 wandb.teardown()  # its process still holds the id
             else:
@@ -63,7 +63,7 @@ class Wandb(Tracker):
             project=self.settings.project,
             name=self.settings.name or self.output_dir.name,
             id=self.run_id,
-            resume="allow" if mode == "online" else None,  # offline, the server does when it is sent
+            resume="allow" if mode == "online" else None,  # offline runs resume when the server receives them
             dir=self.output_dir,
             config=self.config,
             mode=mode,
@@ -73,7 +73,7 @@ class Wandb(Tracker):
                 disable_git=True,
                 save_code=False,
                 silent=True,
-                x_disable_machine_info=True,  # it would send the command line, the user and host names
+                x_disable_machine_info=True,  # otherwise it sends the command line, user and host names
                 x_disable_meta=True,
                 api_key=key("WANDB_API_KEY") or None,
                 init_timeout=_INIT_SECONDS,
@@ -81,12 +81,12 @@ class Wandb(Tracker):
             ),
         )
         run.define_metric("step")
-        run.define_metric("*", step_metric="step")  # an evaluation may come after a later step
+        run.define_metric("*", step_metric="step")  # an evaluation may be recorded after a later step
         return run
 
 
 def wandb_mode(settings: WandbConfig) -> Literal["online", "offline", "disabled"]:
-    """WANDB_MODE can only send less than the settings say."""
+    """Return the mode. WANDB_MODE can only restrict what the settings send."""
     variable = os.environ.get("WANDB_MODE", "online")
     if variable == "disabled":
         return "disabled"
@@ -94,7 +94,7 @@ def wandb_mode(settings: WandbConfig) -> Literal["online", "offline", "disabled"
 
 
 def has_wandb_key() -> bool:
-    """Whether the library will find a key without asking for one."""
+    """Return True if the library will find a key without prompting."""
     if key("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
         return True
     host = urlsplit(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
