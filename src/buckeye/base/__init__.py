@@ -1,4 +1,4 @@
-"""What every other room stands on: processes, files, secrets, HTTP, what is installed.
+"""Basic services for all rooms: processes, files, secrets, HTTP, installation.
 
-Of Buckeye only the errors are imported here, and nothing here knows what a run is.
+Imports only Buckeye's errors, and does not depend on runs.
 """

@@ -1,4 +1,4 @@
-"""Aligned columns as plain text: as wide as they are in a file or a pipe, folded to fit in a terminal."""
+"""Aligned columns as plain text: full width in a file or a pipe, folded to fit a terminal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ _NARROWEST = 8
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> str:
-    """Left-aligned columns, two spaces apart. In a terminal the widest columns are folded until all fit."""
+    """Return left-aligned columns, two spaces apart. In a terminal the widest columns are folded until all
+    fit.
+    """
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     return "\n".join(_lines(rows, width))
 
@@ -31,5 +33,5 @@ def _lines(rows: Sequence[Sequence[str]], width: int | None) -> list[str]:
 
 
 def _folded(cell: str, room: int) -> list[str]:
-    """The lines of a cell; what fits stays as it is."""
+    """Return the lines of a cell; a cell that fits is one line."""
     return [cell] if len(cell) <= room else textwrap.wrap(cell, room) or [""]

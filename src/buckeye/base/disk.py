@@ -1,6 +1,6 @@
-"""Room on the disk: a large file is written when there is room for it, else the process ends soon.
+"""Disk space: a large file is written once there is room for it, else the process ends after a short wait.
 
-The last bytes of a file system are for what is small: logs, metrics, the state of the run.
+A reserve of the file system stays free for small files: logs, metrics, the state of the run.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 WAIT_SECONDS = 60.0
-"""How long a process waits for room. Less than a collective may take, in which other ranks wait for it."""
+"""Maximum wait for disk space. It is shorter than the timeout of collectives, in which other ranks wait."""
 
 _LARGEST_RESERVE = 256_000_000
 _POLL_SECONDS = 2.0
-_FEW_FILES = 100  # a checkpoint of many ranks has some dozens
+_FEW_FILES = 100  # a checkpoint of many ranks has a few dozen
 
 
 def write_when_room(path: Path, write: Callable[[], T], *, what: str, needed: int | None = None) -> T:
-    """Call `write()`, which writes `path`, once `needed` bytes and the reserve are free. Call it again if the
-    disk gets full in the middle: it must leave nothing of a write that fails.
+    """Call `write()`, which writes `path`, once `needed` bytes and the reserve are free. Retry it if the disk
+    becomes full in the middle; a failed write must leave nothing behind.
 
-    None for `needed` is what the newest `step_N` beside `path` takes; 0 is something small, which may use the
-    reserve. `what` is for messages. Raises `DiskFullError` after `WAIT_SECONDS` without room, or if the
-    process is to stop.
+    `needed` None means the size of the newest `step_N` next to `path`; 0 is a small write, which may use the
+    reserve. `what` is for messages. Raise `DiskFullError` after `WAIT_SECONDS` without room, or if the
+    process received a stop request.
     """
     writing = _Writing(path, write, what, needed)
     while not writing.attempt():
@@ -49,7 +49,7 @@ def write_when_room(path: Path, write: Callable[[], T], *, what: str, needed: in
 async def write_when_room_async(
     path: Path, write: Callable[[], T], *, what: str, needed: int | None = None
 ) -> T:
-    """Do as `write_when_room` does, while other tasks run."""
+    """Write as `write_when_room` does, while other tasks run."""
     writing = _Writing(path, write, what, needed)
     while not writing.attempt():
         await asyncio.sleep(_POLL_SECONDS)
@@ -57,12 +57,14 @@ async def write_when_room_async(
 
 
 def wait_for_room(path: Path, *, what: str, needed: int) -> None:
-    """Wait until `needed` bytes and the reserve are free. Raises as `write_when_room` does."""
+    """Wait until `needed` bytes and the reserve are free. Raise `DiskFullError` after `WAIT_SECONDS` without
+    room, or if the process received a stop request.
+    """
     write_when_room(path, lambda: None, what=what, needed=needed)
 
 
 class _Writing(Generic[T]):
-    """A write, tried again until there is room or the wait for room is over."""
+    """Write that is retried until there is room, or the wait is over."""
 
     result: T
 
@@ -72,7 +74,7 @@ class _Writing(Generic[T]):
         self._deadline: float | None = None
 
     def attempt(self) -> bool:
-        """Write if there is room. Return True if it is done. Raises `DiskFullError` if the wait is over."""
+        """Write if there is room. Return True if it succeeded. Raise `DiskFullError` if the wait is over."""
         if not self._needed or free_bytes(self._path) >= self._needed + reserve_bytes(self._path):
             try:
                 self.result = self._write()
@@ -101,44 +103,49 @@ class _Writing(Generic[T]):
 
 
 def disk_is_full(error: BaseException) -> bool:
-    """Whether an error says that a disk, or somebody's share of it, is full. Libraries that are not written
-    in Python have errors of their own, with the number in their text."""
+    """Return True if an error means that a disk or a quota is full. Libraries not written in Python have
+    their own errors, with the number in the text.
+    """
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno in (errno.ENOSPC, errno.EDQUOT)
     return re.search(rf"\(os error ({errno.ENOSPC}|{errno.EDQUOT})\)", str(error)) is not None
 
 
 def free_bytes(path: Path) -> int:
-    """Free bytes, for this user, of the file system that `path` is, or will be, on."""
+    """Return the bytes that this user may use on the file system of `path`, which need not exist."""
     return shutil.disk_usage(_existing(path)).free
 
 
 def total_bytes(path: Path) -> int:
-    """All bytes of the file system that `path` is, or will be, on."""
+    """Return the size in bytes of the file system of `path`, which need not exist."""
     return shutil.disk_usage(_existing(path)).total
 
 
 def what_is_free(path: Path) -> str:
-    """`12.3 GB`, and how many files where only few can be made; of the file system of `path`."""
+    """Return the free space of the file system of `path` as text, such as `12.3 GB`, with the number of files
+    if only few can be created.
+    """
     counts = os.statvfs(_existing(path))
     few = counts.f_files > 0 and counts.f_favail < _FEW_FILES
     return human_bytes(free_bytes(path)) + (f" and room for {counts.f_favail} more files" if few else "")
 
 
 def reserve_bytes(path: Path) -> int:
-    """Return the bytes that large files leave free on the file system of `path`: 1 %, at most 256 MB."""
+    """Return the number of bytes that large files leave free on the file system of `path`: 1 %, at most 256
+    MB.
+    """
     return min(_LARGEST_RESERVE, total_bytes(path) // 100)
 
 
 def advice(run: Path) -> str:
-    """What the directory of a run holds, and how to see what can go."""
+    """Return the largest folders of a run as text, with the command that shows what can be deleted."""
     sizes = sorted(((size_of(path), path.name) for path in run.iterdir() if path.is_dir()), reverse=True)
     largest = ", ".join(f"{name} {human_bytes(size)}" for size, name in sizes[:6] if size)
     return f"The run holds {largest or 'nothing'}; see what can go: rl clean {run} --dry-run"
 
 
 def _run_of(path: Path) -> Path:
-    """The directory of the run that `path` is written for: the nearest above it that says so."""
+    """Return the run directory of `path`: the nearest parent with a run.json."""
     above = list(path.absolute().parents)
     return next((folder for folder in above if (folder / "run.json").exists()), _existing(above[0]))
 
@@ -150,13 +157,15 @@ def _existing(path: Path) -> Path:
 
 
 def size_of_newest_step(folder: Path) -> int:
-    """Bytes of the last `step_N` in a folder; 0 without one."""
+    """Return the size in bytes of the last `step_N` in a folder, or 0."""
     steps = list(step_directories(folder).values())
     return size_of(steps[-1]) if steps else 0
 
 
 def size_of(path: Path) -> int:
-    """Bytes of a file, or of all files under a directory; what goes away meanwhile counts for nothing."""
+    """Return the size in bytes of a file, or of all files under a directory. Files deleted meanwhile count as
+    0.
+    """
     try:
         if not path.is_dir() or path.is_symlink():
             return path.lstat().st_size
@@ -167,7 +176,7 @@ def size_of(path: Path) -> int:
 
 
 def human_bytes(count: int | None) -> str:
-    """12.3 GB; "unknown" for None."""
+    """Return a size as text, such as 12.3 GB; "unknown" for None."""
     if count is None:
         return "unknown"
     value = float(count)

@@ -1,4 +1,4 @@
-"""How Buckeye is installed: its name, its requirements, and the command that installs a missing one."""
+"""Installation of Buckeye: its name, its requirements, and the command that installs a missing one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from packaging.utils import canonicalize_name
 from buckeye.errors import UsageError
 
 DISTRIBUTION = "buckeye-rl"
-"""What package indexes know it by; the module is `buckeye`, which is another distribution there."""
+"""Name in package indexes. The module is `buckeye`, which is the name of an unrelated distribution there."""
 
 _ASKED_FOR = ("hub", "mcp", "remote", "train")
 _LIBRARIES = (DISTRIBUTION, "torch", "transformers", "peft", "vllm")
@@ -34,13 +34,13 @@ _CPU_TORCH = "https://download.pytorch.org/whl/cpu"
 
 
 def need(module: str, what: str) -> None:
-    """Raise UsageError, with the command that installs it, if `what` needs a module that is not installed."""
+    """Raise `UsageError`, with the install command, if `what` needs a module that is not installed."""
     if importlib.util.find_spec(module) is None:
         raise missing(module, what) or AssertionError(f"{module} is in no extra of {DISTRIBUTION}")
 
 
 def missing(module: str, what: str) -> UsageError | None:
-    """What to say to somebody who lacks a module; None if it is not of an extra."""
+    """Return the error for a missing module, or None if no extra contains it."""
     extra = _extra_with(module)
     if extra is None:
         return None
@@ -48,12 +48,13 @@ def missing(module: str, what: str) -> UsageError | None:
 
 
 def install_command(*extras: str) -> str:
-    """The command that adds extras to this installation, from where it came from: a checkout, a file, an
-    index."""
+    """Return the command that adds extras to this installation, from its source: a checkout, a file or an
+    index.
+    """
     wanted = f"[{','.join(extras)}]"
     try:
         recorded = metadata.distribution(DISTRIBUTION).read_text("direct_url.json")
-    except metadata.PackageNotFoundError:  # its source alone is on the path
+    except metadata.PackageNotFoundError:  # only its source is on the path
         recorded = None
     origin = json.loads(recorded or "{}")
     if "dir_info" in origin:
@@ -70,21 +71,21 @@ def install_command(*extras: str) -> str:
 
 
 def cpu_torch_command(*flags: str) -> str:
-    """The command that installs torch without the gigabytes that only a GPU uses."""
+    """Return the command that installs torch without the gigabytes for GPUs."""
     installer = _installer()
     build = ["--torch-backend=cpu"] if installer[0] == "uv" else ["--index-url", _CPU_TORCH]
     return shlex.join([*installer, *flags, "torch", *build])
 
 
 def requirements(extras: Iterable[str]) -> list[str]:
-    """Return the requirements with some extras, those that these name included; never Buckeye itself."""
+    """Return the requirements with some extras, nested ones included, without Buckeye itself."""
     base, optional = _declared()
     of_extras = [line for extra in extras for line in optional.get(extra, [])]
     return sorted(_reached([*base, *of_extras], optional))
 
 
 def _reached(lines: Iterable[str], optional: dict[str, list[str]]) -> set[str]:
-    """Return the lines, with our own extras replaced by what they require."""
+    """Return the lines, with Buckeye's own extras replaced by their requirements."""
     queue, wanted, seen = list(lines), set(), set()
     while queue:
         if (line := queue.pop()) in seen:
@@ -100,7 +101,9 @@ def _reached(lines: Iterable[str], optional: dict[str, list[str]]) -> set[str]:
 
 
 def _extra_with(module: str) -> str | None:
-    """The extra that a module is of, first those that people know; its distribution has the same name."""
+    """Return the extra of a module's distribution, which has the module's name. Well-known extras come
+    first.
+    """
     _, optional = _declared()
     for extra in sorted(optional, key=lambda extra: _ASKED_FOR.index(extra) if extra in _ASKED_FOR else 9):
         names = {canonicalize_name(Requirement(line).name) for line in _reached(optional[extra], optional)}
@@ -110,7 +113,7 @@ def _extra_with(module: str) -> str | None:
 
 
 def _installer() -> list[str]:
-    """What installs into this interpreter, whether or not its environment is active."""
+    """Return the command that installs into this interpreter, whether or not its environment is active."""
     if importlib.util.find_spec("pip") is None:
         return ["uv", "pip", "install", "--python", sys.executable]
     pip = shutil.which("pip")
@@ -120,7 +123,9 @@ def _installer() -> list[str]:
 
 
 def _declared() -> tuple[list[str], dict[str, list[str]]]:
-    """What is always required, and by extra; of a source tree as its pyproject.toml says now."""
+    """Return the required and the optional dependencies, by extra. In a source tree they are read from its
+    pyproject.toml.
+    """
     project = Path(__file__).parents[3] / "pyproject.toml"
     if project.is_file():
         values = tomllib.loads(project.read_text(encoding="utf-8")).get("project", {})
@@ -137,8 +142,9 @@ def _declared() -> tuple[list[str], dict[str, list[str]]]:
 
 
 def _of_extra(lines: Iterable[Requirement], extra: str | None) -> Iterator[str]:
-    """Yield the requirements of an extra, None for those without one. Conditions on the platform are kept:
-    they may be evaluated on another machine."""
+    """Yield the requirements of an extra, or with None those without one. Conditions on the platform are
+    kept, since they may be evaluated on another machine.
+    """
     for line in lines:
         marker = str(line.marker or "")
         named = _EXTRA.search(marker)
@@ -150,11 +156,11 @@ def _of_extra(lines: Iterable[Requirement], extra: str | None) -> Iterator[str]:
 
 
 CODE_FOLDER = str(Path(__file__).parents[1])
-"""The folder of the package `buckeye`."""
+"""Folder of the package `buckeye`."""
 
 
 def versions() -> dict[str, str]:
-    """Of Python, of Buckeye and of the libraries that models are computed with."""
+    """Return the versions of Python, Buckeye and the libraries that run models."""
     found = {"Python": platform.python_version()}
     for name in _LIBRARIES:
         with suppress(metadata.PackageNotFoundError):
@@ -163,7 +169,7 @@ def versions() -> dict[str, str]:
 
 
 def code_digest() -> str:
-    """Twelve hexadecimal digits that are equal for equal code of Buckeye, whatever its version is called."""
+    """Return twelve hexadecimal digits that identify the code of Buckeye, independent of its version."""
     digest, folder = hashlib.sha256(), Path(CODE_FOLDER)
     for path in sorted(folder.rglob("*.py")):
         digest.update(str(path.relative_to(folder)).encode() + path.read_bytes())

@@ -1,4 +1,4 @@
-"""Read and write `.env` files: settings and keys of a project that are not in its repository."""
+"""Reader of `.env` files: settings and keys of a project that are not in its repository."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _ESCAPES = {"n": "\n", "t": "\t", "r": "\r"}
 
 
 def read_dotenv(path: Path) -> dict[str, str]:
-    """The variables of a file with lines `NAME=value`; none if there is no such file.
+    """Return the variables of a file with lines `NAME=value`; empty if it does not exist.
 
-    `export` before a name, quotes around a value and comments are allowed. Nothing is expanded. Raises
-    UsageError with the number of the line, and never its content.
+    `export` before a name, quotes around a value and comments are allowed. Nothing is expanded. Raise
+    `UsageError` with the line number, never with its content.
     """
     try:
         text = path.read_text(encoding="utf-8-sig")

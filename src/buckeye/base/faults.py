@@ -1,9 +1,8 @@
-"""Named places in the code where a test makes a process fail. In a real run they do nothing.
+"""Fault points: named places in the code where tests make a process fail. Inactive in real runs.
 
-`BUCKEYE_FAULTS="checkpoint.before_commit=kill@2,trainer.oom=oom"` says which place, how, and at which passage
-of it in one process (the first without a number). An entry happens once in a run, however many processes pass
-and however often they are restarted: the first to get there leaves a mark in the directory
-`BUCKEYE_FAULTS_DONE`.
+`BUCKEYE_FAULTS="checkpoint.before_commit=kill@2,trainer.oom=oom"` defines the point, the kind of failure, and
+the passage within one process (default: the first). Each entry happens once per run, regardless of processes
+and restarts: the first process to reach it leaves a mark in the directory `BUCKEYE_FAULTS_DONE`.
 """
 
 from __future__ import annotations
@@ -44,13 +43,12 @@ POINTS = {
     "trainer.step": "the gradients of a step are there; the optimizer has not used them",
     "trainer.oom": "the trainer is about to compute the gradients of a micro-batch",
 }
-"""Every name that `fault_point` is called with, and what is true there."""
+"""Names of all fault points, with the state at each one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fault:
-    """What happens at the passage number `passage` (from 1) of `point`, in one process. `mark` names it among
-    all."""
+    """Failure at passage number `passage` (from 1) of `point`, in one process. `mark` is its unique name."""
 
     point: str
     kind: str
@@ -63,8 +61,9 @@ _passages: Counter[str] = Counter()
 
 
 def fault_point(name: str) -> None:
-    """Fail here if `BUCKEYE_FAULTS` says so. Raises OSError (no space), RuntimeError, `UsageError` for an
-    unknown name, or torch's OutOfMemoryError."""
+    """Fail here if `BUCKEYE_FAULTS` requests it. Raises `OSError` (no space), `RuntimeError`, `UsageError`
+    for an unknown name, or torch's `OutOfMemoryError`.
+    """
     written = os.environ.get(FAULTS)
     if not written:
         return
@@ -78,7 +77,7 @@ def fault_point(name: str) -> None:
 
 @functools.cache
 def read_faults(written: str) -> tuple[Fault, ...]:
-    """The faults that a value of `BUCKEYE_FAULTS` asks for. Raises UsageError for one that cannot be read."""
+    """Parse a value of `BUCKEYE_FAULTS`. Raise `UsageError` for an invalid entry."""
     return tuple(_read(entry.strip(), number) for number, entry in enumerate(written.split(","), start=1))
 
 
@@ -138,6 +137,6 @@ _KINDS: dict[str, Callable[[], None]] = {
 }
 
 
-if FAULTS in os.environ:  # a mistake is told at the start, not at the point
+if FAULTS in os.environ:  # report mistakes at the start, not at the point
     read_faults(os.environ[FAULTS])
     _marks()

@@ -1,6 +1,6 @@
-"""Files that somebody else may have put where they are: read only if they are what they should be.
+"""Files that third parties may have placed: read only after checking their type and size.
 
-Only the standard library is imported: vLLM's workers, in an environment of their own, load this file too.
+Imports only the standard library: vLLM's workers, in a separate environment, load this file too.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 MAX_TEXT_BYTES = 256 * 2**20
-"""Of a file that is read as a whole: the largest tokenizers and indexes are a tenth of that."""
+"""Maximum size of a file that is read whole; the largest tokenizers and indexes have a tenth of it."""
 
 
 class NotRegularError(ValueError):
-    """A pipe, a device, a folder or a link stands where a file should, or the file is too large."""
+    """The path is a pipe, a device, a folder or a link instead of a file, or the file is too large."""
 
 
 def read_regular(path: Path, *, limit: int = MAX_TEXT_BYTES) -> bytes:
-    """What is in a regular file of at most `limit` bytes. A pipe is not waited for.
+    """Return the content of a regular file of at most `limit` bytes. Does not block on a pipe.
 
-    Raises OSError for one that cannot be opened, NotRegularError for what is no such file.
+    Raise `OSError` if it cannot be opened, `NotRegularError` if it is not such a file.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
     with open(descriptor, "rb") as file:
@@ -35,9 +35,10 @@ def read_regular(path: Path, *, limit: int = MAX_TEXT_BYTES) -> bytes:
 
 
 def data_folder(path: Path, root: Path) -> Path:
-    """The folder `path` with every link followed, if it is below `root` and holds files and folders only.
+    """Return the folder `path` with links resolved, if it is below `root` and contains only files and
+    folders.
 
-    Raises OSError for what cannot be read, NotRegularError for a folder elsewhere and for what is no file.
+    Raise `OSError` if it cannot be read, `NotRegularError` if it is elsewhere or contains other entries.
     """
     real, allowed = path.resolve(), root.resolve()
     if not real.is_relative_to(allowed):
@@ -51,10 +52,10 @@ def data_folder(path: Path, root: Path) -> Path:
 
 
 def own_files(folder: Path) -> Iterator[Path]:
-    """The files of a model's folder, sorted, also those in folders of it. A link counts as its file where
-    that is in the folder too, or among the blobs of the cache that the folder is in.
+    """Yield the files under a model's folder, sorted. A link counts as a file if its target is in the folder
+    too, or among the blobs of the folder's cache.
 
-    Raises NotRegularError for a link that leads elsewhere: its file would be copied as one of the model.
+    Raise `NotRegularError` for a link with another target: that file would be copied as part of the model.
     """
     top = folder.resolve()
     blobs = top.parent.parent / "blobs" if top.parent.name == "snapshots" else top
@@ -67,7 +68,7 @@ def own_files(folder: Path) -> Iterator[Path]:
 
 
 def plain_name(name: object) -> str:
-    """`name` if it is that of a file right in a folder. Raises NotRegularError for a path."""
+    """Return `name` if it is a plain file name. Raise `NotRegularError` for a path."""
     if isinstance(name, str) and name not in ("", ".", "..") and not set(name) & {"/", "\\", "\0"}:
         return name
     raise NotRegularError(f"{name!r} is not the name of a file")

@@ -1,7 +1,7 @@
-"""What a process of a run says about itself to the launcher: that it lives, what it does, whom it waits for.
+"""Heartbeat of a process to the launcher: that it is alive, its activity, and the process it waits for.
 
-The launcher hands every process the writing end of a pipe. A thread writes a line of JSON about once a
-second; a full pipe drops it, so nobody ever waits for the launcher. Without the pipe this does nothing.
+The launcher passes every process the write end of a pipe. A thread writes a line of JSON about once a second.
+A full pipe drops the line, so no process waits for the launcher. Without the pipe this module does nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 HEARTBEAT_VARIABLE = "BUCKEYE_HEARTBEAT_FD"
-"""The environment variable that holds the pipe's file descriptor."""
+"""Environment variable with the pipe's file descriptor."""
 
 _EVERY_SECONDS = 1.0
 _LONGEST_MESSAGE = 3000  # bytes; a pipe holds many lines of this length
@@ -27,8 +27,9 @@ _LONGEST_MESSAGE = 3000  # bytes; a pipe holds many lines of this length
 
 @dataclass(frozen=True, slots=True)
 class _Now:
-    """`progress` counts what was begun; `doing` is its name, `on` the kind of process that it waits for, and
-    `since` when it was begun (monotonic clock, seconds)."""
+    """Current activity: `doing` is its name, `on` the kind of process it waits for, and `since` its start
+    (monotonic clock, seconds). `progress` counts activities.
+    """
 
     progress: int
     doing: str
@@ -44,9 +45,12 @@ _writing = threading.Lock()
 
 
 def report(doing: str, *, on: str | None = None) -> None:
-    """Say what this process does now. With `on` it waits for `doing` of that kind of process ("trainer",
-    "orchestrator", "inference", "environment", "disk", "store"), and saying so again is no progress; without,
-    every call is. Costs about a microsecond."""
+    """Report the current activity of this process.
+
+    With `on` it waits for `doing` of that kind of process ("trainer", "orchestrator", "inference",
+    "environment", "disk", "store"); repeating this report is not progress. Without `on` every call is
+    progress. Costs about a microsecond.
+    """
     global _now
     now = _now
     same = now.doing == doing and now.on == on
@@ -56,29 +60,32 @@ def report(doing: str, *, on: str | None = None) -> None:
 
 
 def pulse() -> None:
-    """Say that the event loop of this process turns. Once said, it must be said again and again."""
+    """Report that the event loop of this process is running. After the first call it must be called
+    regularly.
+    """
     global _pulse
     _pulse = time.monotonic()
 
 
 def ready() -> None:
-    """Say that this process has started up and does its work from now on."""
+    """Report that this process has started up and works from now on."""
     global _is_ready
     _is_ready = True
     _send()
 
 
 def failed(message: str, *, error: str, final: bool) -> None:
-    """Say why this process is about to end. `error` is the class of the error; `final` that no other try can
-    mend it."""
+    """Report why this process is about to end. `error` is the class of the error; `final` means that a
+    restart cannot fix it.
+    """
     cut = message.encode(errors="replace")[:_LONGEST_MESSAGE].decode(errors="ignore")
     _write({"failed": {"message": cut, "error": error, "final": final}})
 
 
 def leave(code: int) -> None:
-    """End this process now, if a launcher has started it: taking the interpreter apart may last for seconds,
-    without a sign of life, and the run would wait for it. What is registered to be done at the end is done.
-    Returns where there is no launcher."""
+    """End this process now, if a launcher started it; otherwise return. Exit handlers run first. Interpreter
+    shutdown can take seconds without a heartbeat, and the run would wait for it.
+    """
     if _pipe is None:
         return
     report("ends")
@@ -89,10 +96,11 @@ def leave(code: int) -> None:
 
 
 def start() -> None:
-    """Begin to tell the launcher; call once, early, after `die_with_parent`. From then on SIGUSR1 makes this
-    process write the Python stacks of all its threads to its log."""
+    """Start sending heartbeats. Call it once, early, after `die_with_parent`. Afterwards SIGUSR1 makes this
+    process write the Python stacks of all threads to its log.
+    """
     global _pipe
-    number = os.environ.pop(HEARTBEAT_VARIABLE, None)  # not of the processes that this one starts
+    number = os.environ.pop(HEARTBEAT_VARIABLE, None)  # child processes must not inherit it
     if number is None:
         return
     _pipe = int(number)

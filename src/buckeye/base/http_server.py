@@ -1,5 +1,4 @@
-"""What all HTTP servers of ours have in common: the socket, and a limit on connections that holds before a
-key was asked for."""
+"""Common parts of all HTTP servers: the socket, and a connection limit that applies before authentication."""
 
 from __future__ import annotations
 
@@ -19,19 +18,20 @@ from buckeye.errors import PortTakenError
 log = logging.getLogger(__name__)
 
 _CONNECTIONS = 4096
-_SPARE_DESCRIPTORS = 24  # for files, pipes and processes of the server itself
-_ACCEPTED_AT_ONCE = 1  # asyncio takes as many as it is told to queue before any of them can be closed
+_SPARE_DESCRIPTORS = 24  # for the server's own files, pipes and processes
+_ACCEPTED_AT_ONCE = 1  # asyncio accepts up to its backlog before it can close any connection
 _QUEUED = 1024
 _TELL_SECONDS = 10.0
 
 
 def listen(host: str, port: int, *, change: str) -> socket.socket:
-    """A socket that listens, so that no other server can take the port while this one starts.
+    """Return a listening socket, so that no other server can take the port during the start.
 
-    Raises PortTakenError, which says to `change` the port, if it cannot be had.
+    Raise `PortTakenError`, with `change` as the advice, if the port is unavailable.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # asyncio sets TCP_NODELAY only on sockets that name their protocol; without it answers take 40 ms more.
+    # asyncio sets TCP_NODELAY only on sockets with an explicit protocol; without it replies take 40 ms
+    # longer.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -47,8 +47,9 @@ def listen(host: str, port: int, *, change: str) -> socket.socket:
 
 
 def http_server(app: Any, **settings: Any) -> uvicorn.Server:
-    """uvicorn for an application, with further `settings`; nothing is written for each request. Signals are
-    the caller's."""
+    """Return a uvicorn server for an application, with further `settings`. It writes no access log and leaves
+    signals to the caller.
+    """
     config = uvicorn.Config(
         app,
         interface="asgi3",
@@ -71,7 +72,7 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         for listener in sockets or []:
-            listener.listen(_QUEUED)  # asyncio has shortened the queue to what it takes at once
+            listener.listen(_QUEUED)  # asyncio reduced the queue to its backlog
 
 
 def _are_too_many(connections: int) -> bool:
@@ -82,26 +83,27 @@ def _are_too_many(connections: int) -> bool:
 
 
 class BoundedProtocol(H11Protocol):
-    """An HTTP connection that makes room for later ones: where there are too many, or descriptors run out,
-    the one that has asked nothing for the longest time is closed."""
+    """HTTP connection that makes room for later ones. If there are too many, or descriptors run out, the
+    connection that has been idle longest is closed.
+    """
 
     _idle_since = 0.0
     _closed, _told = 0, 0.0
 
     def connection_made(self, transport: Any) -> None:
-        """Take a connection, and close another or this one if they are too many."""
+        """Accept a connection, and close another one or this one if there are too many."""
         super().connection_made(transport)
         self._idle_since = time.monotonic()
         if _are_too_many(len(self.connections)):
             self._make_room()
 
     def on_response_complete(self) -> None:
-        """The connection waits for its next request from now on."""
+        """Mark the connection as idle."""
         self._idle_since = time.monotonic()
         super().on_response_complete()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is not HTTP, and take from the application no answer to the request that it was in."""
+        """Reply 400 to invalid HTTP, and discard the application's reply to the request in progress."""
         super().send_400_response(msg)
         if self.cycle is not None:
             self.cycle.disconnected = True

@@ -1,5 +1,6 @@
-"""Files that grow by whole lines: a line is there, or it is not, also where the disk is full or several
-processes append to the same file."""
+"""Files that grow by whole lines: a line is written completely or not at all, also on a full disk or with
+several appending processes.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +21,13 @@ import msgspec
 
 from buckeye.base.storage import well_formed
 
-_LOCK_SECONDS = 2.0  # whoever is suspended in the middle of a line holds the others up for no longer
+_LOCK_SECONDS = 2.0  # a process suspended in the middle of a line blocks others no longer than this
 
 
 def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a file of JSON Lines in order; none where there is no file. What is no object (half a
-    line, because a process was killed there) is left out."""
+    """Yield the objects of a JSON Lines file in order; none without a file. Invalid lines, such as a partial
+    line of a killed process, are skipped.
+    """
     if not path.exists():
         return
     with path.open("rb") as file:
@@ -33,7 +35,7 @@ def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def parse_json_lines(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
-    """The same of lines that are read already."""
+    """Yield the objects of JSON lines in order. Invalid lines are skipped."""
     for line in lines:
         try:
             found = json.loads(line)
@@ -44,8 +46,9 @@ def parse_json_lines(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
 
 
 def loosely_read(line: bytes) -> Any:
-    """Return the value of JSON that strict parsers refuse; None if it is no JSON. Half a surrogate pair and
-    bytes that are no UTF-8 become U+FFFD; control characters may occur in texts."""
+    """Return the value of JSON that strict parsers reject, or None if it is not JSON. Half a surrogate pair
+    and invalid UTF-8 become U+FFFD; texts may contain control characters.
+    """
     try:
         return well_formed(json.loads(line.decode("utf-8-sig", "replace"), strict=False))
     except (ValueError, RecursionError):
@@ -53,8 +56,9 @@ def loosely_read(line: bytes) -> Any:
 
 
 def fixed_json(line: bytes) -> bytes:
-    """Return JSON that every parser reads, in place of JSON that only `loosely_read` does. What is no JSON
-    is unchanged."""
+    """Return JSON that every parser reads, for JSON that only `loosely_read` accepts. Other input is
+    unchanged.
+    """
     try:
         msgspec.json.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -64,17 +68,17 @@ def fixed_json(line: bytes) -> bytes:
 
 
 class LineFile:
-    """A file that lines are appended to, made if it is not there."""
+    """File to append lines to, created if missing."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
 
     def append(self, lines: bytes) -> None:
-        """Append one or more lines, each with its newline. Raises OSError if they cannot be written, and
-        leaves the file as it was.
+        """Append one or more lines, each with its newline. Raise `OSError` if that fails; the file is then
+        unchanged.
 
-        Half a line that a killed process, or the machine, has left at the end is ended first.
+        A partial line at the end, left by a killed process or machine, is terminated first.
         """
         append_lines(self._fd, lines)
 
@@ -83,8 +87,9 @@ class LineFile:
 
 
 def append_lines(descriptor: int, lines: bytes) -> None:
-    """As `LineFile.append`, to a file that is open for appending. Where it is no regular file (a terminal, a
-    pipe), what was written stays written."""
+    """Append lines to a file that is open for appending. Raise `OSError` if that fails; a regular file is
+    then unchanged. In a terminal or a pipe, written data stays.
+    """
     if not is_file(descriptor):
         _write_all(descriptor, lines)
         return
@@ -93,13 +98,13 @@ def append_lines(descriptor: int, lines: bytes) -> None:
         try:
             _write_all(descriptor, b"\n" + lines if _ends_within_a_line(descriptor, size) else lines)
         except OSError:
-            if alone:  # else the end of the file may be somebody else's line
+            if alone:  # otherwise the end of the file may be another process's line
                 os.ftruncate(descriptor, size)
             raise
 
 
 def is_file(descriptor: int) -> bool:
-    """Whether it is a regular file: no terminal, no pipe."""
+    """Return True for a regular file, not a terminal or a pipe."""
     return stat.S_ISREG(os.fstat(descriptor).st_mode)
 
 
@@ -123,8 +128,9 @@ def _ends_within_a_line(descriptor: int, size: int) -> bool:
 
 @contextmanager
 def _locked(descriptor: int) -> Iterator[bool]:
-    """Hold the file while a line is appended; False if somebody else holds it all the time, or where it
-    cannot be held."""
+    """Lock the file while a line is appended. Yield False if another process keeps the lock, or if locking is
+    unavailable.
+    """
     deadline = time.monotonic() + _LOCK_SECONDS
     alone = _try_to_lock(descriptor)
     while not alone and time.monotonic() < deadline:
@@ -146,10 +152,10 @@ def _try_to_lock(descriptor: int) -> bool:
 
 
 class LineStream(io.TextIOBase):
-    """Text to a file, by whole lines, that never fails because of a full disk: lines that there is no room
-    for are counted, and the next one that there is room for tells how many.
+    """Text stream of whole lines to a file, which never fails on a full disk. Lines without room are counted,
+    and the next written line reports their number.
 
-    A line is written at its end, or at `flush`. `descriptor` is open for appending and remains so.
+    A line is written at its end, or at `flush`. `descriptor` is open for appending and stays open.
     """
 
     encoding = "utf-8"
@@ -194,6 +200,8 @@ class LineStream(io.TextIOBase):
 
 
 def printable(text: str) -> str:
-    """A text that a policy or an environment wrote, so that it can do nothing to a terminal and hides
-    nothing: what cannot be seen is written as Python writes it (`\\x1b`), but for line ends and tabs."""
+    r"""Return a text of a policy or an environment that is harmless in a terminal and hides nothing.
+
+    Invisible characters become escapes (`\x1b`), except newlines and tabs.
+    """
     return "".join(sign if sign.isprintable() or sign in "\n\t" else repr(sign)[1:-1] for sign in text)

@@ -1,7 +1,7 @@
-"""Where keys come from: the environment, `.env` of the project, and `~/.buckeye/.env`, in that order.
+"""Lookup of keys: the environment, the project's `.env`, and `~/.buckeye/.env`, in that order.
 
-Values are looked up when they are used, and handed to who needs them; they are never put into the
-environment of this process, which its children would inherit.
+Values are looked up when they are used, and passed to their users. They are never added to this process's
+environment, which its children would inherit.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ KEYS = {
     "PRIME_API_KEY": "renting GPUs",
     "OPENAI_API_KEY": "evaluating models that OpenAI serves",
 }
-"""The keys that Buckeye itself looks up, and what each is for."""
+"""Keys that Buckeye looks up, and their purposes."""
 
 _OF_PLAYERS = ("HF_TOKEN", "BUCKEYE_API_KEY", "OPENAI_API_KEY")
 _OF_MODELS = ("HF_TOKEN", "BUCKEYE_INFERENCE_KEY")
@@ -44,7 +44,7 @@ _PLAIN = re.compile(r"[\w.:/+=@%,~-]+", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class KeyState:
-    """A key by its name, what it is for, where it was found (None: nowhere), and what may be shown of it."""
+    """Key by name: its purpose, its source (`where`, None if not found), and its masked value."""
 
     name: str
     purpose: str
@@ -53,15 +53,17 @@ class KeyState:
 
 
 def home_folder() -> Path:
-    """Where Buckeye keeps what belongs to the user: `~/.buckeye`, or BUCKEYE_HOME."""
+    """Return the user's Buckeye folder: `~/.buckeye`, or BUCKEYE_HOME."""
     given = os.environ.get(HOME_VARIABLE)
     return Path(given).expanduser() if given else Path.home() / ".buckeye"
 
 
 def key_files(folder: Path | None = None) -> list[Path]:
-    """The files that may hold keys, the one that wins first: the nearest `.env` from `folder` (default: where
-    we are) upward to the root of the project, then that of the user. None of them need be there. Raises
-    UsageError for one that somebody else has put where we are."""
+    """Return the files that may hold keys, in order of precedence; they need not exist.
+
+    The first is the nearest `.env` from `folder` (default: the current one) up to the root of the project,
+    the second the user's. Raise `UsageError` if another user placed a file in the current folder.
+    """
     here = (folder or Path()).absolute()
     project = next((path for path in _upward(here) if path.is_file()), here / ENV_FILE)
     if _is_planted(project):
@@ -73,9 +75,9 @@ def key_files(folder: Path | None = None) -> list[Path]:
 
 
 def variables(environ: Mapping[str, str] | None = None, folder: Path | None = None) -> dict[str, str]:
-    """All variables that keys and tasks may use: of the environment over those of the files.
+    """Return all variables for keys and tasks; the environment takes precedence over the files.
 
-    `environ` replaces `os.environ`. Raises UsageError for a file that cannot be read.
+    `environ` replaces `os.environ`. Raise `UsageError` for a file that cannot be read.
     """
     project, own = key_files(folder)
     given = os.environ if environ is None else environ
@@ -83,12 +85,12 @@ def variables(environ: Mapping[str, str] | None = None, folder: Path | None = No
 
 
 def key(name: str) -> str:
-    """The value of a key, "" where there is none. Raises UsageError for a file that cannot be read."""
+    """Return the value of a key, or "". Raise `UsageError` for a file that cannot be read."""
     return os.environ.get(name) or variables().get(name, "")
 
 
 def check_variables(env_name: str, names: Iterable[str]) -> None:
-    """Raises UsageError if a variable that an environment is to be given is nowhere."""
+    """Raise `UsageError` if a variable that an environment must get is not set."""
     for name in names:
         if not key(name):
             raise UsageError(
@@ -98,29 +100,31 @@ def check_variables(env_name: str, names: Iterable[str]) -> None:
 
 
 def child_environment(environ: Mapping[str, str], *, plays: bool) -> dict[str, str]:
-    """The variables for a process that we start: without the keys that it has no use for. One that `plays`
-    rollouts may need those of tasks and of models that grade, whatever they are called."""
+    """Return the variables for a child process, without the keys that it does not need. A process that runs
+    rollouts (`plays`) may need keys of tasks and of grading models, under any name.
+    """
     if plays:
         return {name: value for name, value in environ.items() if name not in KEYS or name in _OF_PLAYERS}
     return {name: value for name, value in environ.items() if not is_secret(name) or name in _OF_MODELS}
 
 
 def key_states() -> list[KeyState]:
-    """Every known key and every other name in the key files, with the place that counts."""
+    """Return every known key and every other name in the key files, with the source that takes precedence."""
     files = {path: read_dotenv(path) for path in key_files()}
     others = sorted({name for found in files.values() for name in found} - set(KEYS))
     return [_state(name, files) for name in [*KEYS, *others]]
 
 
 def set_key(name: str, value: str) -> Path:
-    """Write a key to the user's own file, which only the user may read, in one step; other lines stay.
-    Returns the file. Raises UsageError for a name or value that cannot be written."""
+    """Write a key to the user's own file atomically, readable only by the user; other lines stay. Return the
+    file. Raise `UsageError` for an invalid name or value.
+    """
     if not name.isidentifier() or not name.isascii():
         raise UsageError(f"{name} is no name of a variable. Write for example HF_TOKEN")
     if not value or not value.replace("\n", "").isprintable():
         raise UsageError(f"{name}: the value is empty, or has signs in it that cannot be seen")
     path = home_folder() / ENV_FILE
-    read_dotenv(path)  # a file that is damaged is not made worse
+    read_dotenv(path)  # raises for a damaged file, which is then not overwritten
     lines = path.read_text(encoding="utf-8-sig").splitlines() if path.exists() else []
     line = f"{name}={_written(value)}"
     places = [number for number, there in enumerate(lines) if _name_of(there) == name]
@@ -135,13 +139,14 @@ def set_key(name: str, value: str) -> Path:
 
 @contextlib.contextmanager
 def made_key(name: str, port: int) -> Iterator[str]:
-    """A key for one start of a server on a port of this machine, in a file that only this user may read while
-    the block runs. `local_key` finds it."""
+    """Yield a key for one start of a server on a local port. During the block it is in a file that only this
+    user can read; `local_key` finds it.
+    """
     value, path = secrets.token_urlsafe(24), made_key_file(name, port)
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     write_file(path, value, mode=0o600)
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    fcntl.flock(handle, fcntl.LOCK_EX)  # of a server that was killed it is not
+    fcntl.flock(handle, fcntl.LOCK_EX)  # the kernel releases the lock of a killed server
     try:
         yield value
     finally:
@@ -150,13 +155,14 @@ def made_key(name: str, port: int) -> Iterator[str]:
 
 
 def key_for(name: str, url: str) -> str:
-    """The value of a key for the inference server at `url`, or that which it made for itself; "" where
-    neither is."""
+    """Return the value of a key for the inference server at `url`, or the key that the server generated, or
+    "".
+    """
     return key(name) or local_key("BUCKEYE_INFERENCE_KEY", url)
 
 
 def local_key(name: str, url: str) -> str:
-    """The key `name` that a server of this user made for itself, "" if none has at that address."""
+    """Return the key `name` that a server of this user generated, or "" without one at that address."""
     with contextlib.suppress(OSError, ValueError):
         parts = urlsplit(url)
         path = made_key_file(name, parts.port or 80)
@@ -166,23 +172,24 @@ def local_key(name: str, url: str) -> str:
 
 
 def made_keys() -> Path:
-    """The folder of the keys that servers of this user made for themselves."""
+    """Return the folder of keys that servers of this user generated."""
     return home_folder() / "servers"
 
 
 def made_key_file(name: str, port: int) -> Path:
-    """Return the file of the key that a server on this port made for one start."""
+    """Return the file of the key that a server on this port generated for one start."""
     return made_keys() / f"{name}-{port}"
 
 
 def masked(value: str) -> str:
-    """The ends of a long value, and nothing of a short one."""
+    """Return the ends of a long value, and none of a short one."""
     return f"{value[:3]}…{value[-2:]}" if len(value) >= 16 else "…"
 
 
 def _upward(folder: Path) -> Iterator[Path]:
-    """`.env` of a folder and of those above it: up to the root of a repository, or below the home directory,
-    and not into a folder that is another user's or that everybody may write to."""
+    """Yield `.env` of a folder and of its parents, up to the root of a repository, or below the home
+    directory. Stop at a folder that another user owns or that everybody can write to.
+    """
     home = Path.home()
     yield folder / ENV_FILE
     while not any((folder / mark).exists() for mark in _MARKS):

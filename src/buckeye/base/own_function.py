@@ -1,4 +1,4 @@
-"""Functions of the user's own that settings name: a loss, an advantage, a shaping of rewards."""
+"""User functions that settings name: a loss, an advantage, a reward shaping."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from buckeye.errors import UsageError
 
 
 def load_own_function(import_path: str, kwargs: Mapping[str, Any], *, setting: str) -> Callable[..., Any]:
-    """The function `module:name` or `path/to/file.py:name` that `setting` names.
+    """Load the function `module:name` or `path/to/file.py:name` of `setting`.
 
-    Its code is run. Raises `UsageError` if it is not there, or does not take one argument and `kwargs`.
+    This runs its code. Raise `UsageError` if it does not exist, or does not take one argument and `kwargs`.
     """
     try:
         function = _load(import_path)
@@ -35,8 +35,9 @@ def load_own_function(import_path: str, kwargs: Mapping[str, Any], *, setting: s
 
 
 def missing_function(import_path: str) -> str | None:
-    """What is missing of the function that a setting names, as far as can be told without running code; None
-    if nothing is."""
+    """Return the missing part of a configured function, checked without running code; None if nothing is
+    missing.
+    """
     source, _, name = import_path.rpartition(":")
     path = Path(source).expanduser()
     if not source.endswith(".py"):
@@ -51,7 +52,7 @@ def missing_function(import_path: str) -> str | None:
         return f"there is no file {source}"
     try:
         parsed = ast.parse(path.read_bytes())
-    except (OSError, SyntaxError, ValueError):  # compiled, or told when it is imported
+    except (OSError, SyntaxError, ValueError):  # compiled code, or an error that the import will report
         return None
     bound = {node.id for node in ast.walk(parsed) if isinstance(node, ast.Name)}
     bound |= {node.asname or node.name for node in ast.walk(parsed) if isinstance(node, ast.alias)}

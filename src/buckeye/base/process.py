@@ -1,5 +1,6 @@
-"""What every Buckeye process does about being a process: identity, threads, stopping, dying with its parent,
-and keeping keys in its environment variables from others of the same user."""
+"""Basics of every Buckeye process: identity, threads, stopping, ending with its parent, and protection of
+keys in its environment from other processes of the user.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +26,9 @@ from buckeye.base.process_guard import GUARD
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunIdentity:
-    """Which run a file belongs to. `attempt` counts the starts of the run, so a resumed run never reads the
-    leftovers of the one before."""
+    """Run that a file belongs to. `attempt` counts the starts of the run, so a resumed run never reads
+    leftovers of earlier attempts.
+    """
 
     run_id: str
     attempt: int
@@ -42,23 +44,25 @@ _CERTIFICATES = (
 )
 
 STORE_VARIABLE = "BUCKEYE_STORE"
-"""The environment variable that names the file by which the trainer ranks of one host find each other."""
+"""Environment variable with the name of the rendezvous file of one host's trainer ranks."""
 
 
 def run_identity() -> RunIdentity:
-    """The identity handed down by the launcher; processes started by hand share the default one."""
+    """Return the identity set by the launcher, or the default one for processes started by hand."""
     return RunIdentity(
         run_id=os.environ.get("BUCKEYE_RUN_ID", "local"), attempt=int(os.environ.get("BUCKEYE_ATTEMPT", "1"))
     )
 
 
 def cpu_threads() -> int:
-    """How many compute threads this process may use on a CPU: the launcher's share, or every core."""
+    """Return the number of compute threads for this process on a CPU: the launcher's share, or all cores."""
     return int(os.environ.get("BUCKEYE_THREADS", "0")) or usable_cores()
 
 
 def usable_cores() -> int:
-    """Processors that this process may use: its affinity, and a container's quota (cgroup v2 `cpu.max`)."""
+    """Return the number of processors for this process, from its affinity and a container's quota (cgroup v2
+    `cpu.max`).
+    """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
@@ -68,28 +72,29 @@ def usable_cores() -> int:
 
 
 def idle_spins(*, cores_to_itself: bool) -> str:
-    """How often an idle OpenMP thread looks for work before it sleeps (GOMP_SPINCOUNT); the user's own value
-    if there is one.
+    """Return the number of spins of an idle OpenMP thread before it sleeps (GOMP_SPINCOUNT), or the user's
+    own value.
 
-    A small model's next operation comes after some microseconds, and waking a thread takes longer: who has
-    the cores to itself while it computes is 1.1 to 1.7 times as fast if its threads stay awake for 5,000
-    looks. Beside another program that computes it is up to 1.9 times as slow, so a thousand are enough there;
-    with the library's default, of hundreds of thousands, it is ten times as slow.
+    A small model's next operation comes within microseconds, and waking a thread takes longer. With exclusive
+    cores, computation is 1.1 to 1.7 times as fast if threads spin 5,000 times. Next to another computing
+    program it is up to 1.9 times as slow, so a thousand spins are used there. The library's default of
+    hundreds of thousands is ten times as slow.
     """
     return os.environ.get("GOMP_SPINCOUNT", "5000" if cores_to_itself else "1000")
 
 
-_OPEN_FILES = 65_536  # where the system names no most
+_OPEN_FILES = 65_536  # if the system has no maximum
 
 
 def raise_open_files_limit() -> None:
-    """Let this process and its children have as many open files and connections as this user may have: every
-    rollout that is played has some, and systems begin with 256 or 1024."""
+    """Raise the limit of open files for this process and its children to the user's maximum. Every running
+    rollout has some open, and the default limit is 256 or 1024.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = hard if hard != resource.RLIM_INFINITY else _OPEN_FILES
     if soft == resource.RLIM_INFINITY or soft >= wanted:
         return
-    with suppress(ValueError, OSError):  # some systems have a lower limit than the one they name
+    with suppress(ValueError, OSError):  # the effective limit may be lower than the reported one
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
@@ -100,9 +105,10 @@ INTERRUPTED = 130
 def run_program(
     argv: Sequence[str], *, seconds: float, env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program to its end and keep what it prints; nobody answers what it may ask. Raises OSError if it
-    cannot be started, `subprocess.TimeoutExpired` if it takes longer than `seconds`."""
-    return subprocess.run(  # noqa: S603  a list of words, without a shell
+    """Run a program to its end and capture its output. Its stdin is empty. Raise `OSError` if it cannot
+    start, `subprocess.TimeoutExpired` after `seconds`.
+    """
+    return subprocess.run(  # noqa: S603, an argument list without a shell
         argv,
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -115,10 +121,10 @@ def run_program(
 
 
 class ChildProcess:
-    """A program that was started in a session of its own, and all that it starts there: they end together.
+    """Program started in a separate session. It ends together with all processes that it starts there.
 
-    Its outputs go where those of this process go unless they are given. If it is `guarded`, its session ends
-    with this process too, however that ends. Raises OSError if it cannot be started.
+    Its outputs default to those of this process. If it is `guarded`, its session also ends with this process,
+    even after SIGKILL. Raise `OSError` if it cannot be started.
     """
 
     def __init__(
@@ -132,7 +138,7 @@ class ChildProcess:
         pass_fds: Sequence[int] = (),
         guarded: bool = False,
     ) -> None:
-        self._process = subprocess.Popen(  # noqa: S603  a list of words, without a shell
+        self._process = subprocess.Popen(  # noqa: S603, an argument list without a shell
             argv,
             stdin=subprocess.DEVNULL,
             stdout=stdout,
@@ -149,27 +155,29 @@ class ChildProcess:
 
     @property
     def returncode(self) -> int | None:
-        """None while it runs. What is left of its session is killed as soon as its end is seen: later the
-        number may be another process's."""
+        """Exit code, or None while it runs. The rest of its session is killed as soon as its end is noticed:
+        later the id may belong to another process.
+        """
         if self._process.returncode is None and self._process.poll() is not None:
             self._over()
         return self._process.returncode
 
     def signal(self, number: int, *, session: bool) -> None:
-        """Send a signal to it, or to all of its session; to nobody once it has ended."""
+        """Send a signal to it, or to its whole session. Does nothing after its end."""
         if self.returncode is None:
             (self._kill if session else self._process.send_signal)(number)
 
     def wait(self, seconds: float | None = None) -> int:
-        """Its exit code. Raises `subprocess.TimeoutExpired` if it runs on for longer."""
+        """Return its exit code. Raise `subprocess.TimeoutExpired` if it runs longer than `seconds`."""
         if self._process.returncode is None:
             self._process.wait(seconds)
             self._over()
         return self._process.returncode
 
     def end(self, seconds: float, *, session: bool) -> bool:
-        """SIGTERM to it, or to all of its session; what is left after so many seconds is killed. Whether it
-        ended in time."""
+        """Send SIGTERM to it, or to its whole session, and kill the rest after `seconds`. Return True if it
+        ended in time.
+        """
         self.signal(signal.SIGTERM, session=session)
         try:
             self.wait(seconds)
@@ -185,21 +193,23 @@ class ChildProcess:
             GUARD.forget(self.pid)
 
     def _kill(self, number: int) -> None:
-        with suppress(ProcessLookupError, PermissionError):  # macOS names the second for one that has ended
+        # macOS raises PermissionError for an ended process
+        with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, number)
 
 
 class AsyncChild(Protocol):
-    """A child process as asyncio starts it."""
+    """Child process as created by asyncio."""
 
     @property
     def returncode(self) -> int | None:
-        """None while it runs."""
+        """Exit code, or None while it runs."""
 
 
 async def ends_within(process: AsyncChild, seconds: float) -> bool:
-    """Whether a child process ends within `seconds`. Unlike `wait()`, does not wait for its pipes, which a
-    grandchild may keep open."""
+    """Return True if a child process ends within `seconds`. Unlike `wait()`, this does not wait for its
+    pipes, which a grandchild may keep open.
+    """
     import asyncio
 
     pause, waited = 0.002, 0.0
@@ -213,13 +223,13 @@ async def ends_within(process: AsyncChild, seconds: float) -> bool:
 
 
 class StopFlag:
-    """Turns SIGTERM, SIGINT and SIGHUP into a flag that a loop looks at between two steps."""
+    """Flag set by SIGTERM, SIGINT and SIGHUP, for a loop to check between two steps."""
 
     def __init__(self) -> None:
         self.requested = False
 
     def install(self) -> StopFlag:
-        """Register for the signals; call from the main thread. Under `nohup` SIGHUP remains ignored."""
+        """Register for the signals; call it from the main thread. Under `nohup` SIGHUP remains ignored."""
         signal.signal(signal.SIGTERM, self._request)
         signal.signal(signal.SIGINT, self._request)
         if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
@@ -236,20 +246,20 @@ _stop_requests = 0
 
 
 def stop_requests() -> int:
-    """How often a `StopFlag` of this process was raised: for waits that do not know the flag."""
+    """Return the number of stop requests to this process, for waits without access to the flag."""
     return _stop_requests
 
 
 def stop_requested() -> bool:
-    """Whether one ever was."""
+    """Return True if this process received a stop request."""
     return _stop_requests > 0
 
 
 def die_with_parent() -> None:
-    """Make sure this process ends when its launcher does, even if the launcher is SIGKILLed.
+    """End this process when its launcher ends, even if the launcher is killed by SIGKILL.
 
     On Linux the kernel sends SIGKILL (PR_SET_PDEATHSIG); elsewhere a thread watches the parent's pid. Does
-    nothing in a process that no launcher started.
+    nothing in a process without a launcher.
     """
     launcher = int(os.environ.get("BUCKEYE_PARENT_PID", "0"))
     if not launcher:
@@ -274,8 +284,10 @@ def _watch_parent(parent: int) -> None:
 
 
 def clean_environment(given: Mapping[str, str]) -> dict[str, str]:
-    """What a server's process sees: where programs, home, temporary files and certificates are, the language,
-    and what the task gives it. Nothing else of this process's environment: no key, no setting."""
+    """Return the environment of a server process: paths of programs, home, temporary files and certificates,
+    the language, and the task's variables. It contains nothing else of this process's environment, neither
+    keys nor settings.
+    """
     kept = (*_INHERITED, *_CERTIFICATES)
     return {name: os.environ[name] for name in kept if name in os.environ} | dict(given)
 
@@ -285,20 +297,23 @@ _NAME = re.compile(
     re.I,
 )
 _HANDED_OVER = "BUCKEYE_SECRETS_FD"
-_ENV_START, _ENV_END = 47, 48  # of what follows the name in /proc/PID/stat, see proc_pid_stat(5)
+_ENV_START, _ENV_END = 47, 48  # field indices after the name in /proc/PID/stat, see proc_pid_stat(5)
 _PR_SET_DUMPABLE = 4
 _SHORTEST_SECRET = 6
-_MOST_BYTES = 60_000  # a pipe holds that without a reader
+_MOST_BYTES = 60_000  # a pipe holds this much without a reader
 
 
 def is_secret(name: str) -> bool:
-    """Whether a variable of that name holds a key, a password or the like."""
+    """Return True if a variable of that name holds a key, a password or similar."""
     return _NAME.fullmatch(name) is not None and name != _HANDED_OVER
 
 
 def handed_over(env: Mapping[str, str]) -> tuple[dict[str, str], int | None]:
-    """The variables to start a Buckeye process with, and the end of a pipe that holds the others, to be
-    passed on to it and closed here; None if there are none, or more than a pipe takes."""
+    """Return the variables for starting a Buckeye process, and the read end of a pipe with the secret ones.
+
+    The caller passes the descriptor to the process and closes it. Without secrets, or if they exceed a pipe's
+    capacity, None replaces the descriptor.
+    """
     secrets = {name: value for name, value in env.items() if is_secret(name)}
     data = json.dumps(secrets).encode()
     if not secrets or len(data) > _MOST_BYTES:
@@ -312,8 +327,9 @@ def handed_over(env: Mapping[str, str]) -> tuple[dict[str, str], int | None]:
 
 
 def take_secrets() -> None:
-    """Take what was handed over to this process, and let nobody see what it was started with. To be called
-    first of all: later there are other threads."""
+    """Read the secrets handed over to this process, and erase those it was started with. Call it first,
+    before other threads exist.
+    """
     descriptor = os.environ.pop(_HANDED_OVER, None)
     if descriptor is not None:
         with open(int(descriptor), "rb") as pipe:
@@ -324,14 +340,17 @@ def take_secrets() -> None:
 
 
 def forbid_looking() -> None:
-    """Let no process of this user read the memory of this one, or trace it. (Root may, where it has the right
-    to trace.) For processes that start code of others."""
+    """Forbid other processes of this user to read this process's memory or trace it. (Root may, with the
+    right to trace.) For processes that start third-party code.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
 def _blank_block(names: set[bytes]) -> None:
-    """Write zeros over variables where the kernel put them; this program has copies from then on."""
+    """Write zeros over variables in the kernel's copy of the environment; this program keeps its own
+    copies.
+    """
     fields = Path("/proc/self/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     start, end = int(fields[_ENV_START]), int(fields[_ENV_END])
     if not 0 < start < end:
@@ -346,7 +365,7 @@ def _blank_block(names: set[bytes]) -> None:
 
 
 def without_secrets(text: str, secrets: Iterable[str]) -> str:
-    """A message without the secrets that a server was given, and may have printed when it failed."""
+    """Return a message without secrets, which a failing server may have printed."""
     for secret in secrets:
         if len(secret) >= _SHORTEST_SECRET:
             text = text.replace(secret, "(redacted)")

@@ -1,11 +1,11 @@
-"""Kills process groups when the process that started them is gone, however it ended.
+"""Guard process: kills process groups after the process that started them has ended, for any reason.
 
-A server may have children of its own (`npx`, `uvx`), so a death signal to the server alone is not enough. One
-small process per Buckeye process reads `+PGID` and `-PGID` from its standard input; the kernel closes that
-when the Buckeye process ends, even by SIGKILL, and whatever group is still listed is then killed. So is what
-has left its group: a program that is started with a mark in its environment leaves it to its children.
+A server may have children (`npx`, `uvx`), so a death signal to the server alone is not enough. One small
+process per Buckeye process reads `+PGID` and `-PGID` from its standard input. The kernel closes that when the
+Buckeye process ends, even by SIGKILL; then all listed groups are killed. So are processes that left their
+group: a program is started with a mark in its environment, which its children inherit.
 
-The file is run as a script, without site packages, so it imports nothing of Buckeye.
+This file runs as a script, without site packages, so it imports nothing of Buckeye.
 """
 
 from __future__ import annotations
@@ -20,12 +20,14 @@ import threading
 from pathlib import Path
 
 MARK = "BUCKEYE_STARTED_BY"
-"""The variable with the mark."""
-_ROUNDS = 10  # of looking for what was started meanwhile
+"""Variable that contains the mark."""
+_ROUNDS = 10  # rounds of searching for processes started meanwhile
 
 
 def kill_marked(mark: str) -> None:
-    """Kill every process that was started, however indirectly, with a mark that begins so. Linux only."""
+    """Kill every process that was started, directly or indirectly, with a mark with this prefix. Linux
+    only.
+    """
     wanted = f"\0{MARK}={mark}".encode()
     for _ in range(_ROUNDS):
         found = [pid for pid in _processes() if wanted in _environment(pid)]
@@ -46,12 +48,12 @@ def _processes() -> list[int]:
 def _environment(pid: int) -> bytes:
     try:
         return b"\0" + Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError:  # it has ended, or is another user's
+    except OSError:  # it has ended, or belongs to another user
         return b""
 
 
 class Guard:
-    """This process's end of its guard, which is started with the first group and again if it died."""
+    """Interface to this process's guard, which is started with the first group and restarted if it dies."""
 
     def __init__(self) -> None:
         self._groups: set[int] = set()
@@ -60,18 +62,18 @@ class Guard:
         self._mark = secrets.token_hex(8)
 
     def new_mark(self) -> str:
-        """A value for `MARK` in the environment of what is to be killed with this process."""
+        """Return a value of `MARK` for the environment of a program to kill with this process."""
         return f"{self._mark}.{secrets.token_hex(8)}"
 
     def watch(self, group: int) -> None:
-        """Have the group killed when this process ends."""
+        """Kill the group when this process ends."""
         with self._lock:
             self._groups.add(group)
             if self._process is None or not self._told(f"+{group}"):
                 self._start()
 
     def forget(self, group: int) -> None:
-        """The group has ended."""
+        """Remove a group that has ended."""
         with self._lock:
             self._groups.discard(group)
             if self._process is not None and not self._told(f"-{group}"):
@@ -80,7 +82,7 @@ class Guard:
     def _start(self) -> None:
         if self._process is not None:
             self._process.wait()
-        self._process = subprocess.Popen(  # noqa: S603  a list of words, without a shell
+        self._process = subprocess.Popen(  # noqa: S603, an argument list without a shell
             [sys.executable, "-I", "-S", __file__, self._mark],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
@@ -104,7 +106,7 @@ GUARD = Guard()
 
 
 def main() -> None:
-    """Keep the list until the other end is closed; then kill what is on it."""
+    """Maintain the list until stdin is closed, then kill the listed groups."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     groups: set[int] = set()

@@ -1,11 +1,11 @@
-"""The gate in front of every HTTP server of ours: who asks, from where, and in what form.
+"""Access control in front of every HTTP server: the key, the origin and the form of a request.
 
-A page in a browser of this machine reaches its loopback servers, so an address is no permission. What
-counts is the key; besides, a request must name this server in `Host` (else a name of somebody else's was made
-to point here, DNS rebinding), come from no page that was not listed, and be JSON, which a page cannot send
-unasked.
+A page in a local browser can reach loopback servers, so an address grants no access. The key does. In
+addition, a request must name this server in `Host` (otherwise a third-party name may point here, DNS
+rebinding), must not come from an unlisted page, and must be JSON, which a page cannot send without a
+preflight.
 
-Only the standard library is imported: vLLM's server, in an environment of its own, loads this file too.
+Imports only the standard library: vLLM's server, in a separate environment, loads this file too.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _POLICY_VIOLATION = 1008  # RFC 6455, 7.4.1
 
 
 class Denied(NamedTuple):
-    """Why a request is refused: the HTTP status, a word for programs, and a message for people."""
+    """Reason for refusing a request: HTTP status, code for programs, message for people."""
 
     status: int
     reason: str
@@ -38,10 +38,10 @@ class Denied(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rules:
-    """Whom a server on the address `host` answers.
+    """Access rules of a server on the address `host`.
 
-    Without a `key` only the paths in `public`, and what is below them, are served; None is all of them.
-    `hosts` are further names that a client may call it by, `origins` the pages that may use it.
+    Without a `key` only the paths in `public`, and those below them, are served; None means all. `hosts` are
+    additional names that clients may use, `origins` the pages that may use it.
     """
 
     host: str
@@ -53,7 +53,7 @@ class Rules:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches `host`."""
+    """Return True if only this machine can reach `host`."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -61,7 +61,7 @@ def is_loopback(host: str) -> bool:
 
 
 def denied(scope: Mapping[str, Any], rules: Rules) -> Denied | None:
-    """Why a request (an ASGI scope) is refused; None if it is admitted."""
+    """Return the reason for refusing a request (an ASGI scope), or None if it is admitted."""
     headers: dict[bytes, list[bytes]] = {}
     for name, value in scope["headers"]:
         headers.setdefault(name.lower(), []).append(value)
@@ -90,10 +90,10 @@ def _is_ours(host: str, rules: Rules) -> bool:
         return True
     try:
         ipaddress.ip_address(host)
-    except ValueError:  # a name: one that this machine has itself
+    except ValueError:  # not an address: must be a name of this machine
         own = socket.gethostname().lower()
         return host.partition(".")[0] == own.partition(".")[0] and host in (own, socket.getfqdn().lower())
-    return True  # no name was looked up, so none was made to point here
+    return True  # no name was resolved, so none can point here maliciously
 
 
 def _foreign_page(
@@ -134,27 +134,27 @@ def _not_json(headers: Mapping[bytes, list[bytes]]) -> Denied | None:
 
 
 def openai_body(why: Denied) -> bytes:
-    """A refusal as OpenAI's servers write errors."""
+    """Return a refusal in OpenAI's error format."""
     kind = "authentication_error" if why.status == 401 else "invalid_request_error"
     error = {"message": why.message, "type": kind, "param": None, "code": why.status}
     return json.dumps({"error": error}).encode()
 
 
 class Gate:
-    """ASGI middleware that lets through what the rules admit. `body` writes the JSON of a refusal."""
+    """ASGI middleware that admits requests by the rules. `body` formats the JSON of a refusal."""
 
     def __init__(self, app: _App, rules: Rules, body: Callable[[Denied], bytes] = openai_body) -> None:
         self._app, self._rules, self._body = app, rules, body
 
     async def __call__(self, scope: _Scope, receive: _Receive, send: _Send) -> None:
-        """Pass the request on, or answer that it is refused."""
+        """Pass the request on, or reply with a refusal."""
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
         origin = next((value for name, value in scope["headers"] if name == b"origin"), None)
         if origin is not None and origin.decode("latin-1") in self._rules.origins:
             send = _readable_by(origin, send)
-            if scope.get("method") == "OPTIONS":  # a browser asks before it sends a page's request
+            if scope.get("method") == "OPTIONS":  # preflight of a browser
                 await _answer(send, 204, b"", _PREFLIGHT)
                 return
         why = denied(scope, self._rules)

@@ -1,9 +1,8 @@
-"""Files that are either there and whole, or not there.
+"""Atomic files and directories: either complete or absent.
 
-Everything is written under a temporary sibling name `.<name>.tmp-<pid>-<host>`, flushed to the disk, and
-renamed. A process killed between any two instructions therefore leaves the old state or the new one; what it
-leaves behind under the temporary name is removed by the next writer in the same folder on the same host: of
-processes elsewhere nobody knows whether they live.
+Everything is written under a temporary sibling name `.<name>.tmp-<pid>-<host>`, synced to disk, and renamed.
+So a process killed at any point leaves the old state or the new one. The next writer in that folder on that
+host removes its temporary files; processes of other hosts may still be alive.
 """
 
 from __future__ import annotations
@@ -41,11 +40,11 @@ _STEP = re.compile(r"^step_(0|[1-9]\d*)$")
 def write_directory(
     final: Path, fill: Callable[[Path], None], *, replace: bool = False, durable: bool = True
 ) -> None:
-    """Create the directory `final` with whatever `fill(directory)` puts into it, in one step.
+    """Create the directory `final` atomically, with the content written by `fill(directory)`.
 
-    With `replace` an existing `final` is exchanged for the new one; without it, it raises `FileExistsError`.
-    If `fill` raises, nothing remains. Files may be read and written by whom the user's umask lets. What is
-    not `durable` may be damaged after the machine, not only a process, has failed.
+    With `replace` an existing `final` is exchanged for the new one; without it, raise `FileExistsError`. If
+    `fill` raises, nothing remains. Permissions follow the user's umask. Without `durable`, the content may be
+    damaged after a crash of the machine, but not of a process.
     """
     final.parent.mkdir(parents=True, exist_ok=True)
     _remove_leftovers(final.parent)
@@ -69,8 +68,9 @@ def write_directory(
 
 
 def write_file(path: Path, data: bytes | str, *, mode: int = 0o666) -> None:
-    """Create or replace the file `path` in one step. Text is written by `utf8`. `mode` are the rights of the
-    new file, of which the user's umask takes some away."""
+    """Create or replace the file `path` atomically. Text is encoded by `utf8`. `mode` are the permissions of
+    the new file, reduced by the user's umask.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     _remove_leftovers(path.parent)
     temporary = _temporary(path)
@@ -89,8 +89,9 @@ def write_file(path: Path, data: bytes | str, *, mode: int = 0o666) -> None:
 
 
 def utf8(text: str) -> bytes:
-    """A text as UTF-8. Half a surrogate pair, which a model's server or an environment may send as JSON and
-    UTF-8 cannot hold, becomes U+FFFD; two halves that belong together become their character."""
+    """Encode a text as UTF-8. Half a surrogate pair, which JSON may contain but UTF-8 cannot, becomes U+FFFD;
+    two matching halves become their character.
+    """
     try:
         return text.encode()
     except UnicodeEncodeError:
@@ -98,7 +99,7 @@ def utf8(text: str) -> bytes:
 
 
 def well_formed(value: Any) -> Any:
-    """A JSON value whose texts are as `utf8` would write them."""
+    """Return a JSON value with texts that UTF-8 can encode."""
     if isinstance(value, str):
         return utf8(value).decode()
     if isinstance(value, list):
@@ -109,7 +110,7 @@ def well_formed(value: Any) -> Any:
 
 
 def remove_directory(path: Path) -> None:
-    """Delete a directory so that a reader sees all of it or none of it. A missing one is fine."""
+    """Delete a directory atomically, as seen by readers. A missing one is fine."""
     unseen = _temporary(path.with_name(f"{path.name}.removed"))
     _remove(unseen)
     try:
@@ -120,7 +121,7 @@ def remove_directory(path: Path) -> None:
 
 
 def link_or_copy(source: str, target: str) -> None:
-    """Give a file that nobody writes to again a second name."""
+    """Link a file that is never modified again, or copy it."""
     try:
         os.link(source, target)
     except OSError:  # another file system, or one without links
@@ -128,21 +129,22 @@ def link_or_copy(source: str, target: str) -> None:
 
 
 def sha256_file(path: Path) -> str:
-    """The SHA-256 of a file's content, in hexadecimal."""
+    """Return the SHA-256 of a file's content, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def sha256_files(paths: Sequence[Path]) -> list[str]:
-    """The SHA-256 of each file, computed side by side: of a model of many gigabytes it takes seconds."""
+    """Return the SHA-256 of each file, computed in parallel: a model of many gigabytes takes seconds."""
     with ThreadPoolExecutor(min(_HASHED_AT_ONCE, len(paths)) or 1, "sha256") as threads:
         return list(threads.map(sha256_file, paths))
 
 
 def private_folder(name: str) -> Path:
-    """A folder of this user, for what lives as long as a process: in XDG_RUNTIME_DIR where that can be used,
-    else among the temporary ones. Nobody else may look into it. Raises RunError if it cannot be made, or
-    somebody else has put something in its place."""
+    """Return a private folder of this user for data with the lifetime of a process: in XDG_RUNTIME_DIR if
+    usable, else in the temporary directory. Raise `RunError` if it cannot be created, or another user has
+    taken its place.
+    """
     runtime = os.environ.get(
         "XDG_RUNTIME_DIR"
     )  # `su` and containers leave one that is not there, or not ours
@@ -163,7 +165,7 @@ def private_folder(name: str) -> Path:
 
 
 def sync_tree(directory: Path) -> None:
-    """Flush what is in a directory to the disk."""
+    """Sync a directory tree to disk."""
     for folder, _, names in os.walk(directory, topdown=False):
         for name in names:
             sync(Path(folder, name))
@@ -171,14 +173,15 @@ def sync_tree(directory: Path) -> None:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a process holds a file or directory under an exclusive lock (flock) now; not if it cannot be
-    opened, or where files cannot be locked."""
+    """Return True if a process holds an exclusive lock (flock) on a file or directory. False if it cannot be
+    opened, or if locking is unavailable.
+    """
     try:
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return False
     try:
-        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)  # those who look do not meet
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared, so that checks do not conflict
     except BlockingIOError:
         return True
     except OSError:
@@ -189,8 +192,9 @@ def is_locked(path: Path) -> bool:
 
 
 def read_json(path: Path) -> Any:
-    """The JSON value in a file. Raises `OSError`, or `ValueError` for what is none, for a pipe or a device,
-    and for what is so large or nested so deeply that nobody could walk it."""
+    """Return the JSON value in a file. Raise `OSError`, or `ValueError` if it is not JSON, not a regular
+    file, too large, or nested too deeply.
+    """
     try:
         return json.loads(read_regular(path).decode())
     except RecursionError:
@@ -198,12 +202,14 @@ def read_json(path: Path) -> Any:
 
 
 def step_directory(root: Path, step: int) -> Path:
-    """`<root>/step_<step>`."""
+    """Return the path `<root>/step_<step>`."""
     return root / f"step_{step}"
 
 
 def step_directories(root: Path) -> dict[int, Path]:
-    """Step -> directory for every `step_<N>` under `root`, in ascending order; empty without a root."""
+    """Return step -> directory for every `step_<N>` under `root`, in ascending order; empty without a
+    root.
+    """
     if not root.is_dir():
         return {}
     found = {int(match[1]): path for path in root.iterdir() if (match := _STEP.match(path.name))}
@@ -211,13 +217,15 @@ def step_directories(root: Path) -> dict[int, Path]:
 
 
 def _open_to_those_of(directory: Path) -> None:
-    """Let those read and write the files in a directory whom the user's umask lets, as a new directory shows:
-    some libraries make all files private."""
+    """Give the files of a directory the permissions of the user's umask, as a new directory shows them: some
+    libraries make all files private.
+    """
     granted = directory.stat().st_mode & 0o666
     for folder, _, names in os.walk(directory):
         for path in (Path(folder, name) for name in names):
             seen = path.lstat()
-            own = stat.S_ISREG(seen.st_mode) and seen.st_nlink == 1  # others are files of somebody else too
+            # hard links are also files of another owner
+            own = stat.S_ISREG(seen.st_mode) and seen.st_nlink == 1
             if own and seen.st_mode & granted != granted:
                 path.chmod(stat.S_IMODE(seen.st_mode) | granted)
 
@@ -227,12 +235,12 @@ def _temporary(final: Path) -> Path:
 
 
 def _this_host() -> str:
-    """Eight hexadecimal digits for the name of this host."""
+    """Return eight hexadecimal digits that identify this host."""
     return f"{zlib.crc32(socket.gethostname().encode()):08x}"
 
 
 def leftovers(folder: Path) -> list[Path]:
-    """What writers of this host that were killed have left in a folder, under temporary names."""
+    """Return the temporary files that killed writers of this host left in a folder."""
     return [
         path
         for path in folder.iterdir()
@@ -255,7 +263,7 @@ def _remove(path: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Wait until what is in a file, or which names are in a folder, is on the disk."""
+    """Wait until a file's content, or a folder's list of names, is on disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -267,13 +275,13 @@ def _move_into_place(temporary: Path, final: Path) -> None:
     if not final.exists():
         temporary.rename(final)
     elif not _exchange(temporary, final):
-        # Neither the kernel nor the file system can exchange two names: the old state is briefly gone.
+        # Neither the kernel nor the file system can exchange two names, so the old state is briefly absent.
         remove_directory(final)
         temporary.rename(final)
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Swap what two names stand for, in one step; False where the system cannot."""
+    """Exchange two names atomically. Return False if the system cannot."""
     library = ctypes.CDLL(None, use_errno=True)
     if sys.platform == "darwin":
         rename_swap = 2

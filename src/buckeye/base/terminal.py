@@ -1,4 +1,4 @@
-"""A person at a terminal: questions, which nobody else is asked, and a line that says what is waited for."""
+"""Interaction at a terminal: prompts, which require a person, and a status line."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ _NARROWEST = 40
 
 
 def can_ask(*, yes: bool, as_json: bool) -> bool:
-    """Whether there is a person who wants to be asked."""
+    """Return True if a person can be prompted."""
     return not yes and not as_json and sys.stdin.isatty() and sys.stdout.isatty()
 
 
 def choose(title: str, options: Sequence[tuple[str, str]]) -> str:
-    """Show numbered options, (value, what to say of it), and return the value of the chosen one; the first if
-    the answer is empty."""
+    """Show numbered options, (value, note), and return the value of the chosen one; an empty answer chooses
+    the first.
+    """
     print(f"\n{title}")
     width = max(shutil.get_terminal_size().columns, _NARROWEST)
     for number, (value, note) in enumerate(options, 1):
@@ -39,12 +40,12 @@ def choose(title: str, options: Sequence[tuple[str, str]]) -> str:
 
 
 def ask_text(title: str) -> str:
-    """A line of text; "" for nothing."""
+    """Prompt for a line of text; it may be empty."""
     return _answer(f"\n{title}: ")
 
 
 def confirm(question: str) -> bool:
-    """Yes or no; yes if the answer is empty."""
+    """Prompt for yes or no; an empty answer means yes."""
     while True:
         answer = _answer(f"{question} [Y/n]: ").lower()
         if answer in ("", "y", "yes"):
@@ -55,7 +56,7 @@ def confirm(question: str) -> bool:
 
 
 def show_file(path: Path, text: str) -> None:
-    """Show what would be written."""
+    """Print a file's planned content."""
     lines = text.splitlines()
     print(f"\n--- {path} ---")
     for line in lines[:_MOST_LINES]:
@@ -66,7 +67,7 @@ def show_file(path: Path, text: str) -> None:
 
 
 def _answer(prompt: str) -> str:
-    """What is typed. The end of the input is a Ctrl-C: nobody is there any more."""
+    """Return the typed line. Treat the end of input as Ctrl-C."""
     try:
         return input(prompt).strip()
     except EOFError:
@@ -75,14 +76,18 @@ def _answer(prompt: str) -> str:
 
 
 FIRST_LINE, RAREST_LINE = 5.0, 60.0
-"""Seconds before the first line where stderr is no terminal, and at most between two: each pause is twice as
-long as the one before."""
+"""Pause in seconds before the first line without a terminal, and the maximum pause. Each pause is twice the
+previous one.
+"""
 
 
 @contextmanager
 def status_line(first: str, *, quiet: bool = False) -> Iterator[Callable[[str], None]]:
-    """Gives what replaces the text of one changing line; where stderr is no terminal, the text that a plain
-    line shows now and then, each text once. Shows nothing if `quiet`."""
+    """Yield a function that updates the text of a status line.
+
+    If stderr is not a terminal, the newest text is printed as a plain line from time to time, each text once.
+    With `quiet` nothing is shown.
+    """
     if quiet:
         yield lambda _: None
         return

@@ -24,7 +24,8 @@ async def finish_in_thread(work: Callable[..., T], *args: object) -> T:
 
 async def acquire_in_thread(acquire: Callable[..., T], *args: object, release: Callable[[T], object]) -> T:
     """Return `acquire(*args)`, run in a thread. If the caller is cancelled meanwhile, pass the result to
-    `release`, in a thread too, before the cancellation is raised."""
+    `release`, also in a thread, before raising the cancellation.
+    """
     result, cancellation = await _finish(acquire, *args)
     if cancellation is None:
         return result.result()
@@ -38,7 +39,7 @@ async def _finish(
     work: Callable[..., T], *args: object
 ) -> tuple[asyncio.Future[T], asyncio.CancelledError | None]:
     """Return the finished future of `work(*args)`, and the last cancellation that arrived meanwhile."""
-    # a future of the executor and not a task: the end of an event loop cancels all tasks
+    # a future of the executor, not a task: the end of an event loop cancels all tasks
     future = asyncio.get_running_loop().run_in_executor(None, contextvars.copy_context().run, work, *args)
     cancellation = None
     while not future.done():
