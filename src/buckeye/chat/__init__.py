@@ -1,1 +1,1 @@
-"""What is said over HTTP in the forms of others: their requests, messages and errors. No input or output."""
+"""Types of third-party HTTP APIs: requests, messages and errors. Does no input or output."""

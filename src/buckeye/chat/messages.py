@@ -1,4 +1,4 @@
-"""Chat messages and tools as OpenAI's API has them, checked before a chat template sees them."""
+"""Chat messages and tools of OpenAI's API, validated before a chat template gets them."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ import msgspec
 
 
 class TextPart(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """One part of a message's content. Pictures and sounds are refused."""
+    """Text part of a message's content. Images and audio are rejected."""
 
     type: Literal["text"]
     text: str
 
 
 class FunctionCall(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What was called; `arguments` is JSON text, or what was written in its place."""
+    """Called function; `arguments` is JSON text, or the unreadable original text."""
 
     name: str
     arguments: str
 
 
 class ToolCall(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """A call that the assistant has made. `index` is what accumulated streams leave behind."""
+    """Tool call of the assistant. `index` is a remnant of accumulated streams."""
 
     id: str
     type: Literal["function"] = "function"
@@ -32,8 +32,9 @@ class ToolCall(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class ChatMessage(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """One message. Fields that only other servers fill may be there, empty: clients send back what they
-    got."""
+    """Chat message. Fields of other servers may be present if empty: clients send back messages that they
+    received.
+    """
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[TextPart] | None = None
@@ -42,18 +43,18 @@ class ChatMessage(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
-    """The same under vLLM's name."""
+    """Reasoning under vLLM's name."""
     refusal: None = None
     audio: None = None
     function_call: None = None
     annotations: list[Any] | None = None
 
     def plain(self) -> dict[str, Any]:
-        """The message for a chat template: content as one text, empty fields left out."""
+        """Return the message for a chat template: content as one text, without empty fields."""
         content = self.content
         if isinstance(content, list):
             content = "".join(part.text for part in content)
-        # developer is OpenAI's newer word for system, which few templates know
+        # developer is OpenAI's newer name for system; few templates support it
         plain: dict[str, Any] = {
             "role": "system" if self.role == "developer" else self.role,
             "content": content or "",
@@ -70,8 +71,9 @@ class ChatMessage(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Function(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What a tool is called, what it does, and the JSON Schema of its arguments. The schema is shown to the
-    model and not enforced, with `strict` or without."""
+    """Tool's name, description, and JSON Schema of its arguments. The schema is shown to the model and not
+    enforced, regardless of `strict`.
+    """
 
     name: str
     description: str | None = None
@@ -80,7 +82,7 @@ class Function(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Tool(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """One tool that the model may call."""
+    """Tool that the model may call."""
 
     type: Literal["function"]
     function: Function
@@ -91,13 +93,13 @@ class Tool(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class NamedFunction(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """A tool by its name."""
+    """Tool by its name."""
 
     name: str
 
 
 class ToolChoice(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """The tool that must be called."""
+    """Tool that must be called."""
 
     type: Literal["function"]
     function: NamedFunction
@@ -108,7 +110,7 @@ class _Tools(msgspec.Struct):
 
 
 def tools_problem(tools: Sequence[Mapping[str, Any]]) -> str | None:
-    """What is wrong with a list of tools; None if nothing is."""
+    """Return the problem of a list of tools, or None."""
     try:
         checked = msgspec.convert({"tools": list(tools)}, _Tools)
     except msgspec.ValidationError as error:

@@ -1,7 +1,7 @@
-"""The OpenAI API as our servers speak it: typed requests, and answers. Names are those of vLLM and OpenAI.
+"""OpenAI's API: typed requests and replies. Names are those of vLLM and OpenAI.
 
-A field that would change the result and is not supported is refused unless it has its neutral value; an
-unknown field is refused by name.
+An unsupported field that would change the result is rejected unless it has its neutral value. An unknown
+field is rejected by name.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ StopTokenIds = Annotated[TokenIds, Meta(max_length=256)]
 Tools = Annotated[
     list[dict[str, Any]], Meta(extra_json_schema={"items": {"$ref": "#/components/schemas/Tool"}})
 ]
-"""Checked, and kept as they were sent: chat templates write them in the order of their keys."""
+"""Validated, and kept as sent: chat templates render them in the order of their keys."""
 
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "best_of": (1,),
@@ -53,7 +53,7 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "tool_choice": ("none", "auto"),
     "tools": ([],),
 }
-"""Fields that are accepted with these values (or null) only, because they mean nothing then."""
+"""Fields that are accepted only with these values (or null), because they have no effect then."""
 
 _IGNORED = frozenset(
     {
@@ -71,7 +71,7 @@ _IGNORED = frozenset(
 
 
 class Sampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What all three ways to ask for tokens have in common."""
+    """Sampling fields common to all three kinds of token requests."""
 
     max_tokens: MaxTokens | None = None
     min_tokens: MinTokens = 0
@@ -85,14 +85,15 @@ class Sampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class GenerateSampling(Sampling, kw_only=True, forbid_unknown_fields=True):
-    """`sampling_params` of /inference/v1/generate. `logprobs` is how many are told beside each token's own,
-    None for none at all."""
+    """Field `sampling_params` of /inference/v1/generate. `logprobs` is the number of log-probs returned in
+    addition to each token's own; None returns none.
+    """
 
     logprobs: TopLogprobs | None = None
 
 
 class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """`stream_options` of a streaming request."""
+    """Field `stream_options` of a streaming request."""
 
     include_usage: bool = False
     include_obfuscation: bool = False
@@ -114,7 +115,7 @@ class GenerateRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class TextRequest(Sampling, kw_only=True, forbid_unknown_fields=True):
-    """What completions and chat completions have in common."""
+    """Fields common to completions and chat completions."""
 
     model: str | None = None
     request_id: str | None = None
@@ -128,13 +129,13 @@ class TextRequest(Sampling, kw_only=True, forbid_unknown_fields=True):
         _check_stream_options(self)
 
     def stop_strings(self) -> tuple[str, ...]:
-        """The stop strings, empty ones left out."""
+        """Return the stop strings, without empty ones."""
         stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
         return tuple(stop for stop in stops if stop)
 
 
 class CompletionRequest(TextRequest, kw_only=True, forbid_unknown_fields=True):
-    """POST /v1/completions. A prompt is a text or token ids; a list of them is admitted together."""
+    """POST /v1/completions. A prompt is a text or token ids; a list of prompts is admitted together."""
 
     prompt: str | list[Any]
     logprobs: TopLogprobs | None = None
@@ -163,16 +164,18 @@ class ChatRequest(TextRequest, kw_only=True, forbid_unknown_fields=True):
             raise ValueError("`top_logprobs` is for requests with `logprobs`: true")
 
     def offered_tools(self) -> list[dict[str, Any]]:
-        """The tools that the model is shown: none where `tool_choice` is none, so it cannot call any."""
+        """Return the tools shown to the model. With `tool_choice` "none" the list is empty, so the model
+        cannot call any.
+        """
         return [] if self.tool_choice == "none" else self.tools or []
 
     @property
     def forces_a_call(self) -> bool:
-        """Whether the reply must be a call."""
+        """True if the reply must be a call."""
         return self.tool_choice == "required" or isinstance(self.tool_choice, ToolChoice)
 
     def forced_tool(self) -> str | None:
-        """The tool that a forced call is of; None if the model may choose one."""
+        """Return the tool of a forced call, or None if the model may choose one."""
         if isinstance(self.tool_choice, ToolChoice):
             return self.tool_choice.function.name
         names = [str(tool["function"]["name"]) for tool in self.tools or ()]
@@ -183,13 +186,13 @@ RequestT = TypeVar("RequestT", bound=msgspec.Struct)
 
 
 def parse(body: bytes, kind: type[RequestT]) -> RequestT:
-    """A request from its JSON. Raises `UsageError` that names the field and what is wrong with it."""
+    """Parse a request from its JSON. Raise `UsageError` with the field and its problem."""
     fields = decode(body)
     return convert(without_neutral(fields, kind) if isinstance(fields, dict) else fields, kind)
 
 
 def decode(body: bytes) -> Any:
-    """The value of a body of JSON. Raises `UsageError`."""
+    """Return the value of a JSON body. Raise `UsageError` if it is invalid."""
     try:
         return msgspec.json.decode(body or b"{}")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -197,7 +200,7 @@ def decode(body: bytes) -> Any:
 
 
 def convert(fields: Any, kind: type[RequestT]) -> RequestT:
-    """Fields as a request. Raises `UsageError` that names the field and what is wrong with it."""
+    """Convert fields to a request. Raise `UsageError` with the field and its problem."""
     try:
         return msgspec.convert(fields, kind)
     except msgspec.ValidationError as error:
@@ -210,7 +213,9 @@ def _check_stream_options(request: GenerateRequest | TextRequest) -> None:
 
 
 def check_conversation(messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] | None) -> None:
-    """Raise ValueError, which the conversion turns into the answer, for what no template can render."""
+    """Raise `ValueError`, which the conversion reports to the client, for messages or tools that no template
+    can render.
+    """
     if not messages:
         raise ValueError("`messages` is empty")
     if problem := tools_problem(tools or ()):
@@ -218,8 +223,9 @@ def check_conversation(messages: Sequence[ChatMessage], tools: Sequence[Mapping[
 
 
 def without_neutral(fields: dict[str, Any], kind: type[msgspec.Struct]) -> dict[str, Any]:
-    """The fields without those that mean nothing. Raises `UsageError` for one that means something and is not
-    supported."""
+    """Return the fields without those that have no effect. Raise `UsageError` for one that has an effect and
+    is unsupported.
+    """
     kept = {}
     for name, value in fields.items():
         if name in kind.__struct_fields__:
@@ -232,7 +238,7 @@ def without_neutral(fields: dict[str, Any], kind: type[msgspec.Struct]) -> dict[
             if value is not None and value not in _NEUTRAL[name]:
                 raise UsageError(f"`{name}` is not supported by this server; leave it out.")
         elif name not in _IGNORED:
-            kept[name] = value  # unknown: the conversion names it
+            kept[name] = value  # unknown: the conversion reports it
     return kept
 
 
@@ -247,23 +253,23 @@ _ERROR_TYPES = {
 
 
 def least(logprob: float) -> float:
-    """A log-prob as JSON can have it: OpenAI's stand-in for minus infinity is -9999."""
+    """Return a log-prob that JSON can represent; OpenAI uses -9999 for minus infinity."""
     return max(logprob, _LEAST_LOGPROB)
 
 
 def error_content(message: str, status_code: int) -> dict[str, Any]:
-    """An error in OpenAI's form."""
+    """Return an error in OpenAI's format."""
     kind = _ERROR_TYPES.get(status_code, "invalid_request_error")
     return {"error": {"message": message, "type": kind, "param": None, "code": status_code}}
 
 
 def reasoning_fields(text: str) -> dict[str, str]:
-    """Reasoning under the name that most clients read, and under vLLM's."""
+    """Return reasoning under the name of most clients, and under vLLM's."""
     return {"reasoning_content": text, "reasoning": text} if text else {}
 
 
 def chat_message(content: str, reasoning: str, calls: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """A reply as the message of a choice."""
+    """Return a reply as the message of a choice."""
     message: dict[str, Any] = {"role": "assistant", "content": content or (None if calls else "")}
     return message | reasoning_fields(reasoning) | ({"tool_calls": calls} if calls else {})
 
@@ -271,14 +277,14 @@ def chat_message(content: str, reasoning: str, calls: Sequence[Mapping[str, Any]
 def chat_delta(
     content: str = "", reasoning: str = "", calls: Sequence[Mapping[str, Any]] = ()
 ) -> dict[str, Any]:
-    """What a part of a stream adds to the message."""
+    """Return the part of the message that a stream event adds."""
     numbered = [{"index": index, **call} for index, call in enumerate(calls)]
     told = {"content": content} if content else {}
     return told | reasoning_fields(reasoning) | ({"tool_calls": numbered} if calls else {})
 
 
 def chat_logprobs(tokens: Iterable[tuple[str, float, Iterable[tuple[str, float]]]]) -> dict[str, Any]:
-    """The `logprobs` of a chat: the text and log-prob of each token, and those of the most likely ones."""
+    """Return the `logprobs` of a chat: text and log-prob of each token, and those of the most likely ones."""
 
     def shown(text: str, logprob: float) -> dict[str, Any]:
         return {"token": text, "logprob": least(logprob), "bytes": list(text.encode())}
@@ -297,7 +303,7 @@ def completion_logprobs(
     *,
     offset: int = 0,
 ) -> dict[str, Any]:
-    """The `logprobs` of a completion, whose tokens begin at the character `offset` of its text."""
+    """Return the `logprobs` of a completion. `offset` is the position of its first token in the text."""
     return {
         "tokens": texts,
         "token_logprobs": list(map(least, logprobs)),
@@ -307,7 +313,7 @@ def completion_logprobs(
 
 
 def usage_fields(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
-    """The `usage` of an answer."""
+    """Return the `usage` of a reply."""
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,

@@ -1,4 +1,4 @@
-"""What an environment implements, how one is found, and what comes back from it, checked.
+"""Environments: their protocol, their registry, and validation of their outcomes.
 
-How others' environments are installed or served is not known here.
+Installing and serving third-party environments belongs to other rooms.
 """

@@ -1,7 +1,7 @@
-"""What an environment author implements, and what the author may call.
+"""Environment interface: the methods that an author implements and may call.
 
-An environment has tasks and plays one rollout of a task with a policy. It never sees tokens: `Policy.chat`
-records token ids, log-probs, masks and policy versions behind the author's back.
+An environment has tasks and runs rollouts of a task with a policy. It never sees tokens: `Policy.chat`
+records token ids, log-probs, masks and policy versions.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from buckeye.envs.stdlib_only.outcomes import check_reward
 from buckeye.errors import UsageError
 
 Message = Mapping[str, Any]
-"""One chat message in the OpenAI form: `role`, `content`, and `tool_calls` / `tool_call_id` where they
-apply."""
+"""Chat message in OpenAI's format: `role`, `content`, and optionally `tool_calls` or `tool_call_id`."""
 
 Tool = Mapping[str, Any]
-"""One tool in the OpenAI form: `{"type": "function", "function": {"name", "description", "parameters"}}`."""
+"""Tool in OpenAI's format: `{"type": "function", "function": {"name", "description", "parameters"}}`."""
 
 
 def joined_parts(message: Message) -> Message:
-    """Return the message with its text parts (`[{"type": "text", "text": "..."}]`) as one text; with other
-    parts, which `first_other_part` names, it is unchanged."""
+    """Return the message with its text parts (`[{"type": "text", "text": "..."}]`) joined into one text. With
+    other parts, which `first_other_part` reports, it is unchanged.
+    """
     if not _has_parts(message) or first_other_part(message["content"]) is not None:
         return message
     return {**message, "content": "".join(part["text"] for part in message["content"])}
@@ -47,20 +47,22 @@ def first_other_part(content: Sequence[Any]) -> tuple[int, str] | None:
 
 
 START = "start"
-"""The name in a task's data of what its world begins with, where the prompt does not say that: two tasks that
-differ in it are two, though they are asked in the same words."""
+"""Key in a task's data for an initial state that the prompt does not describe. Two tasks with different
+values are different, even with equal prompts.
+"""
 
 ROLLOUT_ENDS: ContextVar[float] = ContextVar("ROLLOUT_ENDS", default=math.inf)
-"""When the rollout that is played is cut off, and so is an error, on the monotonic clock: an environment that
-stops before can pay what was done until then."""
+"""Deadline of the current rollout on the monotonic clock; exceeding it is an error. An environment that stops
+earlier can still score the progress.
+"""
 
 FinishReason = Literal["stop", "length"]
-"""Why a reply ended: by itself, or cut off at a limit."""
+"""End of a reply: by itself, or truncated at a limit."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Task:
-    """One problem of an environment. `data` is the environment's own and may hold the accepted answers."""
+    """One problem of an environment. `data` belongs to the environment and may hold the accepted answers."""
 
     id: str
     messages: tuple[Message, ...]
@@ -73,34 +75,35 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reply:
-    """What the policy said in one turn: `text` is all of it, as sampled.
+    """Reply of the policy in one turn. `text` is its complete sampled text.
 
-    `message` can be appended to the conversation as it is. It has `content`, `reasoning_content` where the
-    chat template keeps reasoning apart, and `tool_calls` where tools were offered and called. A call that
-    could not be read has the name "" and, as its arguments, what was written.
+    `message` can be appended to the conversation unchanged. It has `content`, `reasoning_content` if the chat
+    template separates reasoning, and `tool_calls` if tools were offered and called. An unreadable call has
+    the name "" and the original text as its arguments.
     """
 
     text: str
     finish_reason: FinishReason
     message: Message
     prompt_tokens: int = 0
-    """Tokens of the prompt; 0 where the policy does not count them."""
+    """Number of prompt tokens; 0 if the policy does not count them."""
     completion_tokens: int = 0
-    """Tokens of the reply; 0 where the policy does not count them."""
+    """Number of reply tokens; 0 if the policy does not count them."""
     no_room: bool = False
-    """Whether nothing was sampled, because the conversation has filled the context."""
+    """True if nothing was sampled because the conversation fills the context."""
     stopped_by: str | None = None
-    """The text of `CallOptions.stop` that ended the reply."""
+    """Text of `CallOptions.stop` that ended the reply."""
     tokens: ReplyTokens | None = None
-    """The tokens, where the policy knows them."""
+    """Tokens of the reply, if available."""
     told_logprobs: Sequence[tuple[str, float]] | None = None
-    """Text and log-prob of each token, from a policy that knows no token ids, where `CallOptions.logprobs`
-    asked for them and they were given."""
+    """Text and log-prob of each token, from a policy without token ids, if `CallOptions.logprobs` requested
+    them and they were returned.
+    """
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplyTokens:
-    """A reply as sampled: `token_ids` and `logprobs` are aligned, with the token that ended it."""
+    """Sampled tokens of a reply: `token_ids` and `logprobs` are aligned and include the final token."""
 
     prompt_ids: Sequence[int]
     token_ids: Sequence[int]
@@ -109,48 +112,51 @@ class ReplyTokens:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CallOptions:
-    """What one call may ask for beyond its messages: less than the policy would say, or a certain form.
+    """Options of one call beyond its messages: a shorter reply, or a certain form.
 
     How the policy samples (temperature and the like) is never a caller's choice.
     """
 
     max_tokens: int | None = None
-    """At most so many tokens; never more than the policy's own limit."""
+    """Maximum number of tokens, within the policy's own limit."""
     stop: tuple[str, ...] = ()
     """The reply ends before the first of these texts."""
     stop_token_ids: tuple[int, ...] = ()
-    """The reply ends with the first of these tokens too, beside those of the model."""
+    """The reply also ends with the first of these tokens, in addition to the model's."""
     must_call: bool = False
-    """Whether the reply has to be a call of a tool."""
+    """True if the reply must be a tool call."""
     tool: str | None = None
-    """The tool that has to be called; None leaves the choice to the model."""
+    """Tool that must be called; None leaves the choice to the model."""
     logprobs: bool = False
-    """Whether the caller wants the log-probs of the reply."""
+    """True if the caller needs the log-probs of the reply."""
     trained: bool = True
-    """Whether the reply is recorded as one of the rollout. One that is not, an opponent's for example, is
-    neither trained nor counted."""
+    """True if the reply is recorded as part of the rollout. An opponent's reply, for example, is not: it is
+    neither trained nor counted.
+    """
 
 
 NO_OPTIONS = CallOptions()
-"""Of a call that asks for nothing beyond its messages."""
+"""Options of a call that requests nothing beyond its messages."""
 
 
 Boundary = Literal["load", "reset", "step", "model", "score", "agent", "worker", "timeout"]
-"""Where a rollout failed: loading the environment, beginning an episode, playing it, asking the model,
-scoring it, in the program that plays; then the process it was in, and its deadline."""
+"""Place of a rollout's failure: loading the environment, starting an episode, running it, calling the model,
+scoring it, or the agent program; also its worker process, and its deadline.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """The end of one rollout.
+    """Result of one rollout.
 
-    `reward` is None exactly when `error` is set: an errored rollout has no reward and is never scored 0.
-    `components` are logged and never paid. `stop_reason` is a short text such as "answered" or "truncated".
-    `turn_rewards`, which is optional, says what each turn was paid, one entry for each call of `Policy.chat`;
-    they add up to `reward`. `boundary` says where an errored rollout failed. Only a `GroupEnvironment` leaves
-    a rollout `pending`, which is then its name for it: neither reward nor error until the group is finished.
-    `explanations` says of components, by their names, how they came about, for people. `trace` says where an
-    error was raised: frames, outermost first. Whoever plays sets it.
+    An errored rollout has an `error` and no `reward`: it is never scored 0. `components` are logged but not
+    rewarded. `stop_reason` is a short text such as "answered" or "truncated". The optional `turn_rewards`
+    have one entry per call of `Policy.chat` and add up to `reward`. `boundary` is the place of an errored
+    rollout's failure.
+
+    Only a `GroupEnvironment` leaves a rollout `pending`, under its own id for it: neither reward nor error
+    until the group is finished. `explanations` describe, for people, how components came about, by their
+    names. `trace` has the frames of an error, outermost first; the caller of the environment sets it.
     """
 
     reward: float | None
@@ -165,7 +171,7 @@ class Outcome:
 
     def __post_init__(self) -> None:
         if self.error is None and self.pending is None:
-            check_reward(self.reward)  # here, where the author's line is known
+            check_reward(self.reward)  # here, so that the traceback has the author's line
         elif sum(value is not None for value in (self.reward, self.error, self.pending)) != 1:
             raise ValueError("an Outcome has either a reward or an error")
         if self.reward is None or self.turn_rewards is None:
@@ -177,10 +183,10 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Probe:
-    """A reply whose reward is known: grading `reply` to `task` must pay between `low` and `high`.
+    """Reply with a known reward: grading `reply` to `task` must return between `low` and `high`.
 
-    Equal bounds mean an exact score. An environment may offer its own as `probes() -> Sequence[Probe]`; they
-    are played by `buckeye env check`. In an environment of many turns `reply` is what is said in every turn.
+    Equal bounds mean an exact score. An environment may offer its own as `probes() -> Sequence[Probe]`;
+    `buckeye env check` runs them. In a multi-turn environment `reply` is the reply of every turn.
     """
 
     name: str
@@ -195,19 +201,21 @@ class Probe:
 
 
 class Policy(Protocol):
-    """The model being trained, as an environment sees it. One instance serves one rollout."""
+    """Model being trained, as seen by an environment. One instance serves one rollout."""
 
     async def chat(self, messages: Sequence[Message], *, tools: Sequence[Tool] = ()) -> Reply:
-        """Sample the next assistant message. Raises `InferenceError` if no engine can answer."""
+        """Sample the next assistant message. Raise `InferenceError` if no engine can reply."""
         ...
 
 
 @runtime_checkable
 class OptionsPolicy(Protocol):
-    """A policy that can also follow the options of a call. For the others a call's options are dropped."""
+    """Policy that supports the options of a call. Other policies ignore them."""
 
     async def chat(self, messages: Sequence[Message], *, tools: Sequence[Tool] = ()) -> Reply:
-        """As `ask`, without options."""
+        """Sample the next assistant message without options. Raise `InferenceError` if no engine can
+        reply.
+        """
         return await self.ask(messages, tools=tools)
 
     async def ask(
@@ -217,25 +225,31 @@ class OptionsPolicy(Protocol):
         tools: Sequence[Tool] = (),
         options: CallOptions = NO_OPTIONS,
     ) -> Reply:
-        """As `Policy.chat`. Raises `UsageError` for options or messages that the model cannot follow."""
+        """Sample the next assistant message with options. Raise `InferenceError` if no engine can reply,
+        `UsageError` for options or messages that the model does not support.
+        """
         ...
 
 
 @runtime_checkable
 class TextCaller(Protocol):
-    """A policy that is told what it may call where only words of the prompt say so: a person, or chance."""
+    """Policy that must be informed about the callable tools if only the prompt describes them: a person, or
+    random choice.
+    """
 
     def may_call(self, tools: Sequence[Tool], form: str) -> None:
-        """A reply in this form calls one of the tools: it has `name(argument=value, ...)` for `{call}`."""
+        """Announce the tools that a reply in this form calls. In `form`, `{call}` is the position of
+        `name(argument=value, ...)`.
+        """
         ...
 
 
 @runtime_checkable
 class TokenPolicy(Protocol):
-    """A policy that can also go on with a text, or with token ids, and shows the tokens of its replies."""
+    """Policy that can also continue a text or token ids, and returns the tokens of its replies."""
 
     seq_len: int
-    """How many tokens a prompt and its reply may have together."""
+    """Maximum number of tokens of a prompt and its reply together."""
 
     async def complete(
         self,
@@ -243,52 +257,57 @@ class TokenPolicy(Protocol):
         *,
         options: CallOptions = NO_OPTIONS,
     ) -> Reply:
-        """Sample what follows a text, or token ids. Raises as `OptionsPolicy.ask`."""
+        """Sample the continuation of a text, or of token ids. Raise `InferenceError` if no engine can reply,
+        `UsageError` for unsupported options.
+        """
         ...
 
     def token_text(self, token_id: int) -> str:
-        """The text of one token."""
+        """Return the text of one token."""
         ...
 
 
 @runtime_checkable
 class Environment(Protocol):
-    """Where the policy acts."""
+    """Environment of a policy: its tasks, and the rollouts on them."""
 
     name: str
 
     def tasks(self, split: str) -> Sequence[Task]:
-        """The tasks of a split, in a fixed order; may be generated lazily. Raises KeyError for an unknown
-        split."""
+        """Return the tasks of a split, in a fixed order; they may be generated lazily. Raise `KeyError` for
+        an unknown split.
+        """
         ...
 
     async def rollout(self, task: Task, policy: Policy) -> Outcome:
-        """Play one rollout. Called concurrently; keeps no state between calls."""
+        """Run one rollout. Called concurrently; must keep no state between calls."""
         ...
 
 
 @runtime_checkable
 class GroupEnvironment(Environment, Protocol):
-    """An environment whose rewards depend on the other rollouts of the same task."""
+    """Environment with rewards that depend on the other rollouts of a task."""
 
     async def rollout_in_group(self, task: Task, policy: Policy) -> Outcome:
-        """As `rollout`, but what has not failed is left `pending`."""
+        """Run one rollout and leave it `pending`, unless it failed."""
         ...
 
     async def finish_group(self, task: Task, outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
-        """The outcomes of one task with their rewards, in the order given; errored ones stay as they are."""
+        """Return the outcomes of one task with their rewards, in the given order; errored ones stay
+        unchanged.
+        """
         ...
 
 
-# The splits of an environment's tasks.
+# Splits of an environment's tasks.
 
 TRAIN = "train"
 
 
 def split_names(environment: Environment) -> tuple[str, ...]:
-    """The splits an environment lists as `splits`, or those of `train` and `eval` that it has.
+    """Return the splits that an environment lists as `splits`, or those of `train` and `eval` that it has.
 
-    Raises UsageError if it has none.
+    Raise `UsageError` if it has none.
     """
     listed: Sequence[str] | None = getattr(environment, "splits", None)
     if listed is not None:

@@ -1,4 +1,4 @@
-"""The arguments of a tool call, in the many ways that models, clients and data sets write them."""
+"""Arguments of a tool call, in the many forms that models, clients and data sets write."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from buckeye.config.source import load_json
 
 
 def read_arguments(written: Any) -> dict[str, Any]:
-    """Return the arguments of a call as an object. "" and null are no arguments; of JSON text that holds JSON
-    text, the inner one is read.
+    """Return the arguments of a call as an object. "" and null mean no arguments. JSON text inside JSON text
+    is decoded.
 
-    Raises `ValueError`, whose text follows "the arguments of NAME".
+    Raise `ValueError` with a text that completes "the arguments of NAME".
     """
     found = _json_of(written)
     if isinstance(found, str):
@@ -27,7 +27,7 @@ def read_arguments(written: Any) -> dict[str, Any]:
 
 
 def _json_of(written: Any) -> Any:
-    """The value of JSON text, or a value that JSON can have; None for an empty text."""
+    """Return the value of JSON text, or of a JSON-compatible value; None for an empty text."""
     try:
         value = written
         if isinstance(written, str):

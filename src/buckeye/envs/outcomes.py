@@ -1,4 +1,4 @@
-"""The door: what an environment hands back is checked here, before anything is made of it."""
+"""Validation of the outcomes that environments return."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ _ABSENT = re.compile(r"missing|must be set|not set|credential|KeyError|not found
 
 
 def checked(outcome: object, environment: object = None) -> Outcome:
-    """The outcome with plain numbers and texts; one with an error that names the field where it holds
-    something else. An errored one has no components. `environment` is the one that gave it."""
+    """Return the outcome with plain numbers and texts. An invalid one becomes an error that names the field.
+    Errored outcomes have no components. `environment` is the one that returned it, for messages.
+    """
     if not isinstance(outcome, Outcome):
         return errored("score", no_outcome(outcome, environment))
     try:
@@ -35,7 +36,9 @@ def checked(outcome: object, environment: object = None) -> Outcome:
 
 
 def _scored(outcome: Outcome) -> Outcome:
-    """Raises OutcomeError, and ValueError for turn_rewards that do not add up."""
+    """Return a validated outcome with a reward. Raise `OutcomeError`, or `ValueError` for turn_rewards that
+    do not add up.
+    """
     found = checked_outcome(
         {
             "reward": outcome.reward,
@@ -68,8 +71,9 @@ def _failed(outcome: Outcome) -> Outcome:
 
 
 def raised(boundary: Boundary, error: Exception) -> Outcome:
-    """The outcome of a rollout, or of a scoring, in which `error` was raised, with the place in the
-    environment's code."""
+    """Return the outcome of a rollout, or of a scoring, that raised `error`, with the location in the
+    environment's code.
+    """
     trace = [] if boundary == "model" else frames_of(error, CODE_FOLDER)
     is_ours = isinstance(error, OutcomeError)
     message = without_addresses(_said(error) if is_ours else f"{type(error).__name__}: {_said(error)}")
@@ -79,13 +83,13 @@ def raised(boundary: Boundary, error: Exception) -> Outcome:
 
 
 def errored(boundary: Boundary, error: str, trace: Sequence[str] = ()) -> Outcome:
-    """The outcome of a rollout without a reward."""
+    """Return the outcome of a rollout without a reward."""
     stop_reason = "timeout" if boundary == "timeout" else "error"
     return Outcome(reward=None, stop_reason=stop_reason, error=error, boundary=boundary, trace=trace)
 
 
 def _said(error: object) -> str:
-    """The message of an error, whatever its class makes of that."""
+    """Return the message of an error, even if its class fails to produce one."""
     try:
         return str(error)
     except Exception:
@@ -93,8 +97,9 @@ def _said(error: object) -> str:
 
 
 def how_to_pass(what: str, given: Collection[str]) -> str:
-    """What to do about a failure, where `what` happened says that a key is missing which the environment was
-    not `given`; else nothing."""
+    """Return advice if a failure text `what` reports a missing key that the environment was not `given`; else
+    "".
+    """
     names = [name for name in dict.fromkeys(_KEY.findall(what)) if name not in given]
     if not names or not _ABSENT.search(what):
         return ""
@@ -105,7 +110,7 @@ def how_to_pass(what: str, given: Collection[str]) -> str:
 
 
 def boundary_of(name: object) -> Boundary:
-    """The boundary of that name; "step" for one that there is not."""
+    """Return the boundary of that name; "step" for an unknown one."""
     for boundary in get_args(Boundary):
         if boundary == name:
             return boundary

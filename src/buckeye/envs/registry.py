@@ -1,8 +1,9 @@
-"""Find and build an environment in this process.
+"""Lookup and construction of environments in this process.
 
 An environment is a package with a function `load_environment(**args) -> Environment`. It is found, in this
-order, as a path to a project folder or a Python file, by the entry-point group `buckeye.environments`, by
-importing the module of its name, and among those that come with Buckeye.
+order: as a path (starts with `.`, `/` or `~`, or ends in `.py`); among those bundled with Buckeye, unless
+installed; by the entry-point group `buckeye.environments`; by importing the module of its name; as a folder
+of that name.
 """
 
 from __future__ import annotations
@@ -37,20 +38,20 @@ _ID = re.compile(
 )
 _PROTOCOL = ("name", "tasks", "rollout")
 LIBRARIES = {"reasoning-gym": "reasoning_gym", "textarena": "textarena"}
-"""Whose tasks are environments, `reasoning-gym/NAME`, and the module of each."""
+"""Libraries that provide environments, `reasoning-gym/NAME`, with the module of each."""
 AGENT = "agent"
-"""Any program that speaks to a model; its tasks and its command are arguments."""
+"""Id of the environment for any program that calls a model; its tasks and its command are arguments."""
 
 _BUNDLED = "dakota1890"
 _BUNDLES = (Path(__file__).with_name("bundled"), Path(__file__).parents[3] / "environments")
-"""In the package, or in the checkout."""
+"""Folders of bundled environments: in the package, or in the checkout."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentId:
-    """The parts of `owner/name@version`; owner and version may be absent."""
+    """Parts of `owner/name@version`; owner and version are optional."""
 
     owner: str | None
     name: str
@@ -58,7 +59,7 @@ class EnvironmentId:
 
     @classmethod
     def parse(cls, text: str) -> EnvironmentId:
-        """Raises UsageError for anything that is not an id."""
+        """Parse an id. Raise `UsageError` for any other text."""
         match = _ID.fullmatch(text)
         if match is None:
             raise UsageError(
@@ -73,13 +74,13 @@ class EnvironmentId:
 
     @property
     def module(self) -> str:
-        """The module the name stands for."""
+        """Name of the module."""
         return self.name.replace("-", "_").replace(".", "_")
 
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A loader and the version of the distribution it comes from, if that is known."""
+    """Loader, and the version of its distribution if known."""
 
     loader: Callable[..., Any]
     version: str | None
@@ -114,18 +115,19 @@ def checked(env_id: str, environment: Any) -> Environment:
 
 
 def installed_environments() -> list[str]:
-    """The names of the environments that announce themselves, sorted."""
+    """Return the names of the registered environments, sorted."""
     return sorted({entry.name for entry in metadata.entry_points(group=ENTRY_POINT_GROUP)})
 
 
 def names_a_file(env_id: str) -> bool:
-    """Whether an environment is named by its path, and not as OWNER/NAME."""
+    """Return True if an environment id is a path, not OWNER/NAME."""
     return env_id.startswith((".", "/", "~")) or env_id.endswith(".py")
 
 
 def find_here(env_id: str) -> Callable[..., Any] | None:
-    """The loader of an environment that can be imported in this process. Raises UsageError if importing it
-    fails."""
+    """Return the loader of an environment that can be imported in this process, or None. Raise `UsageError`
+    if the import fails.
+    """
     if env_id == AGENT or env_id.partition("/")[0] in LIBRARIES:
         return None
     path = Path(env_id).expanduser()
@@ -145,8 +147,9 @@ def find_here(env_id: str) -> Callable[..., Any] | None:
 
 
 def bundled(env_id: str) -> Path | None:
-    """The project of an environment that comes with Buckeye; None for others, and where an installed
-    distribution has its name."""
+    """Return the project of an environment bundled with Buckeye. None for others, and if an installed
+    distribution has its name.
+    """
     if canonicalize_name(env_id.partition("@")[0].rpartition("/")[2]) != _BUNDLED:
         return None
     try:
@@ -179,7 +182,9 @@ def _from_module(wanted: EnvironmentId) -> _Found | None:
 
 
 def _check_version(wanted: EnvironmentId, installed: str | None) -> None:
-    """Accept the version asked for, or a newer release of the same x.y series."""
+    """Accept the requested version, or a newer release of the same x.y series. Raise `UsageError`
+    otherwise.
+    """
     if wanted.version in (None, "latest"):
         return
     try:
@@ -211,7 +216,7 @@ def install_commands(wanted: EnvironmentId) -> str:
 
 
 def _check_arguments(env_id: str, loader: Callable[..., Any], args: Mapping[str, Any]) -> None:
-    """Raise UsageError for an argument the loader does not take, or one it needs and did not get."""
+    """Raise `UsageError` for an argument that the loader does not take, or for a missing required one."""
     parameters = inspect.signature(loader).parameters.values()
     named = {p.name: p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     accepted = ", ".join(named) or "none"
@@ -255,7 +260,7 @@ def _import_file(path: Path) -> ModuleType:
 
 
 def _entry_of_project(folder: Path) -> tuple[str, str]:
-    """The module and the attribute a project announces, or its own name and `load_environment`."""
+    """Return the module and attribute that a project registers, or its name and `load_environment`."""
     project_file = folder / "pyproject.toml"
     if not project_file.is_file():
         return folder.resolve().name.replace("-", "_"), "load_environment"
@@ -271,7 +276,7 @@ def _entry_of_project(folder: Path) -> tuple[str, str]:
 
 
 def _import_from_project(folder: Path, module: str) -> ModuleType:
-    """Import `module` from `folder/src` or `folder`, whichever holds it."""
+    """Import `module` from `folder/src` or `folder`, whichever contains it."""
     top = module.partition(".")[0]
     for root in (folder / "src", folder):
         if (root / top).is_dir() or (root / f"{top}.py").is_file():
@@ -287,7 +292,7 @@ def _import_from_project(folder: Path, module: str) -> ModuleType:
 
 @contextmanager
 def _import_problems(what: str) -> Iterator[None]:
-    """Turns whatever importing foreign code raises into one message for a person."""
+    """Convert any error of importing third-party code to a `UsageError`."""
     try:
         yield
     except BuckeyeError:

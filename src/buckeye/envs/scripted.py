@@ -1,4 +1,4 @@
-"""Policies that need no model: what they say was written beforehand."""
+"""Policies without a model: their replies are fixed in advance."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ TURN_LIMIT = 1000
 
 @dataclass(slots=True)
 class ScriptedPolicy:
-    """Says `text` in every turn, and at most `TURN_LIMIT` times."""
+    """Policy that replies `text` in every turn, up to `TURN_LIMIT` times."""
 
     text: str
     finish_reason: FinishReason = "stop"
     turns: int = field(default=0, init=False)
 
     async def chat(self, messages: Sequence[Message], *, tools: Sequence[Tool] = ()) -> Reply:
-        """The same reply again. Raises InferenceError after `TURN_LIMIT` of them."""
+        """Return the fixed reply. Raise `InferenceError` after `TURN_LIMIT` calls."""
         del messages, tools
         if self.turns:
-            await asyncio.sleep(0)  # so that the deadline can end a rollout that never stops asking
+            await asyncio.sleep(0)  # lets the deadline end a rollout that never stops calling
         self.turns += 1
         if self.turns > TURN_LIMIT:
             raise InferenceError(f"the rollout asked for more than {TURN_LIMIT} replies")
@@ -33,10 +33,10 @@ class ScriptedPolicy:
 
 
 class FailingPolicy:
-    """Stands for an engine that does not answer."""
+    """Policy that simulates an engine without a reply."""
 
     async def chat(self, messages: Sequence[Message], *, tools: Sequence[Tool] = ()) -> Reply:
-        """Always raises InferenceError."""
+        """Raise `InferenceError`, always."""
         del messages, tools
         await asyncio.sleep(0)
         raise InferenceError("no engine answers (a test of how the environment takes it)")

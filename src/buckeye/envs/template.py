@@ -1,4 +1,4 @@
-"""A new environment from the templates: `environments/template` of the source, or its copy in the package."""
+"""New environments from the templates: `environments/template` of the source, or its copy in the package."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _NOT_COPIED = shutil.ignore_patterns("__pycache__", ".*")
 
 
 def new_environment(name: str, kind: str, folder: Path) -> list[Path]:
-    """Write a project called `name` into the new folder `folder`; returns its files.
+    """Write a project called `name` into the new folder `folder`. Return its files.
 
-    Raises UsageError for a name that is none, an unknown kind, and a folder that is there already.
+    Raise `UsageError` for an invalid name, an unknown kind, or an existing folder.
     """
     if not _NAME.fullmatch(name) or keyword.iskeyword(name):
         raise UsageError(

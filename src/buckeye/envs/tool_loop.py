@@ -1,4 +1,4 @@
-"""A conversation in which the policy may call tools before it answers."""
+"""Conversation with tool calls before the answer."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from buckeye.envs.base import Message, Policy, Reply, Tool
 from buckeye.envs.call_arguments import read_arguments
 
 StopReason = Literal["answered", "truncated", "turn_limit"]
-"""`answered`: a reply without calls. `truncated`: cut off by a length limit.
-`turn_limit`: still calling tools when no turn was left."""
+"""Reason for the end: `answered`: a reply without calls. `truncated`: cut off by a length limit.
+`turn_limit`: still calling tools in the last turn.
+"""
 
 CallTool = Callable[[str, Mapping[str, Any]], str | Awaitable[str]]
-"""Runs a tool by name, with arguments that fit its schema. One that is not async must be quick."""
+"""Function that runs a tool by name, with arguments that fit its schema. A synchronous one must be fast."""
 
 _MAX_RESULT = 8_000
 _TYPES: dict[str, tuple[type, ...]] = {
@@ -33,12 +34,12 @@ _TYPES: dict[str, tuple[type, ...]] = {
 
 
 class ToolError(Exception):
-    """Raised by a tool; its text is for the model."""
+    """Error of a tool; its text is shown to the model."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ToolPlay:
-    """How a conversation went. `tool_calls` counts every call, `tool_errors` those that got an error."""
+    """Result of a conversation. `tool_calls` counts all calls, `tool_errors` those that returned an error."""
 
     reply: Reply
     messages: tuple[Message, ...]
@@ -49,7 +50,7 @@ class ToolPlay:
 
     @property
     def components(self) -> dict[str, float]:
-        """The counts, for an `Outcome`."""
+        """Counts for an `Outcome`."""
         counts = {"n_turns": self.n_turns, "tool_calls": self.tool_calls, "tool_errors": self.tool_errors}
         return {name: float(count) for name, count in counts.items()}
 
@@ -63,12 +64,12 @@ async def play_with_tools(
     max_calls: int,
     timeout: float = 60.0,
 ) -> ToolPlay:
-    """Let the policy speak until it answers without a call.
+    """Call the policy until it answers without a tool call.
 
-    The first `max_calls` calls are run, each for at most `timeout` seconds; the policy is told when none is
-    left. It has `max_calls` + 2 turns. What is wrong with a call (unknown tool, unreadable or unfitting
-    arguments, a `ToolError`, no result in time) is its result, for the policy to read. Any other exception of
-    a tool is the environment's own failure and is raised: the rollout then has an error and no reward.
+    The first `max_calls` calls are run, each for at most `timeout` seconds; then the policy is informed that
+    none are left. It has `max_calls` + 2 turns. A wrong call (unknown tool, unreadable or invalid arguments,
+    `ToolError`, timeout) returns an error text to the policy. Any other exception of a tool is the
+    environment's own failure and is raised: the rollout then has an error and no reward.
     """
     conversation = list(messages)
     calls = errors = turns = 0
@@ -111,7 +112,7 @@ def _stop_reason(reply: Reply, asked: bool, *, turns_left: int) -> StopReason | 
 async def _result(
     function: Mapping[str, Any], tools: Sequence[Tool], call: CallTool, timeout: float
 ) -> tuple[str, bool]:
-    """The text of a call's result, and whether it is an error."""
+    """Return the text of a call's result, and True if it is an error."""
     deadline = asyncio.timeout(timeout)
     try:
         name, arguments = _checked(function, tools)
@@ -133,7 +134,7 @@ async def _result(
 
 
 def _checked(function: Mapping[str, Any], tools: Sequence[Tool]) -> tuple[str, Mapping[str, Any]]:
-    """The tool's name and arguments that fit its schema. Raises `ToolError`."""
+    """Return the tool's name and arguments that fit its schema. Raise `ToolError` if they do not."""
     name, arguments = function["name"], function["arguments"]
     if not name:
         raise ToolError('the call could not be read. Write JSON: {"name": "...", "arguments": {...}}.')
@@ -149,7 +150,9 @@ def _checked(function: Mapping[str, Any], tools: Sequence[Tool]) -> tuple[str, M
 
 
 def _check_arguments(tool: str, arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> None:
-    """Against the part of JSON Schema that describes tools: required, properties, type, enum."""
+    """Check arguments against the part of JSON Schema that describes tools: required, properties, type, enum.
+    Raise `ToolError` on a mismatch.
+    """
     properties = schema.get("properties", {})
     for name in schema.get("required", ()):
         if name not in arguments:

@@ -1,2 +1,3 @@
-"""What the interpreter of an environment loads too, by path: Python 3.10 and the standard library must do,
-and nothing of Buckeye is imported here."""
+"""Modules that environment interpreters also load, by path. They need only Python 3.10 and the standard
+library, and import nothing of Buckeye.
+"""

@@ -1,5 +1,6 @@
-"""What the end of a rollout, or an error with its frames, may look like when it crosses from a worker to
-Buckeye; checked on both sides."""
+"""Valid forms of a rollout's outcome, and of an error with its frames, between a worker and Buckeye; checked
+on both sides.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +16,14 @@ from pathlib import Path
 from typing import Any
 
 BOUNDARIES = ("load", "reset", "step", "model", "score", "agent", "worker", "timeout")
-"""Where a rollout can fail: loading the environment, beginning an episode, playing it, asking the model,
-scoring it, in the program that plays; then its worker, and its deadline."""
+"""Places where a rollout can fail: loading the environment, starting an episode, running it, calling the
+model, scoring it, the agent program; also its worker, and its deadline.
+"""
 
 MAX_MESSAGE = 4_000
 _CUT = re.compile(r"\.\.\. \(\d{1,20} characters in all\)")
 _MAX_NUMBER = 1e30
-"""Sums and differences of many such are still numbers, also as float32."""
+"""Sums and differences of many such values are still finite, also as float32."""
 _MAX_NAME = 200
 _MAX_COMPONENTS = 1_000
 _MAX_TURNS = 100_000
@@ -29,14 +31,14 @@ _KEYS = {"reward", "components", "explanations", "stop_reason", "error", "turn_r
 
 
 class OutcomeError(ValueError):
-    """An outcome that cannot be one; the message says what is wrong with it."""
+    """Invalid outcome; the message describes the problem."""
 
 
 def checked_outcome(value: Any) -> dict[str, Any]:
-    """The outcome with every key present and numbers as floats.
+    """Return the outcome with every key present and numbers as floats.
 
-    `reward` is None exactly where there is an `error`, or a `handle` by which a group is scored later. Raises
-    OutcomeError.
+    With an `error`, or a `handle` for scoring a group later, and only then, `reward` becomes None. Raise
+    `OutcomeError` if the outcome is invalid.
     """
     if not isinstance(value, dict):
         raise OutcomeError(f"the outcome is {_shown(value)}, not a dictionary")
@@ -59,15 +61,18 @@ def checked_outcome(value: Any) -> dict[str, Any]:
 
 
 def failure(boundary: str, kind: str, message: str, trace: Any = None) -> dict[str, Any]:
-    """An error as it is sent: where it happened, its class, its message, shortened if it is very long, and
-    the frames that it came through."""
+    """Return an error in the form that is sent: boundary, class, message (shortened if very long) and
+    frames.
+    """
     message = shortened(without_addresses(message))
     sent = {"boundary": boundary, "type": kind[:_MAX_NAME], "message": message}
     return {**sent, "trace": checked_frames(trace)}
 
 
 def shortened(message: str) -> str:
-    """The beginning of a long message, and how long it was. One that is shortened already stays as it is."""
+    """Return the beginning of a long message with its length. A message that is already shortened stays
+    unchanged.
+    """
     if len(message) <= MAX_MESSAGE or _CUT.fullmatch(message, MAX_MESSAGE):
         return message
     return f"{message[:MAX_MESSAGE]}... ({len(message)} characters in all)"
@@ -82,20 +87,21 @@ def _reward(value: Any, *, later: bool) -> float | None:
 
 
 def check_reward(value: Any) -> None:
-    """Raise OutcomeError for a reward that is nothing like a number, in the line that makes the outcome."""
+    """Raise `OutcomeError` for a reward that is not a number, at the line that creates the outcome."""
     if not isinstance(_plain(value), Real):
         number(value, "the reward")
 
 
 def number(value: Any, what: str) -> float:
-    """A finite number of at most 1e30 as a float, also a scalar of numpy or torch. Raises OutcomeError for
-    anything else, which `what` names."""
+    """Return a finite number of at most 1e30 as a float, also for a scalar of numpy or torch. Raise
+    `OutcomeError` for anything else; `what` names the value.
+    """
     plain = _plain(value)
     if not isinstance(plain, Real):
         raise OutcomeError(no_number(value, what))
     try:
         found = float(plain)
-    except Exception:  # too large, or a number of somebody's own
+    except Exception:  # too large, or a third-party number type
         found = math.inf
     if not math.isfinite(found):
         raise OutcomeError(f"{what} is {_shown(value)}, which is not finite")
@@ -105,10 +111,10 @@ def number(value: Any, what: str) -> float:
 
 
 def _plain(value: Any) -> Any:
-    """The number that a scalar of numpy or torch holds; anything else as it is."""
+    """Return the number in a scalar of numpy or torch; anything else unchanged."""
     try:
         return value.item() if value.shape == () else value
-    except Exception:  # it is none, or only looks like one
+    except Exception:  # not a scalar, or only similar to one
         return value
 
 
@@ -125,7 +131,7 @@ def _components(value: Any) -> dict[str, float]:
 
 
 def _explanations(value: Any) -> dict[str, str]:
-    """Words for people, as far as they can be: what is too long or too much is cut."""
+    """Return texts for people, cut where they are too long or too many."""
     if not isinstance(value, Mapping):
         raise OutcomeError(f"explanations is {_shown(value)}, not a dictionary")
     kept = list(value.items())[:_MAX_COMPONENTS]
@@ -157,7 +163,7 @@ def _name(value: Any, what: str) -> str:
 
 def _shown(value: Any) -> str:
     if inspect.iscoroutine(value):
-        value.close()  # else Python warns of it at some later place
+        value.close()  # otherwise Python warns about it at a later place
         return f"a coroutine{place_of_code(value.cr_code)}"
     if inspect.isawaitable(value):
         return f"a {type(value).__name__}"
@@ -169,7 +175,7 @@ def _shown(value: Any) -> str:
 
 
 def _advice(value: Any) -> str:
-    """Return how to get the wanted value from this one; "" if unknown."""
+    """Return advice on obtaining the required value from this one; "" if unknown."""
     return ": await it" if inspect.isawaitable(value) else ""
 
 
@@ -184,8 +190,9 @@ def no_number(value: Any, what: str) -> str:
 
 
 def no_outcome(value: Any, environment: Any) -> str:
-    """The message about a value that an environment returned in place of an outcome, with the place of the
-    author's function."""
+    """Return the message about a value that an environment returned instead of an outcome, with the location
+    of the author's function.
+    """
     name, function = author_function(environment)
     place = "" if inspect.iscoroutine(value) else place_of_code(getattr(function, "__code__", None))
     what = _shown(value) if inspect.iscoroutine(value) else f"a {type(value).__name__}"
@@ -193,7 +200,9 @@ def no_outcome(value: Any, environment: Any) -> str:
 
 
 def author_function(environment: Any) -> tuple[str, Any]:
-    """The name of the function that makes outcomes, and the function: not one of Buckeye's own classes."""
+    """Return the name of the function that makes outcomes, and the function, unless it belongs to Buckeye's
+    own classes.
+    """
     for name in ("rollout", "grade"):
         function = getattr(environment, name, None)
         code = getattr(function, "__code__", None)
@@ -203,7 +212,7 @@ def author_function(environment: Any) -> tuple[str, Any]:
 
 
 def place_of_code(code: Any) -> str:
-    """` (FILE:LINE in FUNCTION)` of a function's code; nothing if there is none."""
+    """Return ` (FILE:LINE in FUNCTION)` of a function's code, or ""."""
     if code is None:
         return ""
     return f" ({Path(code.co_filename).name}:{code.co_firstlineno} in {code.co_name})"
@@ -218,10 +227,10 @@ _LIBRARY = re.compile(r"/(site-packages|lib/python3[.]\d+)/")
 
 
 def frames_of(error: BaseException, *ours: str) -> list[str]:
-    """The newest of the places that an error came through, outermost first, as `FILE:LINE in FUNCTION: CODE`.
+    """Return the newest frames of an error, outermost first, as `FILE:LINE in FUNCTION: CODE`.
 
-    Those in the folders `ours`, in this package and in asyncio, and code without a file (what `dataclass`
-    writes), are left out, unless there are no others.
+    Frames in the folders `ours`, in this package and in asyncio, and code without a file (generated by
+    `dataclass`), are left out, unless no others remain.
     """
     places = []
     frame = error.__traceback__
@@ -234,14 +243,15 @@ def frames_of(error: BaseException, *ours: str) -> list[str]:
 
 
 def described(file: str, line: int | None, function: str) -> str:
-    """One frame, shortened if it is very long. Between two lines a frame has none."""
+    """Return one frame as text, shortened if very long. A frame between two lines has no line number."""
     code = linecache.getline(file, line or 0).strip()
     return f"{file}:{line or '?'} in {function}: {code}"[:_MAX_FRAME]
 
 
 def place_of(frames: Sequence[str]) -> str:
-    """` (FILE:LINE in FUNCTION)` of the innermost frame outside of libraries, of the innermost one if all are
-    in libraries, nothing if there is none."""
+    """Return ` (FILE:LINE in FUNCTION)` of the innermost frame outside of libraries, else of the innermost
+    frame; "" without frames.
+    """
     if not frames:
         return ""
     where = (own_frames(frames) or frames)[-1].partition(": ")[0]
@@ -249,12 +259,12 @@ def place_of(frames: Sequence[str]) -> str:
 
 
 def own_frames(frames: Sequence[str]) -> list[str]:
-    """Those outside of libraries."""
+    """Return the frames outside of libraries."""
     return [frame for frame in frames if not _LIBRARY.search(frame)]
 
 
 def checked_frames(value: Any) -> list[str]:
-    """What another process says are frames, as far as they can be."""
+    """Return another process's frames as a list of texts; invalid data becomes an empty list."""
     if not isinstance(value, list):
         return []
     return [str(frame)[:_MAX_FRAME] for frame in value[-MAX_FRAMES:]]
