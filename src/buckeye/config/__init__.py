@@ -1,4 +1,4 @@
-"""Every setting: files and flags become one object, or one message with all that is wrong.
+"""Settings: files and flags become one object, or one error message with every problem.
 
-Nothing here acts.
+This room performs no actions.
 """

@@ -1,5 +1,4 @@
-"""Training that starts from the folder of an adapter, in peft's format: what of its settings the folder
-decides."""
+"""Training that starts from an adapter folder in peft's format: the settings that the folder determines."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ _OTHER_KINDS = (
     "alpha_pattern",
     "layers_to_transform",
 )
-"""Keys that, where they are set, make an adapter more than W + alpha / rank B A with one rank and alpha."""
+"""Keys that, if set, make an adapter differ from W + alpha / rank B A with one rank and alpha."""
 
 
 def is_adapter(name: str) -> bool:
@@ -38,17 +37,18 @@ def is_adapter(name: str) -> bool:
 
 
 def base_of(adapter: Path) -> tuple[str, str | None]:
-    """Return the name and the revision of the model that an adapter belongs to. Raise `UsageError` if the
-    adapter does not name it."""
+    """Return the name and the revision of an adapter's base model. Raise `UsageError` if the adapter does not
+    name it.
+    """
     return _base(adapter, _read(adapter))
 
 
 def start_from_adapter(config: T) -> T:
-    """Return the settings of a training whose `model.name` is the folder of an adapter, or that sets
-    `model.adapter`: the model's name is that of the base, and with `experimental.lora` the adapter's rank,
-    alpha and modules apply. Other settings are returned unchanged.
+    """Return the settings of a training with the base model's name, if `model.name` is an adapter folder or
+    `model.adapter` is set. With `experimental.lora` the adapter's rank, alpha and modules apply. Other
+    settings are returned unchanged.
 
-    Raises `UsageError` if the folder cannot be read, or if settings contradict it.
+    Raise `UsageError` if the folder cannot be read, or if settings contradict it.
     """
     if isinstance(config, SFTConfig):
         return config.model_copy(update={"model": start_model(config.model)})
@@ -56,7 +56,7 @@ def start_from_adapter(config: T) -> T:
 
 
 def _run_changes(config: RLConfig) -> dict[str, Any]:
-    """Return the changes to the sections of a run, which all name the model."""
+    """Return the changes to a run's sections, which all name the model."""
     model = config.trainer.model
     started = start_model(model)
     if started is model:
@@ -73,8 +73,9 @@ def _run_changes(config: RLConfig) -> dict[str, Any]:
 
 
 def start_model(model: ModelConfig) -> ModelConfig:
-    """Return a model's settings with what its adapter decides; they are unchanged without an adapter. Raises
-    as `start_from_adapter`."""
+    """Return a model's settings with those that its adapter determines; unchanged without an adapter. Raise
+    `UsageError` if the adapter cannot be read, or if settings contradict it.
+    """
     is_named = is_adapter(model.name)
     folder = Path(model.name) if is_named else model.adapter
     if folder is None:
@@ -92,7 +93,7 @@ def start_model(model: ModelConfig) -> ModelConfig:
 
 
 def _continued(lora: LoRAConfig, folder: Path, content: Mapping[str, Any]) -> LoRAConfig:
-    """Return the settings of an adapter that is trained further."""
+    """Return the settings for training an adapter further."""
     merge = "Leave experimental.lora out to train the model that it is merged into"
     others = [f"{key} = {content[key]!r}" for key in _OTHER_KINDS if content.get(key)]
     if content.get("peft_type", "LORA") != "LORA":

@@ -1,4 +1,4 @@
-"""Settings of the buffer: which groups of rollouts make a batch."""
+"""Settings of the buffer, which selects the groups of a batch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class SimpleBufferConfig(BaseConfig):
-    """Groups are used in the order they finish."""
+    """Buffer that uses groups in the order they finish."""
 
     type: Literal["simple"] = "simple"
     """How the groups of a batch are chosen."""
@@ -21,7 +21,7 @@ class SimpleBufferConfig(BaseConfig):
 
 
 class OnlineDifficultyBufferConfig(BaseConfig):
-    """Groups that are too easy or too hard are dropped."""
+    """Buffer that drops groups that are too easy or too hard."""
 
     type: Literal["online-difficulty"] = "online-difficulty"
     """How the groups of a batch are chosen."""

@@ -1,4 +1,4 @@
-"""Settings of a run that has several hosts."""
+"""Settings of a run on several hosts."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ NodeNumbers = Annotated[list[NonNegativeInt], Field(min_length=1)]
 
 
 class ClusterConfig(BaseConfig):
-    """The hosts of a run, which all see output_dir. Node 0 is where `rl` is started; an engine starts
-    processes on the others."""
+    """Hosts of a run, which all see output_dir. Node 0 is where `rl` is started; an engine starts processes
+    on the others.
+    """
 
     nodes: PositiveInt = 1
     """How many hosts the run has."""
@@ -32,12 +33,12 @@ class ClusterConfig(BaseConfig):
 
     @property
     def of_trainer(self) -> list[int]:
-        """The nodes of the trainer, in the order of its ranks."""
+        """Nodes of the trainer, in rank order."""
         return list(range(self.nodes)) if self.trainer_nodes is None else self.trainer_nodes
 
     @property
     def of_inference(self) -> list[int]:
-        """The nodes of inference."""
+        """Nodes of inference."""
         return list(range(self.nodes)) if self.inference_nodes is None else self.inference_nodes
 
     @model_validator(mode="after")

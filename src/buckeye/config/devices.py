@@ -1,4 +1,4 @@
-"""How many replicas and ranks a run has: from the device ids, and the other way round."""
+"""Numbers of replicas and ranks of a run, derived from its device ids, and vice versa."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _SHARED_GPU_MEMORY = 0.4
 
 INFERENCE_DEVICES = [0]
 TRAINER_DEVICES = [1]
-"""Those of a run that names none."""
+"""Default devices of a run."""
 
 
 def share_devices(settings: Settings) -> list[Problem]:
-    """Make devices, replicas and ranks fit each other, in place; returns where two settings disagree.
+    """Make devices, replicas and ranks consistent, in place. Return the settings that conflict.
 
-    Values of a wrong type, and devices that cannot be shared out, are left to validation.
+    Values of a wrong type, and devices that cannot be divided, are left to validation.
     """
     has_inference = isinstance(settings.get(("inference",)), dict)
     problems = _inference(settings) if has_inference else []
@@ -65,7 +65,7 @@ def _trainer(settings: Settings) -> None:
 
 
 def _share_memory(settings: Settings) -> None:
-    """Leave the trainer room on a GPU that inference uses too: vLLM takes its part of the memory at once."""
+    """Leave the trainer memory on a GPU that inference also uses: vLLM allocates its share at once."""
     ids = []
     for path, default in ((_INFERENCE_IDS, INFERENCE_DEVICES), (_TRAINER_IDS, TRAINER_DEVICES)):
         value = settings.get(path)
@@ -75,7 +75,7 @@ def _share_memory(settings: Settings) -> None:
 
 
 def _free_devices(settings: Settings) -> list[int]:
-    """The trainer's devices if none are given: as few as its settings allow, none of inference's."""
+    """Return the trainer's default devices: as few as its settings allow, without inference's devices."""
     asked = [settings.get(path) for path in (_TRAINER_TP, _REPLICATE)]
     count = math.prod(value for value in asked if _is_count(value))
     first = TRAINER_DEVICES[0]
@@ -87,7 +87,9 @@ def _free_devices(settings: Settings) -> list[int]:
 
 
 def _agree(settings: Settings, path: KeyPath, value: int, place: Place, reason: str) -> list[Problem]:
-    """Set `path` to what follows from `reason`, unless it was set otherwise in the same or a higher layer."""
+    """Set `path` to `value`, which follows from `reason`. Return a problem if an equal or higher layer set it
+    differently.
+    """
     present = settings.get(path)
     if present == value or not isinstance(settings.get(path[:-1]), dict | type(MISSING)):
         return []

@@ -1,4 +1,4 @@
-"""Settings of environments: where they run, how they are played, how several are mixed."""
+"""Settings of environments: where they run, their limits, and how several are mixed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ AllOrCount = Annotated[int, Field(ge=-1)]
 
 
 class EnvSamplingConfig(BaseConfig):
-    """How the policy samples in one environment; None is as in the others."""
+    """Sampling settings of one environment; None uses those of the others."""
 
     temperature: Annotated[float, Field(ge=0)] | None = None
     """Above 1 evens the distribution out, below 1 sharpens it; 0 is greedy and only for evaluations."""
@@ -25,7 +25,7 @@ class EnvSamplingConfig(BaseConfig):
 
 
 class EnvConfig(BaseConfig):
-    """An environment."""
+    """Environment of a run."""
 
     id: str = ""
     """NAME, OWNER/NAME, OWNER/NAME@VERSION, or a path; nothing is played without one."""
@@ -72,7 +72,7 @@ class EnvConfig(BaseConfig):
     @model_validator(mode="after")
     def _variables_are_names(self) -> EnvConfig:
         wrong = sum(not (name.isascii() and name.isidentifier()) for name in self.variables)
-        if wrong:  # what is wrong may be a secret: it is not repeated
+        if wrong:  # a wrong entry may be a secret, so it is not shown
             raise conflict(
                 f"variables holds names alone, as SEARCH_API_KEY, and {wrong} of its entries are none. "
                 "Write a value into .env, or set it: buckeye auth set NAME",
@@ -82,7 +82,7 @@ class EnvConfig(BaseConfig):
 
 
 class TrainEnvConfig(EnvConfig):
-    """An environment to train on."""
+    """Environment to train on."""
 
     ratio: PositiveFloat = 1.0
     """Its share of the groups, relative to the other environments'."""
@@ -104,7 +104,7 @@ class TrainEnvConfig(EnvConfig):
 
 
 class EvalEnvConfig(EnvConfig):
-    """An environment to evaluate on during training."""
+    """Environment to evaluate on during training."""
 
     split: str | None = None
     """Which of its tasks; None is eval, or train where it has no eval tasks."""
@@ -115,7 +115,7 @@ class EvalEnvConfig(EnvConfig):
 
 
 class EnvPauseConfig(BaseConfig):
-    """When an environment that fails is left alone for a while; the others go on."""
+    """Pause of a failing environment, while the others continue."""
 
     after_failures: PositiveInt = 8
     """Groups in a row in which every rollout failed, and not because no engine answered."""

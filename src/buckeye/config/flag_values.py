@@ -1,4 +1,4 @@
-"""From the text of a flag to a value."""
+"""Conversion of a flag's text to a value."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from buckeye.config.structure import Shape
 
 
 def is_none(text: str, shape: Shape) -> bool:
-    """Whether the text stands for None here."""
+    """Return True if the text means None here."""
     return shape.optional and text in ("None", "null")
 
 
 def parse_bool(text: str) -> bool | None:
-    """True or false; None if the text is neither."""
+    """Return the boolean of a text, or None if it is neither true nor false."""
     return {"true": True, "false": False}.get(text.lower())
 
 
 def parse_text(text: str, shape: Shape) -> Any:
-    """The value that `text` stands for where `shape` is expected.
+    """Return the value of `text` for the expected `shape`.
 
-    Text that is not of the expected type stays text, for validation to complain about. Raises ValueError
-    where only JSON can be meant and it is not valid.
+    Text of another type stays text, and validation reports it. Raise `ValueError` for invalid JSON where only
+    JSON is allowed.
     """
     if is_none(text, shape):
         return None
@@ -64,7 +64,7 @@ def _json(text: str) -> Any:
 
 
 def _anything(text: str) -> Any:
-    """A value for code that is not ours: JSON or Python words where it reads as such, text otherwise."""
+    """Return the value for third-party code: JSON or a Python constant if the text is one, else the text."""
     words: dict[str, Any] = {"None": None, "True": True, "False": False}
     if text in words:
         return words[text]

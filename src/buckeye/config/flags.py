@@ -1,4 +1,4 @@
-"""Command-line flags: which files they name, and which settings they make."""
+"""Command-line flags: the files that they name, and the settings that they set."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ AT = "@"
 
 @dataclass(frozen=True, slots=True)
 class FileReference:
-    """`@ FILE` at the root, or behind the flag of a section."""
+    """File argument `@ FILE`, at the root or after the flag of a section."""
 
     section: KeyPath
     file: str
@@ -27,7 +27,7 @@ class FileReference:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """A value that a flag sets."""
+    """Value that a flag sets."""
 
     path: KeyPath
     value: Any
@@ -36,7 +36,7 @@ class Assignment:
 
 @dataclass(slots=True)
 class Flags:
-    """What a command line says."""
+    """Parsed command line."""
 
     files: list[FileReference] = field(default_factory=list)
     assignments: list[Assignment] = field(default_factory=list)
@@ -44,18 +44,19 @@ class Flags:
 
 
 def parse_flags(model: type[BaseConfig], argv: Sequence[str]) -> Flags:
-    """Read a command line for the configuration class `model`.
+    """Parse a command line for the configuration class `model`.
 
-    `@ FILE` and `@FILE` name files, for everything or behind the flag of a section. A flag is `--a.b VALUE`
-    or `--a.b=VALUE`, with - or _ in its name. `--flag` and `--no-flag` switch; the bare flag of a section
-    enables it. Lists are `0,1`, `[0,1]`, or the flag several times; sections may be JSON.
+    `@ FILE` and `@FILE` name files, for all settings or, after the flag of a section, for that section. A
+    flag is `--a.b VALUE` or `--a.b=VALUE`, with - or _ in its name. `--flag` and `--no-flag` set booleans; a
+    section's flag alone enables it. Lists are `0,1`, `[0,1]`, or a repeated flag; sections may be JSON.
     """
     return _Parser(model, argv).parse()
 
 
 def apply(assignments: Sequence[Assignment], settings: Settings) -> list[Problem]:
-    """Write the values of flags into the settings: the last one wins, lists given several times are joined,
-    and a setting of one list item (`env.0.id`) goes over the list that contains it."""
+    """Write the values of flags into the settings. The last one wins, repeated lists are joined, and a
+    setting of a list item (`env.0.id`) overrides the list that contains it.
+    """
     joined: dict[KeyPath, list[Any]] = {}
     for one in assignments:
         value = one.value
@@ -112,7 +113,7 @@ class _Parser:
         return self.words[self.position] if self.position < len(self.words) else None
 
     def _value(self) -> str | None:
-        """Take the next word if it is a value."""
+        """Return the next word if it is a value, and advance."""
         word = self._peek()
         return self._next() if word is not None and _is_value(word) else None
 
@@ -135,7 +136,7 @@ class _Parser:
             self._setting(target.path, target.shape, given, place)
 
     def _skip_values(self) -> None:
-        """Leave out what belongs to a flag that cannot be used."""
+        """Skip the values of an unusable flag."""
         while self._value() is not None:
             pass
 
@@ -200,6 +201,6 @@ class _Parser:
 
 
 def _is_value(word: str) -> bool:
-    """Whether a word is a value: not a file, not a flag; negative numbers are."""
+    """Return True if a word is a value: neither a file nor a flag. Negative numbers are values."""
     dashed = word.startswith("--") or (word.startswith("-") and word[1:2].isalpha())
     return not dashed and not word.startswith(AT)

@@ -1,4 +1,4 @@
-"""What a command whose flags are its configuration says of them: settings, section by section."""
+"""Help of a command that takes its configuration as flags: settings, section by section."""
 
 from __future__ import annotations
 
@@ -31,8 +31,9 @@ Files are TOML or JSON; later ones win, flags win over files. Write --a.b VALUE 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """The settings of a section as (flag, what it is), without those of the sections in it. `title` has its
-    name in a file; `text` what it is for."""
+    """Settings of a section as (flag, description), without those of nested sections. `title` has its name in
+    a file; `text` describes it.
+    """
 
     path: KeyPath
     title: str
@@ -41,7 +42,7 @@ class Section:
 
 
 def help_text(model: type[BaseConfig], prog: str) -> str:
-    """Plain text: how to call `prog`, then every setting, section by section, a line each."""
+    """Return the help as plain text: usage of `prog`, then one line per setting, section by section."""
     lines = [_USAGE.format(prog=prog, summary=summary_of(model), words=HOW_TO_WRITE)]
     for section in sections_of(model, prog):
         lines.append(f"{section.title} {section.text}".rstrip())
@@ -53,13 +54,16 @@ def help_text(model: type[BaseConfig], prog: str) -> str:
 
 
 def sections_of(model: type[BaseConfig], prog: str) -> list[Section]:
-    """All sections, each before those in it; the first is the root. One that has several classes, told apart
-    by `type`, is there once for each."""
+    """Return all sections, each before the nested ones; the first is the root. A section with several
+    classes, distinguished by `type`, appears once for each.
+    """
     return list(_sections(model, (), f"{prog}:", ""))
 
 
 def sections_named(model: type[BaseConfig], prog: str, name: str) -> list[Section]:
-    """The section `name`, as `trainer.optim`, and those in it. Raises UsageError if there is none."""
+    """Return the section `name`, such as `trainer.optim`, and those nested in it. Raise `UsageError` if it
+    does not exist.
+    """
     wanted = tuple(name.strip("-[]").replace("-", "_").split("."))
     sections = sections_of(model, prog)
     found = [one for one in sections if _words(one.path)[: len(wanted)] == wanted]
@@ -73,17 +77,17 @@ def sections_named(model: type[BaseConfig], prog: str, name: str) -> list[Sectio
 
 
 def flag_names(model: type[BaseConfig]) -> list[str]:
-    """Return the flags of all settings; those of a list of sections are the ones of its first."""
+    """Return the flags of all settings. For a list of sections they are those of its first entry."""
     return [flag for section in sections_of(model, "") for flag, _ in section.settings]
 
 
 def summary_of(model: type[BaseConfig]) -> str:
-    """What a configuration is for, in the words of its class."""
+    """Return the description of a configuration class: its docstring."""
     return (inspect.getdoc(model) or "").strip()
 
 
 def _words(path: Sequence[str | int]) -> tuple[str, ...]:
-    """The names in a path: the number of a list's entry is not one."""
+    """Return the names in a path, without list indices."""
     return tuple(key for key in path if isinstance(key, str))
 
 

@@ -12,7 +12,7 @@ from buckeye.config.shared import BaseConfig, LogConfig, Port, conflict
 
 
 class ServerConfig(BaseConfig):
-    """Where the server listens."""
+    """Address of the server, and the clients it accepts."""
 
     host: str | None = None
     """The address; None is 127.0.0.1. Any other needs a key."""
@@ -27,7 +27,7 @@ class ServerConfig(BaseConfig):
 
 
 class ServedModelConfig(BaseConfig):
-    """The model to serve."""
+    """Model to serve."""
 
     name: str = "Qwen/Qwen3-0.6B"
     """A model directory, or a name on the Hugging Face hub."""
@@ -49,7 +49,7 @@ class ServedModelConfig(BaseConfig):
 
 
 class ParallelConfig(BaseConfig):
-    """How the server is spread over devices."""
+    """Distribution of the server over devices."""
 
     tp: PositiveInt = 1
     """Devices that share one copy of the model."""

@@ -1,4 +1,4 @@
-"""On which line of a TOML or JSON text each value is written. The text must be valid: parse it first."""
+"""Line numbers of the values in a TOML or JSON text. The text must be valid: parse it first."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ _QUOTED = re.compile(
 
 
 def toml_lines(text: str) -> dict[KeyPath, int]:
-    """Path -> line (from 1) of every key, table and list item. Raises RecursionError for absurd nesting."""
+    """Return path -> line (from 1) of every key, table and list item. Raise `RecursionError` for excessive
+    nesting.
+    """
     return _TomlScanner(text).scan()
 
 
@@ -29,7 +31,7 @@ def json_lines(text: str) -> dict[KeyPath, int]:
 
 
 class _Scanner:
-    """Walks over values. JSON's objects are TOML's inline tables with another sign between key and value."""
+    """Scanner of values. JSON objects equal TOML inline tables, except for the sign between key and value."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -38,7 +40,7 @@ class _Scanner:
         self._counted = (0, 1)
 
     def value(self, path: KeyPath) -> None:
-        """Read one value and note the lines of it and of all in it."""
+        """Read one value and record the lines of it and of its items."""
         self.blank()
         self.note(path)
         if self._take("["):
@@ -55,16 +57,16 @@ class _Scanner:
             self.position = bare.end()
 
     def pair(self, table: KeyPath) -> None:
-        """Read `key = value`, where the key may be dotted."""
+        """Read `key = value`; the key may be dotted."""
         path = table
         for key in self.keys():
             path = (*path, key)
             self.note(path)
-        self.position += 1  # the sign between them
+        self.position += 1  # the sign between key and value
         self.value(path)
 
     def keys(self) -> list[str]:
-        """Read a key; a dotted one has several parts. Stops at what follows it."""
+        """Read a key; a dotted one has several parts. Stops after the key."""
         parts = []
         while True:
             self.blank()
@@ -78,7 +80,7 @@ class _Scanner:
                 return parts
 
     def unquote(self, raw: str) -> str:
-        """What a quoted key stands for."""
+        """Return the text of a quoted key."""
         return str(json.loads(raw))
 
     def blank(self) -> None:
@@ -87,7 +89,7 @@ class _Scanner:
         self.position = match.end() if match is not None else self.position
 
     def note(self, path: KeyPath) -> None:
-        """Remember that `path` is first written here."""
+        """Record that `path` first occurs here."""
         position, line = self._counted
         line += self.text.count("\n", position, self.position)
         self._counted = (self.position, line)
@@ -99,7 +101,7 @@ class _Scanner:
         return found
 
     def _closed(self, bracket: str) -> bool:
-        """Skip to the next item; True if the bracket closes instead."""
+        """Skip to the next item. Return True if the bracket closes instead."""
         self.blank()
         if self._take(","):
             self.blank()
@@ -109,7 +111,7 @@ class _Scanner:
 class _TomlScanner(_Scanner):
     def __init__(self, text: str) -> None:
         super().__init__(text)
-        self._counts: dict[KeyPath, int] = {}  # arrays of tables, and how many items they have so far
+        self._counts: dict[KeyPath, int] = {}  # arrays of tables, and their current number of items
 
     def scan(self) -> dict[KeyPath, int]:
         table: KeyPath = ()
@@ -133,7 +135,7 @@ class _TomlScanner(_Scanner):
     def _header(self, end: str) -> KeyPath:
         start = self.position
         keys = self.keys()
-        after, self.position = self.position + len(end), start  # the header's own line
+        after, self.position = self.position + len(end), start  # the line of the header itself
         path: KeyPath = ()
         for i, key in enumerate(keys):
             path = (*path, key)

@@ -1,4 +1,4 @@
-"""`load_config`: from a command line to a configuration object, or to a message that names every problem."""
+"""Loading of a configuration from a command line, with an error message that names every problem."""
 
 from __future__ import annotations
 
@@ -28,21 +28,24 @@ def to_json(config: BaseConfig) -> str:
 
 
 def is_recorded(path: Path) -> bool:
-    """Return True for the resolved configuration in a run directory, which an earlier version may have
-    written: settings that no longer exist are left out."""
+    """Return True for the resolved configuration in a run directory. An earlier version may have written it:
+    settings that no longer exist are ignored.
+    """
     return path.parent.name == "configs" and path.suffix == ".json"
 
 
 def load_config(model: type[T], argv: Sequence[str]) -> T:
-    """Return the configuration that a command line makes: flags over files over defaults.
+    """Return the configuration of a command line: flags take precedence over files, files over defaults.
 
-    Raises ConfigError with every problem found.
+    Raise `ConfigError` with every problem found.
     """
     return load_with_warnings(model, argv)[0]
 
 
 def load_with_warnings(model: type[T], argv: Sequence[str]) -> tuple[T, list[str]]:
-    """Return the configuration, and a line for every setting whose effect may be unexpected."""
+    """Return the configuration, and a warning for every setting with a possibly unexpected effect. Raise
+    `ConfigError` with every problem found.
+    """
     settings, problems = _gather(model, argv)
     config, wrong = validate(model, settings, resolve_run if issubclass(model, RLConfig) else None)
     if config is None or problems:
@@ -61,8 +64,7 @@ def _warnings(config: BaseConfig, path: KeyPath, settings: Settings) -> Iterator
 
 
 def _gather(model: type[BaseConfig], argv: Sequence[str]) -> tuple[Settings, list[Problem]]:
-    """Merge all sources. Raises ConfigError at once for files that cannot be read: their settings are not
-    known."""
+    """Merge all sources. Raise `ConfigError` at once for unreadable files: their settings are unknown."""
     flags = parse_flags(model, argv)
     settings, unread = Settings(), []
     for reference in flags.files:

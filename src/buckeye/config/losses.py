@@ -16,7 +16,7 @@ ClipFraction = Annotated[float, Field(ge=0, le=1)]
 
 
 class TruncateCorrectionConfig(BaseConfig):
-    """Importance weights above `high` count as `high` (truncated importance sampling)."""
+    """Correction that reduces importance weights above `high` to `high` (truncated importance sampling)."""
 
     type: Literal["truncate"] = "truncate"
     """How importance weights are corrected."""
@@ -27,7 +27,7 @@ class TruncateCorrectionConfig(BaseConfig):
 
 
 class MaskCorrectionConfig(BaseConfig):
-    """What has an importance weight outside of [low, high] gives no policy gradient."""
+    """Correction that removes the policy gradient of importance weights outside of [low, high]."""
 
     type: Literal["mask"] = "mask"
     """How importance weights are corrected."""
@@ -56,7 +56,7 @@ CorrectionConfig = Annotated[
 
 
 class BaseLossConfig(BaseConfig):
-    """What every loss has."""
+    """Settings of every loss."""
 
     kl_coef: NonNegativeFloat = 0.0
     """Weight of the KL divergence to the reference model; 0 does without one."""
@@ -109,7 +109,7 @@ class MaskedRatioLossConfig(BaseLossConfig):
 
 
 class NormalizedLossConfig(BaseLossConfig):
-    """What every loss but the default one has."""
+    """Settings of every loss except the default one."""
 
     normalization: Normalization = "token"
     """Mean over tokens, mean over sequences of their means, or sum divided by a constant per sequence."""
@@ -130,7 +130,7 @@ class NormalizedLossConfig(BaseLossConfig):
 
 
 class ClippedRatioLossConfig(NormalizedLossConfig):
-    """PPO's clipping of importance ratios of tokens."""
+    """PPO's clipping of token-level importance ratios."""
 
     clip_low: ClipFraction = 0.2
     """The ratio is clipped below 1 - clip_low."""
@@ -148,7 +148,9 @@ class PPOLossConfig(ClippedRatioLossConfig):
 
 
 class DrGRPOLossConfig(ClippedRatioLossConfig):
-    """PPO's clipped ratio, divided by a constant so that the length of an answer changes no weight."""
+    """PPO's clipped ratio, divided by a constant, so that the length of a reply does not change its
+    weight.
+    """
 
     type: Literal["dr_grpo"] = "dr_grpo"
     """The loss."""
@@ -192,7 +194,7 @@ class CISPOLossConfig(NormalizedLossConfig):
 
 
 class DPPOLossConfig(NormalizedLossConfig):
-    """Importance-weighted policy gradient without tokens whose probability has moved too far."""
+    """Importance-weighted policy gradient without tokens with a large change of probability."""
 
     type: Literal["dppo"] = "dppo"
     """The loss."""
@@ -205,7 +207,9 @@ class DPPOLossConfig(NormalizedLossConfig):
 
 
 class DecoupledPPOLossConfig(NormalizedLossConfig):
-    """PPO's clipping around a proximal policy between the sampler's and the present one, by staleness."""
+    """PPO's clipping around a proximal policy, which is interpolated between sampler and current policy by
+    staleness.
+    """
 
     type: Literal["decoupled_ppo"] = "decoupled_ppo"
     """The loss."""
@@ -216,7 +220,7 @@ class DecoupledPPOLossConfig(NormalizedLossConfig):
 
 
 class ReinforceLossConfig(NormalizedLossConfig):
-    """The plain policy gradient, blind to who sampled: for synchronous runs, and to compare with."""
+    """Plain policy gradient without importance weights: for synchronous runs, and as a baseline."""
 
     type: Literal["reinforce"] = "reinforce"
     """The loss."""
@@ -232,7 +236,7 @@ class ReinforceLossConfig(NormalizedLossConfig):
 
 
 class CustomLossConfig(NormalizedLossConfig, OwnFunctionConfig):
-    """A function of your own."""
+    """User function as the loss."""
 
     type: Literal["custom"] = "custom"
     """The loss."""
@@ -262,14 +266,14 @@ class DAPOLossConfig(PPOLossConfig):
 
 
 class RLOOLossConfig(ReinforceLossConfig):
-    """The plain policy gradient as in RLOO (arXiv 2402.14740); it wants a synchronous run."""
+    """Plain policy gradient as in RLOO (arXiv 2402.14740), for synchronous runs."""
 
     type: Literal["rloo"] = "rloo"  # type: ignore[assignment]
     """The loss."""
 
 
 class TISLossConfig(CISPOLossConfig):
-    """The policy gradient with importance weights of at most 2: truncated importance sampling."""
+    """Policy gradient with importance weights of at most 2: truncated importance sampling."""
 
     type: Literal["tis"] = "tis"  # type: ignore[assignment]
     """The loss."""
@@ -278,7 +282,7 @@ class TISLossConfig(CISPOLossConfig):
 
 
 class IcePopLossConfig(MaskedRatioLossConfig):
-    """The importance-weighted policy gradient with the limits of IcePop (arXiv 2510.18855)."""
+    """Importance-weighted policy gradient with the limits of IcePop (arXiv 2510.18855)."""
 
     type: Literal["icepop"] = "icepop"  # type: ignore[assignment]
     """The loss."""

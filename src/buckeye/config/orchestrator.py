@@ -40,7 +40,7 @@ _LOCKSTEP = "cannot be kept with max_async_level = 0, which runs all rollouts of
 
 
 class SamplingConfig(BaseConfig):
-    """How rollouts are sampled."""
+    """Sampling settings of rollouts."""
 
     temperature: PositiveFloat = 1.0
     """Above 1 evens the distribution out, below 1 sharpens it."""
@@ -68,7 +68,7 @@ class EvalConfig(BaseConfig):
 
 
 class RolloutsConfig(BaseConfig):
-    """What `rollouts/` holds: the text of every rollout, with its reward."""
+    """Content of `rollouts/`: the text of every rollout, with its reward."""
 
     keep: PositiveInt | None = None
     """Of how many of the newest steps; None keeps all."""
@@ -77,7 +77,7 @@ class RolloutsConfig(BaseConfig):
 
 
 class OrchestratorConfig(BaseConfig):
-    """Plays rollouts with the policy and turns them into batches."""
+    """Runs rollouts with the policy and makes batches of them."""
 
     batch_size: PositiveInt = 128
     """Rollouts in a batch. It holds whole groups; where they differ in size, as many as reach this number."""
@@ -151,23 +151,25 @@ class OrchestratorConfig(BaseConfig):
 
     @property
     def run_ahead(self) -> int:
-        """How many steps sampling runs ahead at most."""
+        """Maximum number of steps that sampling runs ahead."""
         return min(self.max_async_level, self.max_off_policy_steps)
 
     @property
     def most_token_age(self) -> int:
-        """How many steps old a token may be when it is trained on."""
+        """Maximum age of a trained token, in steps."""
         return most_token_age(self.max_async_level, self.max_off_policy_steps)
 
     @property
     def rollouts_at_once(self) -> int:
-        """Most rollouts that are played at a time."""
+        """Maximum number of concurrent rollouts."""
         played = math.ceil(self.batch_size * self.oversampling_factor) * (1 + self.run_ahead)
         return min(played, self.max_concurrent or played)
 
     @property
     def evaluated_env(self) -> list[EvalEnvConfig]:
-        """The environments of `eval`: where it names none, those of the run, sampled as `eval` says."""
+        """Environments of `eval`. If it names none, those of the run, with the sampling settings of
+        `eval`.
+        """
         if self.eval is None:
             return []
         told = EnvConfig.model_fields.keys() - {"sampling"}
@@ -181,7 +183,7 @@ class OrchestratorConfig(BaseConfig):
 
     @property
     def group_sizes(self) -> list[int]:
-        """Rollouts of one task, by environment."""
+        """Number of rollouts per task, by environment."""
         return [env.rollouts_per_example or self.rollouts_per_example for env in self.env]
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""What is wrong with settings, as people are told: where, what, what to do, and which name was meant."""
+"""Problems of settings as messages: where, what, what to do, and suggested names."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ Level = Literal["error", "warning"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Problem:
-    """Something wrong with the setting at `path` (empty: with the whole), written at `place` if it was
-    written at all. A warning lets the run go on."""
+    """Problem of the setting at `path` (empty: of the whole configuration), written at `place` if it was
+    written. A warning does not stop the run.
+    """
 
     path: KeyPath = ()
     place: Place | None = None
@@ -23,7 +24,7 @@ class Problem:
     level: Level = "error"
 
     def __str__(self) -> str:
-        """One message: where, what, what to do."""
+        """Return one message: where, what, what to do."""
         where = self.place.text if self.place is not None else None
         if where is not None and where.replace("_", "-") == flag_of(self.path):
             return f"{where}: {self.message}"
@@ -31,7 +32,7 @@ class Problem:
 
 
 def report(problems: Iterable[Problem]) -> str:
-    """All problems as one text, each once, a paragraph each."""
+    """Return all problems as one text, each once, one paragraph each."""
     texts = list(dict.fromkeys(map(str, problems)))
     if len(texts) == 1:
         return texts[0]
@@ -43,7 +44,7 @@ def _indent(text: str) -> str:
 
 
 def closest(word: str, known: Iterable[str], *, count: int = 3) -> list[str]:
-    """The names among `known` that `word` may have been meant as, best first."""
+    """Return the names in `known` that are closest to `word`, best first."""
     names = {name.lower(): name for name in known}
     wanted = word.lower().replace("-", "_")
     found = difflib.get_close_matches(wanted, names, n=count, cutoff=0.6)
@@ -53,5 +54,5 @@ def closest(word: str, known: Iterable[str], *, count: int = 3) -> list[str]:
 
 
 def did_you_mean(names: Sequence[str]) -> str:
-    """A sentence that offers the names; empty without any."""
+    """Return a sentence that suggests the names; "" without any."""
     return f" Did you mean {' or '.join(names)}?" if names else ""

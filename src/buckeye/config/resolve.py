@@ -1,8 +1,8 @@
-"""The resolved configuration of a run: what its processes share is set once and flows to each of them.
+"""Resolved configuration of a run: settings shared by its processes are set once and passed to each of them.
 
-`SHARED` is the whole table. A value of the run itself (`max_steps`, not `trainer.max_steps`) replaces those
-of its processes if it comes from a higher layer: `--max-steps 5` changes what the files of trainer and
-orchestrator set. Two places of one layer that disagree are an error.
+`SHARED` is the complete table. A value of the run (`max_steps`, not `trainer.max_steps`) replaces those of
+its processes if it comes from a higher layer: `--max-steps 5` overrides the files of trainer and
+orchestrator. Two different values in one layer are an error.
 """
 
 from __future__ import annotations
@@ -42,25 +42,27 @@ SHARED: Mapping[str, tuple[str, ...]] = {
     "wandb.log_extras.distributions": _LEARNING,
     "wandb.log_extras.interval": _LEARNING,
 }
-"""Settings of the run, and the processes that have a setting of the same name."""
+"""Settings of the run, and the processes that have a setting of that name."""
 SECTIONS: Mapping[str, tuple[str, ...]] = dict.fromkeys(("ckpt", "wandb", "wandb.log_extras"), _LEARNING)
-"""Sections that are on, or off, for all of these processes."""
+"""Sections that are on or off for all of these processes."""
 _MAY_DIFFER = ("log.level", "seq_len")
-"""Each process may have its own level, and rows of the trainer may be longer than rollouts."""
+"""Settings that may differ: each process may have its own log level, and the trainer's rows may be longer
+than rollouts.
+"""
 _NONE_IS_A_VALUE = ("ckpt.interval", "ckpt.keep")
 _OF_A_LOSS: Mapping[str, Mapping[KeyPath, Any]] = {
     "grpo": {("advantage", "std_norm"): "local"},
     "dapo": {("advantage", "std_norm"): "local", ("zero_spread",): "drop"},
     "rloo": {("advantage", "leave_one_out"): True},
 }
-"""Settings of the orchestrator that belong to a loss with the name of a paper."""
+"""Orchestrator settings of each paper's loss recipe."""
 _LONGEST: KeyPath = ("inference", "model", "max_model_len")
 _BY_DEFAULT = Place("by default", Layer.DEFAULT)
 
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A value that was set, and where."""
+    """Value that was set, and its location."""
 
     path: KeyPath
     value: Any
@@ -73,7 +75,7 @@ class _Entry:
 
 
 def resolve_run(settings: Settings) -> list[Problem]:
-    """Complete the settings of an `rl` run in place. Return where they disagree."""
+    """Complete the settings of an `rl` run in place. Return the conflicts."""
     _begin_processes(settings)
     _follow_loss(settings)
     problems = list(_share_resume(settings))
@@ -94,8 +96,9 @@ def _paths(name: str, roles: Sequence[str]) -> tuple[KeyPath, list[KeyPath]]:
 
 
 def _begin_processes(settings: Settings) -> None:
-    """Add trainer and orchestrator with their defaults; and inference where neither the trainer nor other
-    servers are set."""
+    """Add trainer and orchestrator with their defaults. Add inference if neither the trainer nor other
+    servers are set.
+    """
     others = [("trainer",), ("inference",), ("orchestrator", "client")]
     alone = all(settings.get(path) is MISSING for path in others)
     for role in _ALL if alone else _LEARNING:
@@ -123,7 +126,7 @@ def _entries(settings: Settings, paths: Sequence[KeyPath]) -> list[_Entry]:
 
 
 def _share_resume(settings: Settings) -> Iterator[Problem]:
-    """`resume` is another way to write `ckpt.resume_step = -1`, and turns checkpoints on."""
+    """Convert `resume` to `ckpt.resume_step = -1`, and turn checkpoints on."""
     resume = _entry(settings, ("resume",))
     if resume is None or resume.value is not True:
         return
@@ -141,7 +144,7 @@ def _share_resume(settings: Settings) -> Iterator[Problem]:
 
 
 def _share_section(settings: Settings, path: KeyPath, members: Sequence[KeyPath]) -> Iterator[Problem]:
-    """Turn an optional section on for all if one has it on, and off if one has it off."""
+    """Turn an optional section on for all if one process has it on, and off if one has it off."""
     run, entries = _entry(settings, path), _entries(settings, members)
     if run is not None and run.value is None and all(_is_below(e, run) for e in entries):
         for member in members:
@@ -180,8 +183,9 @@ def _share(settings: Settings, name: str, path: KeyPath, members: Sequence[KeyPa
 
 
 def _impose(settings: Settings, run: _Entry, members: Sequence[KeyPath]) -> Iterator[Problem]:
-    """Give all members the value of the run. One that was set otherwise in the same or a higher layer
-    disagrees."""
+    """Set the run's value for all members. Yield a conflict if an equal or higher layer set one
+    differently.
+    """
     for member in _entries(settings, members):
         if _is_same(run.value, member.value):
             continue
@@ -193,14 +197,14 @@ def _impose(settings: Settings, run: _Entry, members: Sequence[KeyPath]) -> Iter
 
 
 def _fill(settings: Settings, source: _Entry | None, members: Sequence[KeyPath]) -> None:
-    """Set the members that are absent, where their section is, or can be made."""
+    """Set the absent members, if their section exists or can be created."""
     for path in members:
         if source is not None and settings.get(path) is MISSING and _has_room(settings, path):
             settings.put(path, source.value, source.place)
 
 
 def _has_room(settings: Settings, path: KeyPath) -> bool:
-    """Return True if the sections of a path are on; a process's own section is never made."""
+    """Return True if the sections of a path are on; a process's own section is never created."""
     above = [settings.get(path[:length]) for length in range(1, len(path))]
     if path[0] in _ALL and above[0] is MISSING:
         return False
@@ -208,7 +212,7 @@ def _has_room(settings: Settings, path: KeyPath) -> bool:
 
 
 def _is_same(one: Any, other: Any) -> bool:
-    """Return True if two raw values mean the same: "5" is 5, and `a/` is `a`."""
+    """Return True if two raw values are equivalent: "5" and 5, or `a/` and `a`."""
     if isinstance(one, str) and isinstance(other, str):
         return PurePath(one) == PurePath(other)
     return one == other or str(one) == str(other)
@@ -219,7 +223,7 @@ def _disagreement(one: _Entry, other: _Entry, run: KeyPath) -> Problem:
 
 
 def _fit_engines(settings: Settings) -> None:
-    """Give the engines room for the longest rollout, and for the adapters that are trained."""
+    """Set the engines' limits for the longest rollout, and for trained adapters."""
     default = OrchestratorConfig.model_fields["seq_len"].default
     rollout = _entry(settings, ("orchestrator", "seq_len"))
     _fill(settings, rollout or _Entry((), default, _BY_DEFAULT), [_LONGEST])

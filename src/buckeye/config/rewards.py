@@ -1,4 +1,4 @@
-"""Settings of what becomes of rewards: shaping, advantages, and which groups of rollouts make a batch."""
+"""Settings of reward shaping and advantages."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ class _GroupComparison(BaseConfig):
 
 
 class GroupAdvantageConfig(_GroupComparison):
-    """The reward minus its group's mean."""
+    """Reward minus its group's mean."""
 
     type: Literal["group"] = "group"
     """How rewards become advantages."""
 
 
 class MaxRLAdvantageConfig(BaseConfig):
-    """The reward minus its group's mean, divided by that mean: tasks that are seldom solved weigh more."""
+    """Reward minus its group's mean, divided by that mean: rarely solved tasks get more weight."""
 
     type: Literal["max_rl"] = "max_rl"
     """How rewards become advantages."""
 
 
 class TurnAdvantageConfig(_GroupComparison):
-    """Each turn's return (its own and later rewards) minus the group's mean return of that turn."""
+    """Return of each turn (its own and later rewards) minus the group's mean return of that turn."""
 
     type: Literal["turn"] = "turn"
     """How rewards become advantages."""
@@ -44,7 +44,7 @@ class TurnAdvantageConfig(_GroupComparison):
 
 
 class CustomAdvantageConfig(OwnFunctionConfig):
-    """What a function of your own makes of a group."""
+    """User function that computes a group's advantages."""
 
     type: Literal["custom"] = "custom"
     """How rewards become advantages."""
@@ -60,8 +60,9 @@ AdvantageConfig = Annotated[
 
 
 class RewardShapingConfig(BaseConfig):
-    """Changes to the rewards of training rollouts; evaluations are never shaped. A stop reason is one that
-    the environment gives, or "length": cut off at a limit."""
+    """Changes to the rewards of training rollouts; evaluations are not shaped. A stop reason comes from the
+    environment, or is "length": cut off at a limit.
+    """
 
     stop_reason_rewards: dict[str, float] = {}
     """The reward of rollouts with that stop reason, whatever the environment paid, e.g. length = -0.5."""
@@ -83,12 +84,12 @@ class RewardShapingConfig(BaseConfig):
 
     @property
     def measures_length(self) -> bool:
-        """Whether a penalty depends on the length."""
+        """True if a penalty depends on the length."""
         return self.overlong_cache is not None or self.length_penalty > 0
 
     @property
     def may_go_below_zero(self) -> bool:
-        """Whether a reward that was 0 or more can become less."""
+        """True if a non-negative reward can become negative."""
         replaced_by_less = any(value < 0 for value in self.stop_reason_rewards.values())
         return self.measures_length or replaced_by_less or any(self.stop_reason_penalties.values())
 

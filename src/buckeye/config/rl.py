@@ -27,14 +27,14 @@ DeviceIds = Annotated[list[NonNegativeInt], Field(min_length=1)]
 
 
 class RunModelConfig(BaseConfig):
-    """The model of all processes."""
+    """Model of all processes."""
 
     name: str = "Qwen/Qwen3-0.6B"
     """A model directory, or a name on the Hugging Face hub."""
 
 
 class DiskConfig(BaseConfig):
-    """How much disk a run may take."""
+    """Disk usage of a run."""
 
     check: bool = True
     """Refuse to start a run whose weights and checkpoints do not fit on the disk."""
@@ -105,14 +105,16 @@ class RLConfig(TrackedConfig):
 
     @property
     def stop_seconds(self) -> int:
-        """What a trainer may take to end: for its step, its last checkpoint, and the rest of the uploads."""
+        """Maximum duration of a trainer's end in seconds: its step, its last checkpoint, and the remaining
+        uploads.
+        """
         ckpt = self.trainer.ckpt
         uploads = ckpt.store_timeout if ckpt is not None and ckpt.store is not None else 0
         return self.trainer.dist_timeout_seconds + uploads
 
     @property
     def trainer_ranks(self) -> int:
-        """The processes of the trainer, on all nodes."""
+        """Number of trainer processes, on all nodes."""
         return len(self.cluster.of_trainer) * len(self.trainer_gpu_ids)
 
     @model_validator(mode="after")
@@ -168,7 +170,7 @@ class RLConfig(TrackedConfig):
 
     @model_validator(mode="after")
     def _nodes_share_models(self) -> RLConfig:
-        """A copy of the model over several nodes has them to itself: Ray gives their GPUs to vLLM."""
+        """Reject a model over several nodes that shares them: Ray gives their GPUs to vLLM."""
         if self.inference is None or self.inference.parallel.pp == 1:
             return self
         pp, nodes, cluster = self.inference.parallel.pp, self.cluster.of_inference, self.cluster

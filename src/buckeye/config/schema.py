@@ -10,10 +10,10 @@ _NONE = {"const": "None", "description": "None, in TOML."}
 
 
 def json_schema(model: type[BaseConfig]) -> dict[str, Any]:
-    """The JSON Schema (draft 2020-12) of a file that is read with `@ FILE`.
+    """Return the JSON Schema (draft 2020-12) of a file for `@ FILE`.
 
-    Nothing is required, since every file may be completed by others or by flags; the text "None" is
-    accepted where null is.
+    Nothing is required, since other files or flags may complete every file. The text "None" is accepted where
+    null is.
     """
     schema = model.model_json_schema()
     definitions = schema.get("$defs", {})

@@ -1,4 +1,4 @@
-"""Raw settings: nested plain data in which every value knows where it was written."""
+"""Raw settings: nested plain data with the location of every value."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from enum import IntEnum
 from typing import Any, Final
 
 KeyPath = tuple[str | int, ...]
-"""Keys from the root to a value; an int is an index into a list."""
+"""Keys from the root to a value; an int is a list index."""
 
 
 class Layer(IntEnum):
-    """Where a value comes from; a higher layer wins over a lower one."""
+    """Source of a value; a higher layer takes precedence."""
 
     DEFAULT = 0
     FILE = 1
@@ -22,38 +22,38 @@ class Layer(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a value was written: `train.toml:7`, `--max-steps`."""
+    """Location of a value: `train.toml:7`, `--max-steps`."""
 
     text: str
     layer: Layer
 
 
 class _Missing:
-    """The type of MISSING."""
+    """Type of MISSING."""
 
 
 MISSING: Final = _Missing()
 
 
 def dotted(path: Iterable[str | int]) -> str:
-    """`("trainer", "optim", "lr")` as people write it."""
+    """Return a path as dotted text: `trainer.optim.lr`."""
     return ".".join(map(str, path))
 
 
 def flag_of(path: Iterable[str | int]) -> str:
-    """The flag that sets the value at `path`."""
+    """Return the flag that sets the value at `path`."""
     return "--" + dotted(path).replace("_", "-")
 
 
 @dataclass(slots=True)
 class Settings:
-    """Nested dicts, lists and scalars in `values`; `places` has an entry for some of the paths in it."""
+    """Nested dicts, lists and scalars in `values`; `places` has the location of some paths."""
 
     values: dict[str, Any] = field(default_factory=dict)
     places: dict[KeyPath, Place] = field(default_factory=dict)
 
     def get(self, path: KeyPath) -> Any:
-        """The value at `path`, or MISSING."""
+        """Return the value at `path`, or MISSING."""
         value: Any = self.values
         for key in path:
             if not _has(value, key):
@@ -62,7 +62,7 @@ class Settings:
         return value
 
     def place(self, path: KeyPath) -> Place | None:
-        """Where the value at `path` was written, or else something in it, or else what it is part of."""
+        """Return the location of the value at `path`, else of a value inside it, else of a parent."""
         if path not in self.places:
             inside = next((place for p, place in self.places.items() if p[: len(path)] == path), None)
             if inside is not None and path:
@@ -73,12 +73,13 @@ class Settings:
         return None
 
     def put(self, path: KeyPath, value: Any, place: Place) -> None:
-        """Write `value` to `path`, a key of a table or an index of a list up to its length. Tables are merged
-        into those that are there."""
+        """Write `value` to `path`, a key of a table, or an index of a list up to its length. Tables are
+        merged into existing ones.
+        """
         self._merge(path, value, {(): place})
 
     def merge(self, other: Settings, at: KeyPath = ()) -> None:
-        """Write all that is in `other` over what is here, table by table."""
+        """Merge `other` into these settings, table by table; its values take precedence."""
         self._merge(at, other.values, other.places)
 
     def _merge(self, at: KeyPath, value: Any, places: Mapping[KeyPath, Place]) -> None:
@@ -99,7 +100,9 @@ class Settings:
         self.places.update({at + path: place for path, place in places.items()})
 
     def _parent(self, path: KeyPath) -> Any:
-        """The table or list that holds `path`; tables are made on the way, in place of anything else."""
+        """Return the table or list that contains `path`. Missing tables are created, replacing any other
+        value.
+        """
         parent: Any = self.values
         for key, following in itertools.pairwise(path):
             there = parent[key] if _has(parent, key) else None
@@ -113,7 +116,7 @@ class Settings:
         return [p for p in self.places if p[: len(path)] == path]
 
     def leaves(self) -> Iterator[tuple[KeyPath, Any]]:
-        """Every value that is no table or list, with its path."""
+        """Yield every value that is neither a table nor a list, with its path."""
         yield from _leaves((), self.values)
 
 
@@ -127,7 +130,7 @@ def _leaves(path: KeyPath, value: Any) -> Iterator[tuple[KeyPath, Any]]:
 
 
 def _under(places: Mapping[KeyPath, Place], key: str) -> dict[KeyPath, Place]:
-    """The places of one key of a table; it is at the table's own place if nothing closer is known."""
+    """Return the locations under one key of a table; by default the key has the table's location."""
     inherited = {(): places[()]} if () in places else {}
     return inherited | {path[1:]: place for path, place in places.items() if path[:1] == (key,)}
 

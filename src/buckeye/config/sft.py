@@ -19,7 +19,7 @@ from buckeye.config.trainer import (
 
 
 class ChatDataConfig(BaseConfig):
-    """Conversations to learn: JSON lines {"messages": [{"role": ..., "content": ...}, ...]}."""
+    """Conversations to train on: JSON lines {"messages": [{"role": ..., "content": ...}, ...]}."""
 
     path: Path
     """The file to train on."""

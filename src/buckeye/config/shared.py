@@ -1,5 +1,4 @@
-"""What all classes of settings are built on, and settings that several processes have: logging, checkpoints,
-the way of the weights, clients."""
+"""Base class of settings, and settings of several processes: logging, trackers, checkpoints, clients."""
 
 from __future__ import annotations
 
@@ -22,11 +21,11 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 CONFLICT = "conflict"
-"""The pydantic error type of `conflict`."""
+"""Error type in pydantic of `conflict`."""
 
 
 class BaseConfig(BaseModel):
-    """Immutable settings. Keys that are no fields are errors; the string under a field is its help text."""
+    """Immutable settings. Unknown keys are errors; the string under a field is its help text."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False, defer_build=True
@@ -38,12 +37,12 @@ class BaseConfig(BaseModel):
 
 
 def conflict(message: str, *fields: str) -> PydanticCustomError:
-    """An error for settings that do not go together, to raise in a validator; `fields` are those settings."""
+    """Return an error for conflicting settings, to raise in a validator; `fields` are those settings."""
     return PydanticCustomError(CONFLICT, "{message}", {"message": message, "fields": list(fields)})
 
 
 def variant(default: str) -> Discriminator:
-    """Tells the classes of a union apart by `type`, which may be left out for the default one."""
+    """Return a discriminator of a union's classes by `type`, which may be omitted for the default one."""
 
     def tag(value: Any) -> str | None:
         if isinstance(value, dict):
@@ -54,7 +53,7 @@ def variant(default: str) -> Discriminator:
 
 
 class OwnFunctionConfig(BaseConfig):
-    """A function of your own."""
+    """User function."""
 
     import_path: str
     """Where it is: `module:function`, or `path/to/file.py:function`."""
@@ -87,14 +86,14 @@ def _one_or_more(value: Any) -> Any:
 
 
 class LogConfig(BaseConfig):
-    """What a process logs."""
+    """Logging of a process."""
 
     level: Annotated[LogLevel, BeforeValidator(_lower)] = "info"
     """Least important messages to show."""
 
 
 class WandbExtrasConfig(BaseConfig):
-    """What goes to Weights & Biases besides numbers."""
+    """Additional data for Weights & Biases besides numbers."""
 
     samples: bool = True
     """Log a table of sample rollouts."""
@@ -105,7 +104,7 @@ class WandbExtrasConfig(BaseConfig):
 
 
 class WandbConfig(BaseConfig):
-    """Where a run is logged in Weights & Biases, and what. All processes are one run there."""
+    """Logging to Weights & Biases. All processes are one run there."""
 
     project: str = "buckeye"
     """The project."""
@@ -120,7 +119,7 @@ class WandbConfig(BaseConfig):
 
 
 class TrackioConfig(BaseConfig):
-    """Where a run is logged in Trackio. All processes are one run there."""
+    """Logging to Trackio. All processes are one run there."""
 
     project: str = "buckeye"
     """The project."""
@@ -131,14 +130,14 @@ class TrackioConfig(BaseConfig):
 
 
 class TensorboardConfig(BaseConfig):
-    """Where a run is logged for TensorBoard."""
+    """Logging for TensorBoard."""
 
     log_dir: Path | None = None
     """The directory; None is `tensorboard/` of the output directory."""
 
 
 class TrackedConfig(BaseConfig):
-    """What a run is logged to besides Weights & Biases."""
+    """Trackers of a run in addition to Weights & Biases."""
 
     trackio: TrackioConfig | None = None
     """Log the run to Trackio."""
@@ -146,12 +145,12 @@ class TrackedConfig(BaseConfig):
     """Log the run for TensorBoard."""
 
     def trackers(self, wandb: WandbConfig | None) -> list[WandbConfig | TrackioConfig | TensorboardConfig]:
-        """All that it is logged to."""
+        """Return the settings of all trackers."""
         return [one for one in (wandb, self.trackio, self.tensorboard) if one is not None]
 
 
 class CheckpointConfig(BaseConfig):
-    """When checkpoints are written, how many are kept, and which one to start from."""
+    """Checkpoint settings: interval, retention, and the checkpoint to start from."""
 
     interval: PositiveInt | None = 10
     """Steps between two checkpoints; None writes one at the end only."""
@@ -185,7 +184,7 @@ class CheckpointConfig(BaseConfig):
 
 
 class ClientConfig(BaseConfig):
-    """How inference servers are reached."""
+    """Access to inference servers."""
 
     base_url: Annotated[list[str], BeforeValidator(_one_or_more), Field(min_length=1)] = [
         "http://localhost:8000/v1"
@@ -198,14 +197,14 @@ class ClientConfig(BaseConfig):
 
 
 class PolicyModelConfig(BaseConfig):
-    """The model whose tokens are sampled."""
+    """Model that samples tokens."""
 
     name: str = "Qwen/Qwen3-0.6B"
     """A model directory, or a name on the Hugging Face hub."""
 
 
 class EvalSamplingConfig(BaseConfig):
-    """How an evaluation samples; None is the value of training, or the server's."""
+    """Sampling of an evaluation; None is the value of training, or the server's."""
 
     temperature: Annotated[float, Field(ge=0)] | None = None
     """0 is greedy."""
@@ -220,9 +219,10 @@ class EvalSamplingConfig(BaseConfig):
 
 
 def most_token_age(max_async_level: int, max_off_policy_steps: int) -> int:
-    """How many policy versions a token may be behind the step that trains on it: `max_off_policy_steps`, and
-    none at all in a synchronous run."""
+    """Return the maximum age of a trained token in policy versions: `max_off_policy_steps`, or 0 in a
+    synchronous run.
+    """
     return max_off_policy_steps if max_async_level else 0
 
 
-# Problems of a configuration, and how they are put to the person who wrote it.
+# Problems of a configuration, and their messages.

@@ -1,4 +1,4 @@
-"""Reading configuration files: TOML or JSON."""
+"""Reader of configuration files: TOML or JSON."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def read_file(shown: str, asked: Place | None = None) -> Settings:
     """Return the settings of a TOML or JSON file. `shown` is its path as the user wrote it; `asked` is the
     flag that named it.
 
-    Raises ConfigError if the file cannot be read.
+    Raise `ConfigError` if the file cannot be read.
     """
     prefix = f"{asked.text}: " if asked is not None else ""
     if shown.endswith((".yaml", ".yml")):
@@ -33,7 +33,7 @@ def read_file(shown: str, asked: Place | None = None) -> Settings:
 
 
 def read_text(shown: str, prefix: str = "") -> str:
-    """Return the text of a file. Raises ConfigError, which begins with `prefix`, if it cannot be read."""
+    """Return the text of a file. Raise `ConfigError`, prefixed with `prefix`, if it cannot be read."""
     path = Path(shown)
     try:
         return path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
@@ -48,7 +48,7 @@ def read_text(shown: str, prefix: str = "") -> str:
 
 
 def _others(path: Path) -> str:
-    """Return what a path that does not exist could have meant."""
+    """Return suggestions for a path that does not exist."""
     folder = path.parent
     if not folder.is_dir():
         return f" The folder {folder} does not exist either (this is {Path.cwd()})."
@@ -61,7 +61,7 @@ def _parse_toml(shown: str, text: str) -> tuple[dict[str, Any], dict[KeyPath, in
         values = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(explain_toml_error(shown, text, error)) from None
-    except ValueError as error:  # a number or date that Python cannot hold
+    except ValueError as error:  # a number or date outside Python's range
         raise ConfigError(f"{shown}: a value is out of range: {error}.") from None
     return values, toml_lines(text)
 
@@ -82,7 +82,9 @@ def _parse_json(shown: str, text: str) -> tuple[dict[str, Any], dict[KeyPath, in
 
 
 def load_json(text: str) -> Any:
-    """Parse JSON strictly: no NaN, no key twice. Raises ValueError, or RecursionError for absurd nesting."""
+    """Parse JSON strictly: no NaN, no duplicate keys. Raise `ValueError`, or `RecursionError` for excessive
+    nesting.
+    """
     return json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
 
 

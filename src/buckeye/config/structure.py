@@ -1,4 +1,4 @@
-"""What the configuration classes look like, for flags, messages, help and schemas."""
+"""Structure of the configuration classes, for flags, messages, help and schemas."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ _LISTED_NAMES = 12
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a field may hold: tables (of several classes: told apart by `type`), a list of `element`, a free
-    table whose values are `free`, one of `choices`, or a value of one of the types `scalars`; and None if
-    `optional`. `bounds` are limits such as ">= 1"."""
+    """Allowed values of a field: tables (several classes are distinguished by `type`), a list of `element`, a
+    free table with values of type `free`, one of `choices`, or a value of one of the types `scalars`; also
+    None if `optional`. `bounds` are limits such as ">= 1".
+    """
 
     tables: tuple[type[BaseConfig], ...] = ()
     element: Shape | None = None
@@ -37,16 +38,16 @@ class Shape:
 
     @property
     def is_flag(self) -> bool:
-        """Whether it is true or false, and nothing else."""
+        """True if it is a boolean and nothing else."""
         return self.scalars == {bool} and not (self.tables or self.element or self.choices)
 
     def find(self, name: str) -> Shape | None:
-        """The field `name` of its tables: what it may hold in any of them."""
+        """Return the allowed values of field `name` in any of its tables, or None."""
         found = dict.fromkeys(fields_of(table)[name] for table in self.tables if name in fields_of(table))
         return _union(list(found)) if found else None
 
     def expected(self) -> str:
-        """What may stand here, in words."""
+        """Return the allowed values as text."""
         if self.element is not None:
             words = "a list of sections" if self.element.tables else f"a list, each {self.element.expected()}"
         elif self.choices:
@@ -62,17 +63,17 @@ class Shape:
 
 @cache
 def fields_of(model: type[BaseConfig]) -> Mapping[str, Shape]:
-    """The fields of a class, by name."""
+    """Return the fields of a class, by name."""
     return {name: _field_shape(info) for name, info in model.model_fields.items()}
 
 
 def shape_of(model: type[BaseConfig]) -> Shape:
-    """A section of this class."""
+    """Return the shape of a section of this class."""
     return Shape(tables=(model,))
 
 
 def shape_at(model: type[BaseConfig], path: KeyPath) -> Shape | None:
-    """What may stand at a path, None if there is no such setting."""
+    """Return the allowed values at a path, or None if the setting does not exist."""
     shape: Shape | None = shape_of(model)
     for key in path:
         if shape is not None:
@@ -81,7 +82,9 @@ def shape_at(model: type[BaseConfig], path: KeyPath) -> Shape | None:
 
 
 def paths_of(model: type[BaseConfig], under: KeyPath = ()) -> Iterator[KeyPath]:
-    """The paths of all settings, sections before what is in them; the first entry stands for a list's."""
+    """Yield the paths of all settings, sections before their content; index 0 represents all entries of a
+    list.
+    """
     for name, shape in fields_of(model).items():
         path = (*under, name)
         yield path
@@ -118,7 +121,7 @@ def _shape(annotation: Any) -> Shape:
 
 
 def _union(parts: list[Shape]) -> Shape:
-    """One shape that allows what any part allows."""
+    """Return one shape that allows the values of all parts."""
     return Shape(
         tables=tuple(table for part in parts for table in part.tables),
         element=next((part.element for part in parts if part.element), None),
@@ -139,13 +142,14 @@ def _bounds(metadata: Any) -> tuple[str, ...]:
     return tuple(bounds)
 
 
-# From names as people write them to those of the fields.
+# Names as users write them, resolved to fields.
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a dotted name leads to. `shape` is None if there is no such setting; `path` then ends with the
-    part that is not known, and `owner` is where it was looked up."""
+    """Target of a dotted name. If the setting does not exist, `shape` has the value None, `path` ends with
+    the unknown part, and `owner` is the section that lacks it.
+    """
 
     path: KeyPath
     shape: Shape | None
@@ -153,13 +157,13 @@ class Target:
 
 
 def resolve(model: type[BaseConfig], words: Sequence[str]) -> Target:
-    """Follow the parts of a dotted name, in which - may stand for _, from the root of a configuration."""
+    """Resolve the parts of a dotted name, with - or _, from the root of a configuration."""
     path: KeyPath = ()
     shape = shape_of(model)
     for i, word in enumerate(words):
         owner = shape
         if shape.free is not None:
-            # Names of arguments have no dash; names of, say, headers are kept as they are.
+            # Argument names have no dash; names of, for example, headers stay unchanged.
             rest = words[i:] if shape.free is str else [w.replace("-", "_") for w in words[i:]]
             scalars = frozenset({str}) if shape.free is str else frozenset[type]()
             return Target((*path, *rest), Shape(scalars=scalars), owner)
@@ -180,7 +184,7 @@ def _step(shape: Shape, word: str) -> tuple[Shape | None, str | int]:
 
 
 def drop_unknown(shape: Shape, value: Any) -> None:
-    """Delete the settings that do not exist from raw values, in place."""
+    """Delete settings that do not exist from raw values, in place."""
     if isinstance(value, list) and shape.element is not None:
         for item in value:
             drop_unknown(shape.element, item)
@@ -201,7 +205,7 @@ def read_none(settings: Settings, model: type[BaseConfig]) -> None:
 
 
 def unknown_setting(model: type[BaseConfig], path: KeyPath, place: Place | None, owner: Shape) -> Problem:
-    """The problem of a setting that does not exist; `owner` is the section it was looked up in."""
+    """Return the problem of a setting that does not exist; `owner` is the section that lacks it."""
     name = str(path[-1])
     if not owner.tables:
         within = dotted(path[:-1])
@@ -220,7 +224,7 @@ def unknown_setting(model: type[BaseConfig], path: KeyPath, place: Place | None,
 
 
 def _elsewhere(model: type[BaseConfig], name: str) -> list[KeyPath]:
-    """Settings of that name, or of one much like it, in other sections; those near the root first."""
+    """Return settings with that name, or a similar one, in other sections; those near the root first."""
     paths = list(dict.fromkeys(paths_of(model)))
     near = closest(name, [str(path[-1]) for path in paths], count=1)
     return sorted((path for path in paths if path[-1] in near), key=len)[:3]

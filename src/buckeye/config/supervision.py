@@ -1,4 +1,4 @@
-"""Settings of how a run looks after its processes."""
+"""Settings of the supervision of a run's processes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from buckeye.config.shared import BaseConfig
 
 
 class SupervisionConfig(BaseConfig):
-    """When a process counts as hanging, and how often what died is started again."""
+    """Timeouts of unresponsive processes, and limits on restarts."""
 
     restart: bool = True
     """Start again what dies or hangs: a server by itself, trainer and orchestrator from the newest

@@ -1,4 +1,4 @@
-"""From a TOML parse error to the line that was meant."""
+"""TOML parse errors, with the line and its correction."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _LONGEST_CORRECTED = 1000
 
 
 def explain_toml_error(shown: str, text: str, error: tomllib.TOMLDecodeError) -> str:
-    """Return a message with file, line, column, the line itself, and the corrected line where there is one.
+    """Return a message with file, line, column, the line itself, and the corrected line if there is one.
 
-    `shown` is how the file is called, `text` its content.
+    `shown` is the file's name, `text` its content.
     """
     what, line, column = _locate(text, error)
     reason = "this is not a value in TOML" if what == "Invalid value" else f"not valid TOML: {what}"
@@ -32,7 +32,7 @@ def explain_toml_error(shown: str, text: str, error: tomllib.TOMLDecodeError) ->
 
 
 def show_position(text: str, line: int, column: int) -> str:
-    """Return the line (from 1), and a caret under the column (from 1)."""
+    """Return the line (from 1), with a caret under the column (from 1)."""
     lines = text.split("\n")
     content = lines[line - 1].replace("\t", " ") if line <= len(lines) else ""
     start = max(0, column - _LONGEST_SHOWN)
@@ -40,7 +40,9 @@ def show_position(text: str, line: int, column: int) -> str:
 
 
 def _locate(text: str, error: tomllib.TOMLDecodeError) -> tuple[str, int, int]:
-    """Return what is wrong, the line and the column. An error at the end is at the last line with content."""
+    """Return the error, its line and its column. An error at the end is reported at the last line with
+    content.
+    """
     message = str(error)
     if (match := _WHERE.search(message)) is not None:
         return message[: match.start()], int(match[1]), int(match[2])
@@ -60,7 +62,7 @@ def _error_line(text: str) -> float:
 
 
 def _candidates(line: str) -> Iterator[tuple[str, str]]:
-    """Yield corrections of a line, each with a hint; likelier ones first."""
+    """Yield corrections of a line, each with a hint; more likely ones first."""
     pair = _PAIR.fullmatch(line) if len(line) < _LONGEST_CORRECTED else None
     if pair is None:
         return

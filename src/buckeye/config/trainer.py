@@ -36,11 +36,11 @@ class ActivationCheckpointConfig(BaseConfig):
 
 
 class ActivationOffloadConfig(BaseConfig):
-    """Keep what recomputed layers start from in main memory, on a GPU; implies `ac`."""
+    """Keep the inputs of recomputed layers in main memory, on a GPU; implies `ac`."""
 
 
 class LoRAConfig(BaseConfig):
-    """Train low-rank adapters instead of all weights; they want about ten times the learning rate."""
+    """Train low-rank adapters instead of all weights; they need about ten times the learning rate."""
 
     rank: PositiveInt = 16
     """Rank of the adapters."""
@@ -63,14 +63,14 @@ class LoRAConfig(BaseConfig):
 
 
 class ExperimentalConfig(BaseConfig):
-    """What may change."""
+    """Experimental settings, which may change."""
 
     lora: LoRAConfig | None = None
     """Low-rank adapters; None trains all weights."""
 
 
 class ModelConfig(BaseConfig):
-    """The model to train and how it is run."""
+    """Model to train, and how it is run."""
 
     name: str = "Qwen/Qwen3-0.6B"
     """A model directory, or a name on the Hugging Face hub; or the folder of an adapter, which sets `adapter`
@@ -127,7 +127,7 @@ class ModelConfig(BaseConfig):
 
 
 class BaseOptimizerConfig(BaseConfig):
-    """What every optimizer has."""
+    """Settings of every optimizer."""
 
     lr: NonNegativeFloat = 1e-6
     """Peak learning rate."""
@@ -195,7 +195,7 @@ OptimizerConfig = Annotated[
 
 
 def check_optimizer(optim: OptimizerConfig, model: ModelConfig) -> None:
-    """Raise a conflict if the optimizer cannot update the model on its ranks."""
+    """Raise a conflict if the optimizer cannot update a model that is sharded among ranks."""
     divided = model.sharding == "full" or model.dp_replicate > 1 or model.tp > 1
     if optim.type == "adamw8bit" and divided:
         raise conflict(
@@ -205,14 +205,14 @@ def check_optimizer(optim: OptimizerConfig, model: ModelConfig) -> None:
 
 
 class ConstantSchedulerConfig(BaseConfig):
-    """The learning rate stays at its peak."""
+    """Constant learning rate."""
 
     type: Literal["constant"] = "constant"
     """The shape of the learning rate."""
 
 
 class LinearSchedulerConfig(BaseConfig):
-    """The learning rate rises, stays, and falls, all linearly."""
+    """Learning rate that rises, stays, and falls, all linearly."""
 
     type: Literal["linear"] = "linear"
     """The shape of the learning rate."""
@@ -225,7 +225,7 @@ class LinearSchedulerConfig(BaseConfig):
 
 
 class CosineSchedulerConfig(BaseConfig):
-    """The learning rate rises linearly, then falls along half a cosine; needs max_steps."""
+    """Learning rate that rises linearly, then falls along half a cosine; needs max_steps."""
 
     type: Literal["cosine"] = "cosine"
     """The shape of the learning rate."""
@@ -244,7 +244,7 @@ SchedulerConfig = Annotated[
 
 
 class WeightsConfig(BaseConfig):
-    """How weights are saved for inference."""
+    """Format of weights for inference."""
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """What they are stored as, however they are trained; auto is what the trainer computes in. An engine that
@@ -276,7 +276,7 @@ class TrainerCheckpointConfig(CheckpointConfig):
 
 
 class TrainedBatchesConfig(BaseConfig):
-    """What stays in `trained/` of the batches that were trained on, with the trainer's log-probs."""
+    """Batches kept in `trained/` after training, with the trainer's log-probs."""
 
     keep: NonNegativeInt | None = None
     """How many of the newest; 0 keeps none, None is no limit but that of bytes."""

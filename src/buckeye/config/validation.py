@@ -1,4 +1,4 @@
-"""From raw settings to a configuration object, or to all that is wrong with them."""
+"""Validation of raw settings: the result is a configuration object, or every problem."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def validate(
 ) -> tuple[T | None, list[Problem]]:
     """Return the configuration (None if there are problems), and every problem.
 
-    `resolve` completes the settings in place, after each value was checked where it was written and before
-    the settings are checked against each other.
+    `resolve` completes the settings in place, after each value is checked where it was written, and before
+    settings are checked against each other.
     """
     config, errors = _validate(model, settings)
     problems = list(_bools_for_numbers(model, settings))
@@ -45,7 +45,7 @@ def _validate(model: type[T], settings: Settings) -> tuple[T | None, list[ErrorD
 
 
 def _bools_for_numbers(model: type[BaseConfig], settings: Settings) -> Iterator[Problem]:
-    """Yield a problem for each true or false that pydantic would take for a number."""
+    """Yield a problem for each boolean that pydantic would accept as a number."""
     for path, value in settings.leaves():
         shape = shape_at(model, path) if isinstance(value, bool) else None
         if shape is not None and shape.scalars and bool not in shape.scalars:
@@ -71,9 +71,9 @@ def _problem(model: type[BaseConfig], settings: Settings, error: ErrorDetails) -
 
 
 def _locate(model: type[BaseConfig], loc: tuple[str | int, ...]) -> tuple[KeyPath, Shape, Shape | None]:
-    """The path of an error, the section it is in, and what is expected there (None: no such setting).
+    """Return the path of an error, its section, and the expected shape (None: the setting does not exist).
 
-    pydantic's location has the tag of a union's variant in between.
+    In a union, pydantic's location also contains the variant's tag.
     """
     path: KeyPath = ()
     owner = shape = shape_of(model)
@@ -93,7 +93,7 @@ def _locate(model: type[BaseConfig], loc: tuple[str | int, ...]) -> tuple[KeyPat
 
 
 def _unknown(model: type[BaseConfig], settings: Settings, path: KeyPath, owner: Shape) -> Problem:
-    """A setting that does not exist, or only in another variant of the section."""
+    """Return the problem of a setting that does not exist, or only in another variant of the section."""
     place = settings.place(path)
     section = resolve(model, [str(key) for key in path[:-1]]).owner
     others = [

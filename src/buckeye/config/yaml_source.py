@@ -1,4 +1,4 @@
-"""Reading YAML files as settings with their places."""
+"""Reader of YAML files, as settings with locations."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _MAX_VALUES = 100_000
 
 
 class _Loader(yaml.SafeLoader):
-    """Tells plain scalars apart as YAML 1.2 does."""
+    """Loader that distinguishes plain scalars as YAML 1.2 does."""
 
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}
 
@@ -39,7 +39,9 @@ for _tag, _pattern, _first in _RESOLVERS:
 
 
 def read_yaml(path: Path) -> Settings:
-    """The settings in a file, each with its place `file:line`. Raises ConfigError with file and line."""
+    """Return the settings in a file, each with its location `file:line`. Raise `ConfigError` with file and
+    line.
+    """
     text = read_text(str(path))
     try:
         node = yaml.compose(text, Loader=_Loader)
@@ -65,7 +67,7 @@ def _explained(shown: str, error: yaml.MarkedYAMLError) -> str:
 
 
 class _Builder:
-    """Makes plain values of a tree of nodes, and notes where each stands."""
+    """Builder of plain values from a tree of nodes, with the location of each."""
 
     def __init__(self, shown: str) -> None:
         self.shown = shown
@@ -73,14 +75,14 @@ class _Builder:
         self.count = 0
 
     def settings(self, node: yaml.Node | None) -> Settings:
-        """The whole file."""
+        """Return the settings of the whole file."""
         if not isinstance(node, yaml.MappingNode):
             raise ConfigError(f"{self.shown}:1: expected keys and values, as `name: value`.")
         values = self.value(node, ())
         return Settings(values, self.places)
 
     def value(self, node: yaml.Node, path: KeyPath) -> Any:
-        self.count += 1  # an alias counts each time, so a small file cannot become a large value
+        self.count += 1  # an alias counts each time, so a small file cannot expand to a large value
         if self.count > _MAX_VALUES:
             raise self.error(node, f"more than {_MAX_VALUES} values")
         self.places.setdefault(path, self.place(node))
