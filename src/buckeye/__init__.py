@@ -10,7 +10,9 @@ __all__ = ["__version__", "load_environment"]
 
 
 def load_environment(env_id: str, **args: Any) -> Any:
-    """Load an installed environment by id; see `buckeye.workers.opening.load_environment`."""
+    """Load an installed environment by its id, with arguments for its loader. Raise `UsageError` if it cannot
+    be loaded.
+    """
     from buckeye.workers.opening import load_environment as load
 
     return load(env_id, **args)

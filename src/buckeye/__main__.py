@@ -1,9 +1,9 @@
-"""`python -m buckeye` is the `buckeye` command; the processes of a run are started so."""
+"""Entry point of `python -m buckeye`, which is the `buckeye` command and starts the processes of a run."""
 
 from buckeye.base.process import die_with_parent
 
 if __name__ == "__main__":
-    die_with_parent()  # before what takes seconds to import: a launcher may be killed meanwhile
+    die_with_parent()  # before slow imports: the launcher may be killed meanwhile
 
     from buckeye.cli.main import main
 

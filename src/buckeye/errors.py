@@ -1,36 +1,37 @@
-"""Every error Buckeye raises on purpose.
+"""Errors that Buckeye raises on purpose.
 
     BuckeyeError              one short message for a person: what, where, what to do
-    ├── UsageError            the caller's input is wrong: flags, files, keys, values   (exit code 2)
-    │   ├── ConfigError       a configuration file or flag; carries every problem found
-    │   └── EnvironmentNotFoundError   an environment id that resolves to nothing
-    ├── InferenceError        an engine or its server answered wrongly, or not at all
+    ├── UsageError            invalid input: flags, files, keys, values   (exit code 2)
+    │   ├── ConfigError       a configuration file or flag; has every problem found
+    │   └── EnvironmentNotFoundError   an environment id that does not exist
+    ├── InferenceError        an engine or its server replied incorrectly, or not at all
     │   ├── PortTakenError    its port is in use
     │   └── PromptTooLongError   the first prompt of a rollout does not fit
-    ├── TransportError        a batch or a weights directory is missing, torn or foreign
-    ├── CheckpointError       nothing to resume from, or what is there cannot be trusted
-    ├── StoreError            an object store cannot be reached, or refuses
-    ├── DiskFullError         nothing was freed for so long that waiting has ended
-    ├── RemoteError           a machine elsewhere, the way to it, or who rents it out has failed
-    │   ├── AccountError      the key, its rights or the wallet are at fault
-    │   ├── OfferRefusedError a machine that was offered cannot be had; another one may
-    │   └── PodGoneError      a pod that was there is no more, or will never be ready
+    ├── TransportError        a batch or a weights directory is missing, incomplete or of another run
+    ├── CheckpointError       no checkpoint to resume from, or an invalid one
+    ├── StoreError            an object store is unreachable, or refuses
+    ├── DiskFullError         the disk is full, and the wait for space has ended
+    ├── RemoteError           a remote machine, its connection or its provider failed
+    │   ├── AccountError      the account does not permit it: key, rights or money
+    │   ├── OfferRefusedError an offered machine is unavailable; another one may be available
+    │   └── PodGoneError      a pod no longer exists, or will never be ready
     └── RunError              a process of a run ended or stalled
-        └── FinalRunError     and would do so again, however often it is started
+        └── FinalRunError     a restart would fail the same way
 
 A bad rollout is data (`Outcome.error`), not an exception. Assertions are for programmers.
-All of them survive pickling, so they may cross a process border.
+All errors can be pickled, so they can pass between processes.
 """
 
 from __future__ import annotations
 
 DEBUG_VARIABLE = "BUCKEYE_DEBUG"
-"""Set to 1, errors come with their traceback."""
+"""Environment variable: 1 prints errors with their traceback."""
 
 
 class BuckeyeError(Exception):
-    """Base of all errors meant to be read by a person. `exit_code` is what a command ends with; `final` says
-    that starting the process again cannot mend it."""
+    """Base of all errors for people to read. `exit_code` is the exit code of a command; `final` means that a
+    restart cannot fix it.
+    """
 
     code = "failed"
     exit_code = 1
@@ -38,7 +39,7 @@ class BuckeyeError(Exception):
 
 
 class UsageError(BuckeyeError):
-    """The caller's input is wrong; nothing was started."""
+    """Invalid input of the caller; nothing was started."""
 
     code = "usage"
     exit_code = 2
@@ -46,19 +47,19 @@ class UsageError(BuckeyeError):
 
 
 class ConfigError(UsageError):
-    """A configuration that cannot be used. The message lists every problem found, one per paragraph."""
+    """Configuration that cannot be used. The message lists every problem found, one per paragraph."""
 
     code = "config"
 
 
 class EnvironmentNotFoundError(UsageError):
-    """No installed environment answers to the id; the message holds the install command."""
+    """No installed environment has the id; the message has the install command."""
 
     code = "environment-not-found"
 
 
 class InferenceError(BuckeyeError):
-    """An inference server refused a request, answered nonsense, or did not answer in time."""
+    """An inference server refused a request, replied with invalid data, or did not reply in time."""
 
     code = "inference"
 
@@ -82,13 +83,13 @@ class TransportError(BuckeyeError):
 
 
 class CheckpointError(BuckeyeError):
-    """There is no usable checkpoint where one was asked for."""
+    """No usable checkpoint exists where one was requested."""
 
     code = "checkpoint"
 
 
 class StoreError(BuckeyeError):
-    """An object store cannot be reached, or refuses. `denied` says that trying again is of no use."""
+    """An object store is unreachable, or refuses. `denied` means that a retry is useless."""
 
     code = "store"
 
@@ -108,26 +109,26 @@ class DiskFullError(BuckeyeError):
 
 
 class RemoteError(BuckeyeError):
-    """A machine elsewhere, the connection to it, or the service that rents it out has failed."""
+    """A remote machine, the connection to it, or its provider has failed."""
 
     code = "remote"
 
 
 class AccountError(RemoteError):
-    """The account at a provider does not allow it: key, rights or money."""
+    """The account at a provider does not permit it: key, rights or money."""
 
     code = "account"
     final = True
 
 
 class OfferRefusedError(RemoteError):
-    """A machine that was offered cannot be had, or not as it was offered. Another one may."""
+    """An offered machine is unavailable, or not as offered. Another one may be available."""
 
     code = "offer-refused"
 
 
 class PodGoneError(RemoteError):
-    """A pod does not exist any more, or will never be ready."""
+    """A pod no longer exists, or will never be ready."""
 
     code = "pod-gone"
 
@@ -139,7 +140,7 @@ class RunError(BuckeyeError):
 
 
 class FinalRunError(RunError):
-    """A run that has failed for a reason that another start does not change."""
+    """A run failed for a reason that a restart does not change."""
 
     code = "run-final"
     final = True
