@@ -82,7 +82,7 @@ def all_cases(*, tiny: bool, backend: str, compiled: bool = False) -> list[Case]
     """Every case of the benchmark, or of its small form, in the order of importance."""
     long = {"batch": 128, "group": 16, "length": 2048, "row": 16384, "steps": 2}
     long |= {"backend": backend, "compile": compiled}
-    short = long | {"length": 128, "steps": 6}
+    short = long | {"length": 128, "steps": 5}
     engine: dict[str, Any] = {"counts": [128, 512, 16, 1], "prompt": 896, "new_tokens": 256}
     rival = engine | {"counts": [128]}
     if tiny:
@@ -99,14 +99,14 @@ def all_cases(*, tiny: bool, backend: str, compiled: bool = False) -> list[Case]
             name=f"trainer/{kind}",
             part="trainer",
             deadline=120,
-            settings={**plan, "steps": 2, "rows": _rows(tiny=tiny)},
+            settings={**plan, "rows": _rows(tiny=tiny)},
         )
         for kind, plan in plans.items()
     }
     cases += [trainer["full"], trainer["lora"]]
     cases.append(Case(name="engine", part="engine", deadline=90, settings=engine))
     if not tiny:
-        large = {"lora": False, "steps": 2, "rows": _rows(tiny=False)[3:4], "size": "4B", "model": "4B"}
+        large = {"lora": False, "rows": _rows(tiny=False)[2:3], "size": "4B", "model": "4B"}
         cases.append(Case(name="trainer/4B", part="trainer", deadline=100, settings=large))
         cases.append(Case(name="generate_batch", part="rival", deadline=60, settings=rival))
         cases.append(trainer["compiled"])
@@ -114,18 +114,20 @@ def all_cases(*, tiny: bool, backend: str, compiled: bool = False) -> list[Case]
 
 
 def _rows(*, tiny: bool) -> list[dict[str, Any]]:
-    """The samples that the trainer steps on; those with recomputed activations last."""
+    """The samples that the trainer steps on, and how often; those with recomputed activations last."""
     if tiny:
-        lengths: tuple[tuple[str, int, int, bool], ...] = (("64", 64, 2, False), ("256", 256, 1, True))
+        lengths: tuple[tuple[str, int, int, bool, int], ...] = (
+            ("64", 64, 2, False, 2),
+            ("256", 256, 1, True, 2),
+        )
     else:
         lengths = (
-            ("16k", 16384, 2, False),
-            ("2k", 2048, 8, False),
-            ("2k, recomputed", 2048, 8, True),
-            ("16k, recomputed", 16384, 2, True),
-            ("64k, recomputed", 65536, 1, True),
+            ("16k", 16384, 2, False, 2),
+            ("2k", 2048, 4, False, 2),
+            ("16k, recomputed", 16384, 2, True, 2),
+            ("64k, recomputed", 65536, 1, True, 1),
         )
-    keys = ("name", "length", "samples", "recompute")
+    keys = ("name", "length", "samples", "recompute", "steps")
     return [dict(zip(keys, row, strict=True)) for row in lengths]
 
 

@@ -88,7 +88,7 @@ def _median_seconds(work: Callable[[], Any]) -> float:
 
 def train(settings: Settings, report: Report) -> None:
     """Steps of the trainer on random samples, one sample a row, for each of `rows`: a name, the `length` of
-    samples, how many there are, and whether activations are recomputed."""
+    samples, how many there are, whether activations are recomputed, and how many steps are measured."""
     import torch
 
     from buckeye.config.trainer import TrainerConfig
@@ -127,7 +127,7 @@ def _steps(learner: Any, loss: Any, row: Settings, settings: Settings) -> Figure
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     seconds, speeds = [], []
-    for step in range(WARM_UP + settings["steps"]):
+    for step in range(WARM_UP + row["steps"]):
         batch = _random_batch(step, length, samples, SHAPES[settings["size"]]["vocab_size"])
         _wait_for(device)
         started = time.perf_counter()
