@@ -11,9 +11,10 @@ import torch
 import triton
 import triton.language as tl
 
-_BLOCK = 64  # positions of keys and values at a time
+_BLOCK = 64  # most positions of keys and values at a time
 _LEAST_ROWS = 16  # of a matrix that the tensor cores multiply
 _MOST_SPLITS = 16
+_SHARED_MEMORY = 96 * 2**10  # where no device tells
 _PROGRAMS_PER_PROCESSOR = 4
 
 
@@ -189,6 +190,7 @@ def attend(queries: torch.Tensor, kv: torch.Tensor, positions: torch.Tensor) -> 
         highest, totals = queries.new_empty(2, count, heads, parts, dtype=torch.float32)
     width = triton.next_power_of_2(head_dim)
     group = heads // key_values
+    block, stages = _tile(width * kv.element_size(), queries.device)
     _attend[(count, key_values, parts)](
         queries,
         kv,
@@ -204,17 +206,29 @@ def attend(queries: torch.Tensor, kv: torch.Tensor, positions: torch.Tensor) -> 
         D=head_dim,
         ROWS=max(_LEAST_ROWS, triton.next_power_of_2(group)),
         WIDTH=width,
-        BLOCK=_BLOCK if kv.element_size() == 2 else _BLOCK // 2,
+        BLOCK=block,
         SPLIT=parts > 1,
         PRECISION="tf32" if kv.element_size() == 2 else "ieee",
         num_warps=4,
-        num_stages=3 if kv.element_size() == 2 else 2,
+        num_stages=stages,
     )
     if parts > 1:
         _combine[(count * heads,)](
             found, highest, totals, out, parts, D=head_dim, WIDTH=width, MOST=_MOST_SPLITS, num_warps=2
         )
     return out.flatten(1)
+
+
+def _tile(row_bytes: int, device: torch.device) -> tuple[int, int]:
+    """How many positions are read at a time, and how many such reads are under way, so that keys and values
+    fit into the shared memory of a multiprocessor."""
+    shared = _SHARED_MEMORY
+    if device.type == "cuda":
+        shared = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
+    for block, stages in ((_BLOCK, 3), (_BLOCK, 2), (_BLOCK // 2, 2)):
+        if 2 * stages * block * row_bytes < 0.9 * shared:
+            return block, stages
+    return _BLOCK // 4, 2
 
 
 def _parts(programs: int, positions: int, device: torch.device) -> int:

@@ -118,7 +118,13 @@ class Decoder:
         may overwrite the logits.
         """
         if self._captured is not None:
-            return self._captured(tokens, positions)
+            try:
+                return self._captured(tokens, positions)
+            except torch.AcceleratorError:
+                raise  # the GPU refuses this process everything from now on
+            except Exception as error:  # a new number of sequences is captured, and memory may not suffice
+                log.warning("A decode step cannot be captured; sampling continues without: %s", error)
+                self._captured = None
         return self._decode(tokens, positions, longest)
 
     def _decode(self, tokens: torch.Tensor, positions: torch.Tensor, longest: int) -> torch.Tensor:
