@@ -23,7 +23,7 @@ until python -c "import urllib.request as web; web.urlopen('http://localhost:876
 done
 
 evaluate() {
-  buckeye eval buckeye-vf-gym --args "$args" --model "$1" --max-tokens 20 --max-concurrent 64 --output-dir "$out/$2"
+  buckeye eval mcp --args "$args" --model "$1" --max-tokens 20 --max-concurrent 64 --output-dir "$out/$2"
 }
 evaluate "$out/sft/weights/step_80" before
 rl --trainer @ "$here/train.toml" --orchestrator @ "$here/orch.toml" --inference @ "$here/infer.toml" \

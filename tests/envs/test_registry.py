@@ -12,6 +12,8 @@ from buckeye.envs import registry
 from buckeye.envs.base import Environment, Reply
 from buckeye.envs.registry import EnvironmentId
 from buckeye.errors import EnvironmentNotFoundError, UsageError
+from buckeye.mcp.environment import is_mcp
+from buckeye.mcp.environment import load_environment as load_mcp_environment
 from buckeye.workers import opening
 from buckeye.workers.opening import load_environment
 
@@ -186,3 +188,14 @@ def test_the_dakota_environment_is_found(env_id):
     environment = load_environment(env_id, num_train=3)
     outcome = asyncio.run(environment.rollout(environment.tasks("train")[0], AnsweringYes()))
     assert outcome.reward == 0.0
+
+
+@pytest.mark.parametrize("env_id", ["mcp", "buckeye-vf-gym", "buckeye/Buckeye_VF.gym@latest"])
+def test_the_mcp_environment_has_a_name_and_a_former_one(env_id):
+    assert registry.find_here(env_id) is load_mcp_environment
+    assert is_mcp(env_id)
+
+
+@pytest.mark.parametrize("env_id", ["./mcp", "mcp.py", "mcp-tools", "reasoning-gym/dice"])
+def test_other_environments_are_not_the_mcp_environment(env_id):
+    assert not is_mcp(env_id)

@@ -101,10 +101,11 @@ def _played(env: str, dataset: str, args: dict[str, object], variables: Sequence
     """The environment; of a configuration of `rl init` that which plays it."""
     from buckeye.base.keys import check_variables
     from buckeye.config.environments import EnvConfig
+    from buckeye.mcp.environment import NAME
 
     name = env
     if env.endswith((".yaml", ".yml")):
-        name, args = "buckeye-vf-gym", {"config_path": env, "taskset": dataset, **args}
+        name, args = NAME, {"config_path": env, "taskset": dataset, **args}
     check_variables(name, variables)
     return EnvConfig(id=name, args=args, variables=list(variables))
 

@@ -20,11 +20,10 @@ from buckeye.base.keys import child_environment, local_key, variables
 from buckeye.base.process import ChildProcess
 from buckeye.base.request_gate import is_loopback
 from buckeye.config.environments import EnvConfig, TrainEnvConfig
-from buckeye.envs.registry import EnvironmentId, names_a_file
 from buckeye.errors import RunError, UsageError
 from buckeye.launch.plan import Hosts, Role
 from buckeye.mcp.config import GymConfig, load_gym_config
-from buckeye.mcp.environment import NAME
+from buckeye.mcp.environment import is_mcp
 from buckeye.mcp.gateway.settings import API_KEY_VARIABLE, DEFAULT_SESSIONS, set_variables
 from buckeye.mcp.grading.schema import needs_math
 from buckeye.mcp.tasks.dataset import is_dataset
@@ -158,7 +157,7 @@ def _tasks_of(names: Iterable[str]) -> list[McpTask]:
 
 def _named(environments: Iterable[EnvConfig], *arguments: str) -> list[str]:
     """What is given as these arguments to environments that are MCP servers, each once."""
-    ours = [e for e in environments if not names_a_file(e.id) and EnvironmentId.parse(e.id).name == NAME]
+    ours = [env for env in environments if is_mcp(env.id)]
     given = [env.args.get(name) for env in ours for name in arguments]
     return sorted({str(value) for value in given if value is not None})
 

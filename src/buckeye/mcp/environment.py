@@ -1,4 +1,4 @@
-"""`buckeye-vf-gym`: MCP servers as an environment, from a file of tasks and a configuration."""
+"""`mcp`: MCP servers as an environment, from a file of tasks and a configuration."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from packaging.utils import canonicalize_name
+
 from buckeye.base.distribution import need
 from buckeye.envs.base import START, Outcome, Policy, Task
+from buckeye.envs.registry import EnvironmentId, names_a_file
 from buckeye.errors import UsageError
 from buckeye.mcp.client.errors import McpFault
 from buckeye.mcp.config import GymConfig, load_gym_config
@@ -22,7 +25,9 @@ from buckeye.mcp.workdir.surroundings import left_behind
 if TYPE_CHECKING:
     from buckeye.mcp.isolation.plays import Isolation
 
-NAME = "buckeye-vf-gym"
+NAME = "mcp"
+FORMER_NAME = "buckeye-vf-gym"
+"""An alias: configurations that have it as their id run unchanged."""
 TRAIN, EVAL = "train", "eval"
 _POWERS_OF_TEN = {10**power for power in range(10)}
 
@@ -57,6 +62,14 @@ def load_environment(
         splits[TRAIN] = tasks[:num_tasks]
     check_graded((task for tasks in splits.values() for task in tasks), config)
     return McpEnvironment(config, {name: tasks for name, tasks in splits.items() if tasks})
+
+
+def is_mcp(env_id: str) -> bool:
+    """Return True if an id names this environment, by its name or by its former one."""
+    return not names_a_file(env_id) and canonicalize_name(EnvironmentId.parse(env_id).name) in (
+        NAME,
+        FORMER_NAME,
+    )
 
 
 class McpEnvironment:

@@ -32,7 +32,7 @@ BEYOND = """\
 buckeye hf guess/tasks.json --name my-org/guess --yes
 buckeye auth status
 WITH="--arg taskset=guess-tasks --arg config_path=configs/guess.yaml"
-buckeye eval buckeye-vf-gym $WITH --model m --base-url {model} --output-dir evals/elsewhere
+buckeye eval mcp $WITH --model m --base-url {model} --output-dir evals/elsewhere
 buckeye rl status outputs/guess
 buckeye rl list
 buckeye rl logs outputs/guess
