@@ -38,7 +38,7 @@ def gym(tmp_path):
     ]
     (tmp_path / "tasks.json").write_text(json.dumps(tasks))
     (tmp_path / "gym.yaml").write_text(CONFIG)
-    return ["--arg", f"taskset={tmp_path / 'tasks.json'}", "--arg", f"config_path={tmp_path / 'gym.yaml'}"]
+    return ["--arg", f"dataset={tmp_path / 'tasks.json'}", "--arg", f"config_path={tmp_path / 'gym.yaml'}"]
 
 
 def test_native_tool_calls_over_the_chat_api(gym, tmp_path):
@@ -80,7 +80,7 @@ def test_a_local_model_on_text_2048(tmp_path):
     size = TinySize(vocab_size=300, layers=1, hidden=64, max_length=512)
     make_tiny_model(model, texts=["Play 2048."], size=size, seed=0)
     arguments = [
-        *("--arg", f"taskset={GAME / 'tasks.json'}", "--arg", f"config_path={GAME / 'text_2048.yaml'}"),
+        *("--arg", f"dataset={GAME / 'tasks.json'}", "--arg", f"config_path={GAME / 'text_2048.yaml'}"),
         *("--model", str(model), "--max-tokens", "8", "-n", "2", "-r", "2", "--json"),
     ]
     first = json.loads(evaluate("mcp", tmp_path / "a", *arguments).stdout)

@@ -13,7 +13,7 @@ from packaging.utils import canonicalize_name
 
 from buckeye.base.distribution import need
 from buckeye.envs.base import START, Outcome, Policy, Task
-from buckeye.envs.registry import EnvironmentId, names_a_file
+from buckeye.envs.registry import EnvironmentId, names_a_file, renamed_arguments
 from buckeye.errors import UsageError
 from buckeye.mcp.client.errors import McpFault
 from buckeye.mcp.config import GymConfig, load_gym_config
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 NAME = "mcp"
 FORMER_NAME = "buckeye-vf-gym"
 """An alias: configurations that have it as their id run unchanged."""
+FORMER_ARGUMENTS = {"taskset": "dataset", "eval_taskset": "eval_dataset"}
+"""Former name of an argument -> its name; both are accepted."""
 TRAIN, EVAL = "train", "eval"
 _POWERS_OF_TEN = {10**power for power in range(10)}
 
@@ -35,30 +37,31 @@ log = logging.getLogger(__name__)
 _ISOLATION_SECONDS = 20.0
 
 
+@renamed_arguments(FORMER_ARGUMENTS)
 def load_environment(
-    taskset: str, config_path: str, eval_taskset: str | None = None, num_tasks: int | None = None
+    dataset: str, config_path: str, eval_dataset: str | None = None, num_tasks: int | None = None
 ) -> McpEnvironment:
-    """The environment of the tasks in `taskset`, a JSON file, the folder of a dataset or its name on the
+    """The environment of the tasks in `dataset`, a JSON file, the folder of a dataset or its name on the
     Hugging Face hub, and the configuration at `config_path`.
 
-    The split `eval` is `eval_taskset`, else the tasks whose metadata has `"split": "eval"` and those of the
+    The split `eval` is `eval_dataset`, else the tasks whose metadata has `"split": "eval"` and those of the
     dataset's test files. The others are the split `train`, of which `num_tasks` takes the first. Raises
     UsageError.
     """
     need("mcp", "An MCP environment")
     config = load_gym_config(Path(config_path).expanduser())
-    tasks, held_out = read_taskset(taskset)
+    tasks, held_out = read_taskset(dataset)
     splits = {TRAIN: tasks, EVAL: held_out}
-    if eval_taskset is not None:
+    if eval_dataset is not None:
         if held_out:
             raise UsageError(
-                f"eval_taskset is given, and {held_out[0].id!r} in {taskset} has the split eval too: "
+                f"eval_dataset is given, and {held_out[0].id!r} in {dataset} has the split eval too: "
                 "have one of them"
             )
-        splits[EVAL] = [task for each in read_taskset(eval_taskset) for task in each]
+        splits[EVAL] = [task for each in read_taskset(eval_dataset) for task in each]
     if num_tasks is not None:
         if not 1 <= num_tasks <= len(tasks):
-            raise UsageError(f"num_tasks is {num_tasks}, and {taskset} has {len(tasks)} tasks to train on")
+            raise UsageError(f"num_tasks is {num_tasks}, and {dataset} has {len(tasks)} tasks to train on")
         splits[TRAIN] = tasks[:num_tasks]
     check_graded((task for tasks in splits.values() for task in tasks), config)
     return McpEnvironment(config, {name: tasks for name, tasks in splits.items() if tasks})
@@ -109,7 +112,7 @@ class McpEnvironment:
         if split not in self._splits:
             raise KeyError(
                 f"{self.name} has no split {split!r}; it has {', '.join(self._splits)}. Tasks are in the "
-                'split eval if their metadata has "split": "eval", or in a file of their own, eval_taskset'
+                'split eval if their metadata has "split": "eval", or in a file of their own, eval_dataset'
             )
         if split not in self._made:
             self._made[split] = [

@@ -31,7 +31,7 @@ PLANTED = {**ENVIRONMENT, **DOTENV, **HOME}
 BEYOND = """\
 buckeye hf guess/tasks.json --name my-org/guess --yes
 buckeye auth status
-WITH="--arg taskset=guess-tasks --arg config_path=configs/guess.yaml"
+WITH="--arg dataset=guess-tasks --arg config_path=configs/guess.yaml"
 buckeye eval mcp $WITH --model m --base-url {model} --output-dir evals/elsewhere
 buckeye rl status outputs/guess
 buckeye rl list

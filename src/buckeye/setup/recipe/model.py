@@ -32,7 +32,7 @@ def refuse_hosted(model: str, *, dataset: str, config: str) -> None:
     name, _, base_url, key = service
     words = ["buckeye", "eval", NAME, "--model", model.rpartition("/")[2]]
     words += ["--base-url", base_url, *([] if name == "OpenAI" else ["--api-key-var", key])]
-    words += ["--arg", f"taskset={dataset}", "--arg", f"config_path={config}"]
+    words += ["--arg", f"dataset={dataset}", "--arg", f"config_path={config}"]
     raise UsageError(
         f"--model {model}: {name} serves it and gives nobody its weights, so it cannot be trained "
         f"here. Name a model whose weights can be had, as --model Qwen/Qwen3-0.6B.\n"
