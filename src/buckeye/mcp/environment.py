@@ -21,6 +21,7 @@ from buckeye.mcp.grading.of_task import check_graded
 from buckeye.mcp.tasks.task_schema import McpTask, StdioServer
 from buckeye.mcp.tasks.trust import read_taskset
 from buckeye.mcp.workdir.surroundings import left_behind
+from buckeye.monitor.signals import is_told
 
 if TYPE_CHECKING:
     from buckeye.mcp.isolation.plays import Isolation
@@ -31,7 +32,6 @@ FORMER_NAME = "buckeye-vf-gym"
 FORMER_ARGUMENTS = {"taskset": "dataset", "eval_taskset": "eval_dataset"}
 """Former name of an argument -> its name; both are accepted."""
 TRAIN, EVAL = "train", "eval"
-_POWERS_OF_TEN = {10**power for power in range(10)}
 
 log = logging.getLogger(__name__)
 _ISOLATION_SECONDS = 20.0
@@ -102,6 +102,11 @@ class McpEnvironment:
         """The names of the splits."""
         return tuple(self._splits)
 
+    @property
+    def offers_tools(self) -> bool:
+        """Return True if the policy is given the actions as tools, which the chat template must write."""
+        return self._config.parser.format == "tools"
+
     def tasks(self, split: str) -> Sequence[Task]:
         """The tasks of a split; what their setup says is added to the prompt when they are played.
 
@@ -144,7 +149,7 @@ class McpEnvironment:
     def _tell(self, lost: str) -> None:
         """Warn of calls that break a server, at the first time and at each power of ten."""
         self._lost[lost] += 1
-        if (count := self._lost[lost]) in _POWERS_OF_TEN:
+        if is_told(count := self._lost[lost]):
             said = "%s: a call of the model broke its server, in %d rollouts until now: %s"
             log.warning(said, self.name, count, lost)
 
