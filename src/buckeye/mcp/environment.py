@@ -1,4 +1,4 @@
-"""`buckeye-vf-gym`: MCP servers as an environment, from a file of tasks and a configuration."""
+"""`mcp`: MCP servers as an environment, from a file of tasks and a configuration."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from packaging.utils import canonicalize_name
+
 from buckeye.base.distribution import need
 from buckeye.envs.base import START, Outcome, Policy, Task
+from buckeye.envs.registry import EnvironmentId, names_a_file, renamed_arguments
 from buckeye.errors import UsageError
 from buckeye.mcp.client.errors import McpFault
 from buckeye.mcp.config import GymConfig, load_gym_config
@@ -18,45 +21,58 @@ from buckeye.mcp.grading.of_task import check_graded
 from buckeye.mcp.tasks.task_schema import McpTask, StdioServer
 from buckeye.mcp.tasks.trust import read_taskset
 from buckeye.mcp.workdir.surroundings import left_behind
+from buckeye.monitor.signals import is_told
 
 if TYPE_CHECKING:
     from buckeye.mcp.isolation.plays import Isolation
 
-NAME = "buckeye-vf-gym"
+NAME = "mcp"
+FORMER_NAME = "buckeye-vf-gym"
+"""An alias: configurations that have it as their id run unchanged."""
+FORMER_ARGUMENTS = {"taskset": "dataset", "eval_taskset": "eval_dataset"}
+"""Former name of an argument -> its name; both are accepted."""
 TRAIN, EVAL = "train", "eval"
-_POWERS_OF_TEN = {10**power for power in range(10)}
 
 log = logging.getLogger(__name__)
 _ISOLATION_SECONDS = 20.0
 
 
+@renamed_arguments(FORMER_ARGUMENTS)
 def load_environment(
-    taskset: str, config_path: str, eval_taskset: str | None = None, num_tasks: int | None = None
+    dataset: str, config_path: str, eval_dataset: str | None = None, num_tasks: int | None = None
 ) -> McpEnvironment:
-    """The environment of the tasks in `taskset`, a JSON file, the folder of a dataset or its name on the
+    """The environment of the tasks in `dataset`, a JSON file, the folder of a dataset or its name on the
     Hugging Face hub, and the configuration at `config_path`.
 
-    The split `eval` is `eval_taskset`, else the tasks whose metadata has `"split": "eval"` and those of the
+    The split `eval` is `eval_dataset`, else the tasks whose metadata has `"split": "eval"` and those of the
     dataset's test files. The others are the split `train`, of which `num_tasks` takes the first. Raises
     UsageError.
     """
     need("mcp", "An MCP environment")
     config = load_gym_config(Path(config_path).expanduser())
-    tasks, held_out = read_taskset(taskset)
+    tasks, held_out = read_taskset(dataset)
     splits = {TRAIN: tasks, EVAL: held_out}
-    if eval_taskset is not None:
+    if eval_dataset is not None:
         if held_out:
             raise UsageError(
-                f"eval_taskset is given, and {held_out[0].id!r} in {taskset} has the split eval too: "
+                f"eval_dataset is given, and {held_out[0].id!r} in {dataset} has the split eval too: "
                 "have one of them"
             )
-        splits[EVAL] = [task for each in read_taskset(eval_taskset) for task in each]
+        splits[EVAL] = [task for each in read_taskset(eval_dataset) for task in each]
     if num_tasks is not None:
         if not 1 <= num_tasks <= len(tasks):
-            raise UsageError(f"num_tasks is {num_tasks}, and {taskset} has {len(tasks)} tasks to train on")
+            raise UsageError(f"num_tasks is {num_tasks}, and {dataset} has {len(tasks)} tasks to train on")
         splits[TRAIN] = tasks[:num_tasks]
     check_graded((task for tasks in splits.values() for task in tasks), config)
     return McpEnvironment(config, {name: tasks for name, tasks in splits.items() if tasks})
+
+
+def is_mcp(env_id: str) -> bool:
+    """Return True if an id names this environment, by its name or by its former one."""
+    return not names_a_file(env_id) and canonicalize_name(EnvironmentId.parse(env_id).name) in (
+        NAME,
+        FORMER_NAME,
+    )
 
 
 class McpEnvironment:
@@ -86,6 +102,11 @@ class McpEnvironment:
         """The names of the splits."""
         return tuple(self._splits)
 
+    @property
+    def offers_tools(self) -> bool:
+        """Return True if the policy is given the actions as tools, which the chat template must write."""
+        return self._config.parser.format == "tools"
+
     def tasks(self, split: str) -> Sequence[Task]:
         """The tasks of a split; what their setup says is added to the prompt when they are played.
 
@@ -96,7 +117,7 @@ class McpEnvironment:
         if split not in self._splits:
             raise KeyError(
                 f"{self.name} has no split {split!r}; it has {', '.join(self._splits)}. Tasks are in the "
-                'split eval if their metadata has "split": "eval", or in a file of their own, eval_taskset'
+                'split eval if their metadata has "split": "eval", or in a file of their own, eval_dataset'
             )
         if split not in self._made:
             self._made[split] = [
@@ -128,7 +149,7 @@ class McpEnvironment:
     def _tell(self, lost: str) -> None:
         """Warn of calls that break a server, at the first time and at each power of ten."""
         self._lost[lost] += 1
-        if (count := self._lost[lost]) in _POWERS_OF_TEN:
+        if is_told(count := self._lost[lost]):
             said = "%s: a call of the model broke its server, in %d rollouts until now: %s"
             log.warning(said, self.name, count, lost)
 

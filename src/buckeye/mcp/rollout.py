@@ -194,7 +194,8 @@ class _Conversation:
         if not known and await untouched_fault(self._task, self._config) is not None:
             raise fault
         given = ", ".join(f"{name}={shown(value)}" for name, value in arguments.items())
-        self.counts.lost.append(f"{tool}({given}): {fault.to_model}"[:_LONGEST_LOST])
+        ending = f" with {fault.ending}" if fault.ending else ""
+        self.counts.lost.append(f"{tool}({given[:_LONGEST_LOST]}): {fault.to_model}{ending}")
         return CallResult(text=f"Error: {tool}: {fault.to_model}.", is_error=True)
 
     def _shown(self, result: CallResult) -> str:

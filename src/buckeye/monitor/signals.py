@@ -14,6 +14,14 @@ NEARLY_ALL = 0.9
 """From this share on, what went wrong is no exception but how it went."""
 
 
+_POWERS_OF_TEN = {10**power for power in range(12)}
+
+
+def is_told(count: int) -> bool:
+    """Return True if a warning is logged at this repetition: at the first one and at each power of ten."""
+    return count in _POWERS_OF_TEN
+
+
 def verdict(tried: int, bad: int = 0) -> Verdict:
     """How `tried` attempts ended, of which `bad` came to nothing: `passed` without a bad one, `failed` if
     nearly all are, `partly` between. Nothing was tried is never passed.

@@ -22,6 +22,7 @@ from buckeye.monitor.log import SUCCESS, run_log, setup_logging
 from buckeye.monitor.metrics import MetricsLog
 from buckeye.monitor.rollouts import ROLLOUTS_FOLDER, rollouts_file
 from buckeye.monitor.run_watch import RunWatch
+from buckeye.monitor.signals import is_told
 from buckeye.orchestrator.advantages import RewardShaping, check_advantage, reward_shaping
 from buckeye.orchestrator.batch import (
     Advantages,
@@ -100,6 +101,7 @@ class Orchestrator:
         self.loop_watch = LoopWatch(TaskPlayer._play_once.__code__, tell_of_a_held_up_loop)
         self.run_watch = RunWatch(config.output_dir)
         self.collection = CollectionWatch()
+        self._poor_steps = 0
         self.shaping = reward_shaping(config)
         check_advantage(config.advantage)
         self.environments = self._load(config.env)
@@ -336,14 +338,18 @@ class Orchestrator:
             metrics["perf/throughput"],
             metrics["seq_len/mean"],
         )
-        report_losses(step, collected, unaccounted)
+        self._poor_steps += collected.level()[0] != SUCCESS
+        report_losses(step, collected, unaccounted, poor_steps=self._poor_steps)
         self.run_watch.look()
 
 
-def report_losses(step: int, collected: Collected, unaccounted: int) -> None:
-    """Log what of a step was not trained on: rollouts that came to nothing, dropped groups, lost plays."""
+def report_losses(step: int, collected: Collected, unaccounted: int, *, poor_steps: int = 1) -> None:
+    """Log what of a step was not trained on: rollouts that came to nothing, dropped groups, lost plays. Of
+    steps with next to nothing to learn from, `poor_steps` until now, few are warnings."""
     errors = collected.errors
     level, unusable = collected.level()
+    if level == logging.WARNING and not is_told(poor_steps):
+        level = logging.INFO
     if level != SUCCESS:
         log.log(level, "Step %d: next to nothing to learn from%s", step, unusable)
     if collected.dropped or errors:

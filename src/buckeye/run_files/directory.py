@@ -225,8 +225,11 @@ def is_in_use(output_dir: Path) -> bool:
 
 @contextmanager
 def locked(output_dir: Path) -> Iterator[None]:
-    """Hold the directory: a second `rl` on it ends with a message instead of mixing two runs."""
+    """Hold the directory: a second `rl` on it ends with a message instead of mixing two runs. If nothing else
+    is written there meanwhile, as by a start that is refused, what this made is removed again."""
+    made = [folder for folder in (output_dir, *output_dir.parents) if not folder.exists()]
     output_dir.mkdir(parents=True, exist_ok=True)
+    before = set(os.listdir(output_dir))
     handle = os.open(output_dir / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         try:
@@ -248,6 +251,11 @@ def locked(output_dir: Path) -> Iterator[None]:
             os.pwrite(handle, str(os.getpid()).encode(), 0)
         yield
     finally:
+        with suppress(OSError):
+            if set(os.listdir(output_dir)) == before | {".lock"} != before:
+                (output_dir / ".lock").unlink()
+                for folder in made:
+                    folder.rmdir()
         os.close(handle)
 
 

@@ -48,8 +48,9 @@ def _diagnose(run: OpenRun) -> dict[str, Any]:
         child = ChildProcess(argv, stdout=out.fileno(), stderr=err.fileno(), guarded=True)
         _running.append(child)
         try:
-            child.wait(_SECONDS)
+            ended = f"it ended with exit code {child.wait(_SECONDS)}"
         except subprocess.TimeoutExpired:
+            ended = f"it did not end within {_SECONDS:g} s"
             child.end(1.0, session=True)
         finally:
             _running.remove(child)
@@ -58,6 +59,6 @@ def _diagnose(run: OpenRun) -> dict[str, Any]:
         try:
             told = json.load(out)
         except ValueError:
-            said = err.read().decode(errors="replace").strip().splitlines() or ["it did not end in time"]
+            said = err.read().decode(errors="replace").strip().splitlines() or [ended]
             return {"findings": [], "missing": f"This run could not be diagnosed: {said[-1]}"}
     return dict(told)

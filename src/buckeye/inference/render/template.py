@@ -87,10 +87,10 @@ class ChatTemplate:
             return None
         return with_it.removeprefix(without) or self.missing_header
 
-    def refusal(self, messages: Sequence[Message]) -> str | None:
+    def refusal(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> str | None:
         """Return why the template cannot write a prompt of these messages, with its line; None if it can."""
         try:
-            self.text(messages, (), prompt=True)
+            self.text(messages, tools, prompt=True)
         except UsageError as error:
             return str(error)
         return None

@@ -28,6 +28,8 @@ class McpFault(BuckeyeError):
 
     stop_reason: ClassVar[str] = "environment_failed"
     to_model: ClassVar[str] = "it cannot be called"
+    ending: str = ""
+    """How the server's process ended, as `exit code 3`; not read by the model."""
 
 
 class StartError(McpFault):

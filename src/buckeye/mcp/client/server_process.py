@@ -115,6 +115,14 @@ class ServerProcess:
         """Whether the server itself (not every child of it) has ended."""
         return self._process.returncode is not None
 
+    @property
+    def ending(self) -> str:
+        """How it ended, as `exit code 3`; "" while it runs."""
+        code = self._process.returncode
+        if code is None:
+            return ""
+        return f"signal {-code}" if code < 0 else f"exit code {code}"
+
     async def read_line(self) -> bytes | None:
         """The next line without its end; None when the output is closed. Raises OutputFlood."""
         searched = 0
@@ -150,10 +158,7 @@ class ServerProcess:
 
     def last_words(self) -> str:
         """How it ended and what it wrote last, to be put behind a message; "" if there is nothing to say."""
-        parts = []
-        code = self._process.returncode
-        if code is not None:
-            parts.append(f"it ended with {f'signal {-code}' if code < 0 else f'exit code {code}'}")
+        parts = [f"it ended with {self.ending}"] if self.ending else []
         if self.garbage_lines:
             shown = self._garbage.decode("utf-8", "replace").strip()
             parts.append(f"{self.garbage_lines} lines of its output are no messages, the last: {shown!r}")

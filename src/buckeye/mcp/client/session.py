@@ -171,7 +171,11 @@ class Session:
 
     def _lost(self) -> McpFault:
         self._is_lost = True
-        return self._broken_limit() or SessionLost(self._message("the session is lost"))
+        if (broken := self._broken_limit()) is not None:
+            return broken
+        lost = SessionLost(self._message("the session is lost"))
+        lost.ending = self._process.ending if self._process is not None else ""
+        return lost
 
     def _broken_limit(self) -> McpFault | None:
         if self._http is not None and self._http.flooded:

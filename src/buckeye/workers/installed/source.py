@@ -84,6 +84,8 @@ def parse_source(text: str, index: str | None = None) -> Source:
     hub = _HUB_ID.fullmatch(what)
     if hub is not None and canonicalize_name(hub["owner"]) in LIBRARIES:
         return Source(kind="package", text=text, name=canonicalize_name(hub["owner"]), index=index)
+    if hub is not None and index is None and (instead := what_instead(hub["owner"])):
+        raise UsageError(instead)
     if hub is not None:
         version = hub["version"]
         return Source(

@@ -128,7 +128,7 @@ class WorkerSide:
             answer = self._error(frame["id"], boundary, error, f"the answer cannot be sent: {error}")
         except BaseException as error:  # also SystemExit: it is the environment that wanted to end
             _print_traceback(error)
-            trace = [] if type(error).__name__ == "AdapterError" else self._outcomes.frames_of(error)
+            trace = [] if _is_for_a_person(error) else self._outcomes.frames_of(error)
             boundary = getattr(error, "boundary", boundary)
             answer = self._error(frame["id"], boundary, error, _text(error), trace)
         if os.getpid() != self._pid:
@@ -231,11 +231,17 @@ def _text(error: BaseException) -> str:
         return "its message cannot be read"
 
 
-def _print_traceback(error: BaseException) -> None:
-    """Into the log, whatever the environment did to its standard error."""
-    if type(error).__name__ == "AdapterError":  # its message says all
+def _is_for_a_person(error: BaseException) -> bool:
+    """Return True if an error is complete by its message: an adapter's, or what Buckeye raises on purpose."""
+    return not {"AdapterError", "BuckeyeError"}.isdisjoint(cls.__name__ for cls in type(error).__mro__)
+
+
+def _print_traceback(raised: BaseException) -> None:
+    """Print the frames of the environment into the log, whatever it did to its standard error."""
+    error = raised.__cause__ if _is_for_a_person(raised) else raised
+    if error is None:
         return
-    frames, folder = error.__traceback__, str(Path(__file__).parent)
+    frames, folder = error.__traceback__, f"{Path(__file__).parents[2]}{os.sep}"
     while frames is not None and frames.tb_frame.f_code.co_filename.startswith(folder):
         frames = frames.tb_next
     with contextlib.suppress(Exception):
