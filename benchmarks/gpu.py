@@ -10,8 +10,9 @@ rl            the `rl` launcher: batches of 128, 16 rollouts per example, tasks 
               training share the GPU if there is only one. 2,048 or 128 tokens a rollout.
 trainer       optimizer steps on random samples of 2k, 16k or 64k tokens, all weights or LoRA of rank 16,
               weights in float32, products in bfloat16; and of a 4B shape. The median after a first step.
-engine        the embedded engine without HTTP: 1 to 512 sequences with about 1,024 tokens of context, compared
-              with the time needed to read weights, keys and values; then `generate_batch` of transformers.
+engine        the embedded engine without HTTP: 1 to 512 sequences with about 1,024 tokens of context,
+              compared with the time needed to read weights, keys and values; then `generate_batch` of
+              transformers.
 
 Model FLOP utilisation (MFU) = FLOPs / seconds / the GPU's dense bfloat16 peak of its data sheet, with
 FLOPs = 6 P T + 6 L H D sum(t^2): P elements of the matrices (frozen ones count 4 instead of 6), T tokens in

@@ -1,4 +1,4 @@
-"""The measurements of benchmarks/gpu.py, one case in one process, so that each starts with all of the memory.
+"""The measurements of benchmarks/gpu.py. Each case is a process, so that it starts with all of the memory.
 
 python benchmarks/gpu_cases.py PART SETTINGS.json RESULT.json
 
@@ -272,7 +272,7 @@ def decode(settings: Settings, report: Report) -> None:
 
 
 def _bytes_read(engine: Any, sequences: int, context: float) -> float:
-    """Return the fewest bytes that a decode step reads: each weight, and the keys and values in view, once."""
+    """Return the fewest bytes that a decode step reads: each weight, key and value in view once."""
     kv = engine.decoder.cache.kv
     a_token = kv.shape[0] * kv.shape[2] * kv.shape[4] * kv.element_size()
     return engine.decoder.weights.num_parameters * kv.element_size() + sequences * context * a_token
