@@ -70,7 +70,7 @@ class EvalRequest:
         return EnvConfig(id=self.env_id, args=dict(self.args), variables=list(self.variables))
 
     def record(self, split: str) -> dict[str, Any]:
-        """Return the settings that must be equal for one evaluation to resume another."""
+        """Return the settings to record. To resume an evaluation, all but `base_url` must be equal."""
         return {
             "env": self.env_id,
             "args": dict(self.args),

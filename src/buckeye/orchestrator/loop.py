@@ -348,7 +348,8 @@ class Orchestrator:
 def report_losses(step: int, collected: Collected, unaccounted: int, *, poor_steps: int = 1) -> None:
     """Log the rollouts of a step that were not trained on: errors, dropped groups, lost attempts.
 
-    `poor_steps` counts the steps with hardly any training signal so far; only few of them are warnings.
+    `poor_steps` counts the steps with next to no training signal up to now. Only the first one and every
+    power of ten are warnings.
     """
     errors = collected.errors
     level, unusable = collected.level()

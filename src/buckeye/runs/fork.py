@@ -25,8 +25,8 @@ def fork_run(output_dir: Path, *, step: str, target: Path | None) -> Path:
     """Create the directory of a new run from the checkpoint `step` (best, last or a number) of another.
 
     Return the directory, by default next to the old one. Checkpoint files are hard links where the file
-    system supports them, because finished checkpoints never change. Raise `UsageError` if the target exists, and
-    `CheckpointError` if the checkpoint is missing or damaged.
+    system supports them, because finished checkpoints never change. Raise `UsageError` if the target exists,
+    and `CheckpointError` if the checkpoint is missing or damaged.
     """
     record = read_record(output_dir)
     info = find_checkpoint(output_dir, step)

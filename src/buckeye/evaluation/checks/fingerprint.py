@@ -25,7 +25,7 @@ from buckeye.workers.opening import open_environment
 _COMPARED = 300
 
 Fingerprint = dict[str, list[list[str]]]
-"""By split: its size, then [task id, hash of messages and accepted answers] of some of its tasks."""
+"""Entries by split: its size, then [task id, hash of messages and accepted answers] of some of its tasks."""
 
 
 def fingerprint(environment: Environment, splits: Sequence[str], seed: int) -> Fingerprint:

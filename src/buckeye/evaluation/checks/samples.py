@@ -72,7 +72,7 @@ def scan_order(name: str, size: int, seed: int) -> list[int]:
 
 
 def read_tasks(environment: Environment, name: str) -> Sequence[Task]:
-    """Return the tasks of a split. Raise `UsageError` if reading them fails or there are 0 tasks."""
+    """Return the tasks of a split. Raise `UsageError` if reading fails or the split is empty."""
     try:
         tasks = environment.tasks(name)
         size = len(tasks)

@@ -51,7 +51,7 @@ def check_same_tasks(
 ) -> CheckResult:
     """Check that each fingerprint in `again` equals `here`.
 
-    An error in place of a fingerprint is the reason for its absence; None stands for a lack of time.
+    An error in place of a fingerprint is the reason for its absence; None means a lack of time.
     """
     name = f"same tasks {where}"
     for made in again:
