@@ -1,4 +1,4 @@
-"""`mcp`: MCP servers as an environment, from a file of tasks and a configuration."""
+"""The `mcp` environment: MCP servers, with a task file and a configuration."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ _ISOLATION_SECONDS = 20.0
 def load_environment(
     dataset: str, config_path: str, eval_dataset: str | None = None, num_tasks: int | None = None
 ) -> McpEnvironment:
-    """The environment of the tasks in `dataset`, a JSON file, the folder of a dataset or its name on the
-    Hugging Face hub, and the configuration at `config_path`.
+    """Return the environment for `dataset` and the configuration file `config_path`.
 
-    The split `eval` is `eval_dataset`, else the tasks whose metadata has `"split": "eval"` and those of the
-    dataset's test files. The others are the split `train`, of which `num_tasks` takes the first. Raises
-    UsageError.
+    `dataset` is a JSON file, a dataset folder, or the name of a dataset on the Hugging Face hub. The split
+    `eval` is `eval_dataset` if given. Otherwise it has the tasks whose metadata has `"split": "eval"` and
+    those of the dataset's test files. All other tasks are the split `train`; `num_tasks` keeps its first
+    tasks only. Raises UsageError.
     """
     need("mcp", "An MCP environment")
     config = load_gym_config(Path(config_path).expanduser())
@@ -76,12 +76,12 @@ def is_mcp(env_id: str) -> bool:
 
 
 class McpEnvironment:
-    """Plays tasks against their MCP servers; every rollout has sessions of its own."""
+    """Environment that runs rollouts against MCP servers. Each rollout has its own sessions."""
 
     def __init__(
         self, config: GymConfig, splits: Mapping[str, Sequence[McpTask]], *, name: str = NAME
     ) -> None:
-        """Raises UsageError for two tasks of one name, and if an action reaches a tool that grades."""
+        """Raises UsageError for a duplicate task id, and for an action whose tool also grades."""
         self.name = name
         self._config = config
         self._tasks: dict[str, McpTask] = {}
@@ -99,7 +99,7 @@ class McpEnvironment:
 
     @property
     def splits(self) -> tuple[str, ...]:
-        """The names of the splits."""
+        """Names of the splits."""
         return tuple(self._splits)
 
     @property
@@ -108,9 +108,9 @@ class McpEnvironment:
         return self._config.parser.format == "tools"
 
     def tasks(self, split: str) -> Sequence[Task]:
-        """The tasks of a split; what their setup says is added to the prompt when they are played.
+        """Return the tasks of a split. Setup output is not in these prompts: each rollout adds its own.
 
-        Raises KeyError naming the splits there are.
+        Raises KeyError that names the available splits.
         """
         from buckeye.mcp.rollout import first_messages
 
@@ -131,8 +131,8 @@ class McpEnvironment:
         return self._made[split]
 
     async def rollout(self, task: Task, policy: Policy) -> Outcome:
-        """Play one rollout. A failure of the environment is an outcome with an error, to be retried."""
-        from buckeye.mcp.rollout import LOST, play  # the SDK takes a second to import
+        """Run one rollout. A failure of the environment gives an outcome with an error, which is retried."""
+        from buckeye.mcp.rollout import LOST, play  # importing the SDK takes a second
 
         try:
             outcome = await play(self._tasks[task.id], self._config, policy)
@@ -147,21 +147,23 @@ class McpEnvironment:
             )
 
     def _tell(self, lost: str) -> None:
-        """Warn of calls that break a server, at the first time and at each power of ten."""
+        """Warn of calls that break a server: the first time, and at each power of ten."""
         self._lost[lost] += 1
         if is_told(count := self._lost[lost]):
             said = "%s: a call of the model broke its server, in %d rollouts until now: %s"
             log.warning(said, self.name, count, lost)
 
     async def isolation(self, seconds: float) -> Isolation:
-        """Whether rollouts see each other: some tasks are played alone and side by side."""
+        """Test if rollouts share state: run some tasks alone, then in parallel, and compare."""
         from buckeye.mcp.isolation.plays import compare_plays
 
         return await compare_plays(next(iter(self._splits.values()), ()), self._config, seconds)
 
     async def check_isolation(self) -> str:
-        """A line about that, before training begins. Raises UsageError if they do, unless `shared_state`
-        allows it."""
+        """Test before training if rollouts share state, and return the result as one line.
+
+        Raises UsageError if they do. With `shared_state` the test is skipped.
+        """
         if self._config.shared_state:
             return "shared_state is set: whether rollouts see each other is not looked at"
         found = await self.isolation(_ISOLATION_SECONDS)
@@ -173,14 +175,16 @@ class McpEnvironment:
 
 
 def _start(task: McpTask) -> str:
-    """A short name for the servers and the setup of a task."""
+    """Return a short hash of a task's servers, setup and files."""
     start = task.model_dump_json(include={"mcp_config", "setup_tool", "files"})
     return hashlib.sha256(start.encode()).hexdigest()[:16]
 
 
 def _check_reach(config: GymConfig, tasks: Iterable[McpTask]) -> None:
-    """The model must not grade its own task. A tool that a setup uses, such as one that opens a page, may
-    well be the model's too."""
+    """Raise UsageError if an action reaches a tool of evaluate_tool: the model must not grade its own task.
+
+    Setup tools are allowed, because the model may need them too, for example to open a page.
+    """
     grading = {call.name for task in tasks for call in task.evaluate_tool}
     for action in config.actions.values():
         if action.tool in grading:
@@ -191,8 +195,10 @@ def _check_reach(config: GymConfig, tasks: Iterable[McpTask]) -> None:
 
 
 def _check_files(config: GymConfig, tasks: Iterable[McpTask]) -> None:
-    """Files are there, and somebody finds them: a server that is reached by an address has folders of its
-    own."""
+    """Raise UsageError if a task's files do not exist, or if no server of the task can see them.
+
+    Only servers that are started as a command see the rollout's folder.
+    """
     for task in tasks:
         files = task.files or config.files
         if files is not None and not Path(files).exists():
@@ -205,7 +211,7 @@ def _check_files(config: GymConfig, tasks: Iterable[McpTask]) -> None:
 
 
 def _tell_left_behind(config: GymConfig, tasks: Iterable[McpTask]) -> None:
-    """Say once of each path that servers do not find where they are started, though it is here."""
+    """Warn once per path that exists here but that a server will not find in its rollout's folder."""
     left = {
         path: task.id
         for task in tasks
