@@ -40,8 +40,7 @@ def problems_of(model: type[BaseConfig], values: Any, error: ValidationError) ->
 
 
 def shown_value(value: Any) -> str:
-    """Return a value as it is shown in a message: objects and lists by type, others as JSON, cut at 60
-    characters."""
+    """Return a value as messages show it: objects and lists by type, others as JSON, cut at 60 characters."""
     if isinstance(value, Mapping | list):
         return "an object" if isinstance(value, Mapping) else "a list" if value else "an empty list"
     text = json.dumps(value, ensure_ascii=False, default=str)
@@ -73,7 +72,7 @@ def _located(
 ) -> tuple[KeyPath, list[type[BaseConfig]]]:
     """Return the path of an error in the values, and the classes that may have the field.
 
-    pydantic's location also contains the names of union members, and an index where a single item stands for
+    pydantic's location also contains the names of union members, and an index for a single item that replaces
     a list of one. Both are dropped.
     """
     path: KeyPath = ()

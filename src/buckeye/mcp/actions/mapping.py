@@ -33,7 +33,7 @@ class Constant:
 class FromArg:
     """Argument of the tool, made from one argument of the action.
 
-    `default` is a tuple of one value, or empty if there is no default.
+    `default` is a tuple with the default value, or an empty tuple.
     """
 
     name: str
@@ -48,8 +48,7 @@ class FromArg:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FromArgs:
-    """List made from several arguments of the action. Without `defaults`, a call gives all or none of
-    them."""
+    """List made from several arguments of the action. Without `defaults`, all or none of them are given."""
 
     names: tuple[str, ...]
     defaults: tuple[Any, ...] = ()
@@ -60,7 +59,7 @@ Source = Constant | FromArg | FromArgs
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Action:
-    """An action that the model may call. `tool` is None for an action that ends the rollout."""
+    """An action that the model may call. An action with `tool` None ends the rollout."""
 
     name: str
     tool: str | None
@@ -76,7 +75,7 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class BoundCall:
-    """Call of an MCP tool. `tool` is None if the call ends the rollout."""
+    """Call of an MCP tool. A call with `tool` None ends the rollout."""
 
     tool: str | None
     arguments: dict[str, Any]

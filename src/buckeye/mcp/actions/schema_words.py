@@ -42,7 +42,7 @@ Schema = Mapping[str, Any]
 
 
 class NoExample(ValueError):
-    """A schema for which no example value can be made. The message is the reason."""
+    """No example value can be made for a schema. The message is the reason."""
 
 
 def harmless(text: str) -> str:

@@ -283,8 +283,7 @@ class Session:
                 yield streamable_http_client(server.url, http_client=client)
 
     async def open(self) -> asyncio.Task[None]:
-        """Connect, and return the task that holds the connection. Raises StartError or a more specific
-        one."""
+        """Connect, and return the task that holds the connection. Raises StartError or a specific fault."""
         ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         owner, seconds = asyncio.create_task(self._own(ready)), self._deadlines.start
         try:

@@ -156,9 +156,8 @@ class Session:
     def _deliver(self, frame: Frame, line: bytes) -> None:
         if frame.is_response:
             exact = [frame.id] if frame.id in self._exchanges else []
-            same = (
-                key for key in self._exchanges if str(key) == str(frame.id)
-            )  # some servers answer id 7 with "7"
+            # some servers answer id 7 with "7"
+            same = (key for key in self._exchanges if str(key) == str(frame.id))
             answered = next(iter(exact or same), None)
             channel = None if answered is None else self._exchanges.pop(answered)
             if channel is not None:

@@ -1,4 +1,4 @@
-"""Settings of a gateway, and the headers by which a session selects its environment."""
+"""Settings of a gateway, and the request headers that select a session's environment."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ DEFAULT_PORT, DEFAULT_SESSIONS = 8765, 64
 def decides_what_runs(name: str) -> bool:
     """Return True if a variable can change the code that a program runs.
 
-    These are variables from which a loader, an interpreter, a shell or a container runtime reads code or its
-    location.
+    Loaders, interpreters, shells and container runtimes read code, or its location, from such variables.
     """
     return name in _OF_THE_SYSTEM or _OF_LOADERS.fullmatch(name) is not None
 
