@@ -95,11 +95,15 @@ class DefaultsConfig(BaseConfig):
     max_result_chars: PositiveInt = 8000
     """Maximum length of a call result in characters. Longer results are cut before the model reads them."""
     preload: bool = True
-    """Import the libraries of a Python server once and fork its sessions from that process. Applies to
-    servers that a task starts as a command; false starts every session separately."""
+    """Import the libraries of a Python server once and fork its sessions from that process.
+
+    Applies to servers that a task starts as a command; false starts every session separately.
+    """
     workdir_bytes: PositiveInt = 2**30
-    """Maximum size in bytes of a rollout's folder, including files that its servers write. A larger folder
-    ends the rollout."""
+    """Maximum size of a rollout's folder in bytes. A larger folder ends the rollout.
+
+    Files that its servers write count too.
+    """
     keep_workdir: Annotated[str, Field(min_length=1)] | None = None
     """Folder to which rollout folders are moved when their rollout ends. None: delete them."""
 
@@ -118,8 +122,10 @@ class GymConfig(BaseConfig):
     rubric: RubricConfig = RubricConfig()
     """Composition of the reward."""
     files: Annotated[str, Field(min_length=1)] | None = None
-    """Initial content of every rollout's folder, unless its task sets another: a folder, an archive, a script
-    that creates files in its current directory, or a single file. A relative path is relative to this file.
+    """Initial content of every rollout's folder, unless its task sets another.
+
+    It is a folder, an archive, a script that creates files in its current directory, or a single file. A
+    relative path is relative to this file.
     """
     shared_state: bool = False
     """Allow rollouts to see each other's changes, so that training continues although they share state."""

@@ -104,8 +104,7 @@ class _Conversation:
         self.counts = _Counts()
 
     async def run(self, started: float) -> StopReason:
-        """Run turns until the rollout ends, and return the reason. `started` is its start (monotonic
-        seconds)."""
+        """Run turns until the rollout ends, and return the reason. `started` is in monotonic seconds."""
         limits = self._config.defaults
         self._ends = started + (1 - _FOR_GRADING) * (ROLLOUT_ENDS.get() - started)
         last = min(self._ends, started + (limits.time_limit or math.inf))

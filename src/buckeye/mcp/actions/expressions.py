@@ -37,8 +37,7 @@ _CONSTANTS: Final = (str, int, float, bool, type(None))
 
 @dataclass(frozen=True, slots=True)
 class Transform:
-    """A checked expression. `names` are its parameters: the value and, if there are two, the call's
-    arguments."""
+    """A checked expression. `names` are its parameters: the value and perhaps the call's arguments."""
 
     source: str
     names: tuple[str, ...]

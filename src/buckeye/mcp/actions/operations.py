@@ -21,8 +21,10 @@ class ExpressionError(ValueError):
 
 
 def size_of(value: Any) -> int:
-    """Return the number of characters and items in a value, over all levels. Raises ExpressionError above
-    MAX_SIZE."""
+    """Return the number of characters and items in a value, over all levels.
+
+    Raises ExpressionError above MAX_SIZE.
+    """
     total, pending = 0, [value]
     while pending:
         item = pending.pop()

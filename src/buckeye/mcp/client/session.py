@@ -153,8 +153,7 @@ class Session:
         )
 
     async def _refused(self, tool: str, error: MCPError, seconds: float) -> CallResult:
-        """Handle a protocol error. Invalid arguments are the caller's mistake and become a result; others
-        raise."""
+        """Return a result for invalid arguments, which are the caller's mistake. Raises for other errors."""
         if error.code != types.INVALID_PARAMS:
             if self._process is not None and error.code == types.CONNECTION_CLOSED:
                 await self._process.settle()

@@ -24,8 +24,7 @@ _LOOK_SECONDS = 1.0
 
 
 class Sessions:
-    """Open sessions of a rollout. `tools` maps names to tools; a name that several servers use is
-    SERVER/NAME."""
+    """Open sessions of a rollout. `tools` maps names to tools; a name on several servers is SERVER/NAME."""
 
     def __init__(self, sessions: Mapping[str, Session], workdir: Workdir | None = None) -> None:
         self._workdir = workdir
@@ -45,10 +44,10 @@ class Sessions:
         return {name: tool.input_schema for name, tool in self.tools.items()}
 
     async def call(self, tool: str, arguments: Mapping[str, Any], *, timeout: float) -> CallResult:
-        """Call one of `tools`. `{workdir}` is replaced by the rollout's folder, and the folder by `{workdir}`
-        in the result.
+        """Call one of `tools`.
 
-        Raises the faults of `Session.call`.
+        `{workdir}` is replaced by the rollout's folder, and the folder by `{workdir}` in the result. Raises
+        the faults of `Session.call`.
         """
         session, own_name = self._owners[tool]
         if self._workdir is None:

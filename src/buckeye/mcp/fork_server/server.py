@@ -6,7 +6,7 @@ socket CONTROL, or the reason why sessions cannot share them. After that, every 
 descriptors: input, output and error output of a session, and a socket. For each message a process is forked.
 It reads the session's specification from that socket and answers with its process id; its exit code follows.
 Data of a session is never in the memory of this process or of another session. If libraries have read a
-variable for which the session has another value, the session executes the script from the beginning.
+variable that has another value in the session, the session executes the script from the beginning.
 
 The specification of a session is one line, a JSON object:
 

@@ -6,8 +6,7 @@ import asyncio
 from collections import deque
 
 MAX_MESSAGES, MAX_BYTES = 1000, 8 * 2**20
-"""Limits of messages that wait for a slow reader. Older messages are then dropped and counted. A response is
-never dropped."""
+"""Limits of waiting messages. Above them, the oldest are dropped and counted, but never a response."""
 
 
 class Channel:

@@ -97,8 +97,7 @@ class Gateway:
             await asyncio.wait(set(self._tasks))
 
     def status(self) -> dict[str, Any]:
-        """Return the figures of `GET /status`. Sessions are identified by the first eight characters of their
-        ids."""
+        """Return the figures of `GET /status`. Sessions are named by a prefix of their ids."""
         now = time.monotonic()
         return {
             "running": len(self._sessions),

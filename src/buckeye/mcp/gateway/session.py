@@ -91,7 +91,7 @@ class Session:
     async def abandon(self, request_id: RequestId, *, tell: bool) -> None:
         """Drop a request whose client has disconnected.
 
-        With `tell`, cancel it in the environment, as the protocol revision requires.
+        With `tell`, also cancel it in the environment: in newer protocol revisions a disconnect means that.
         """
         channel = self._exchanges.pop(request_id, None)
         if channel is None or self.ended is not None:

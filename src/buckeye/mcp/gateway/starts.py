@@ -37,10 +37,10 @@ class Started:
 
 
 async def start(runtime: Runtime, wish: Wish, places: Places, *, preload: bool) -> Started:
-    """Start the process of one session. With `preload` it may be forked from one that has imported its
-    libraries.
+    """Start the process of one session.
 
-    Raises PrepareError, StartError or UsageError, and then leaves nothing behind.
+    With `preload` it may be forked from a process that has imported its libraries. Raises PrepareError,
+    StartError or UsageError, and then leaves nothing behind.
     """
     await runtime.prepare(wish.image)
     place = places.new()

@@ -97,8 +97,7 @@ class _Worker:
         return self._process.poll() is not None
 
     def ask(self, line: bytes, seconds: float) -> dict[str, Any] | None:
-        """Send a request and return the answer. None if it does not arrive in time; the process then has
-        ended."""
+        """Send a request and return the answer; None after a timeout, which also ends the process."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         deadline = threading.Timer(seconds, self._kill)

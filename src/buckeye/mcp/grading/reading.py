@@ -112,8 +112,7 @@ def _text_of(value: Any) -> str:
 
 
 def _function(import_path: str, folder: Path) -> str:
-    """Return `FILE:FUNCTION` with an absolute path. Raises OSError with a readable message if it is not
-    found."""
+    """Return `FILE:FUNCTION` with an absolute path. Raises OSError with a readable message."""
     file, _, function = import_path.rpartition(":")
     path = (folder / Path(file).expanduser()).resolve()
     try:

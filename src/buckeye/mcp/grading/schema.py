@@ -29,8 +29,10 @@ class Match(BaseConfig):
     """One test of a text, or of the value at `json_path` in it."""
 
     json_path: NonEmpty | None = None
-    """Path (RFC 9535) into the text, which must be JSON. The test then applies to the value at the path, or
-    to a list if the path matches several. Without a test, the path must match something."""
+    """Path (RFC 9535) of the tested value in a JSON text.
+
+    If the path matches several values, their list is tested. Without a test, the path must match something.
+    """
     exact: Any = None
     """Expected text, ignoring surrounding white space. Any other value is compared as JSON."""
     ignore_case: bool = False
@@ -44,8 +46,7 @@ class Match(BaseConfig):
     tolerance: Annotated[float, Field(ge=0)] = 1e-9
     """Maximum absolute error of the number."""
     set: list[Any] | FromTask | None = None
-    """Expected items in any order, without others. The text is a JSON list, or items split by commas or
-    lines."""
+    """Expected items in any order, without others. The text is JSON, or split by commas or lines."""
     math: NonEmpty | None = None
     """Expected value up to mathematical equality, in LaTeX or plain: 1/2, 0.5 and \\frac{1}{2} are equal."""
 

@@ -153,8 +153,10 @@ class _Zstd:
 
 
 class _Header(tarfile.TarInfo):
-    """Tar header with a size limit, because tarfile keeps long names, extended headers and sparse maps in
-    memory."""
+    """Tar header with a size limit.
+
+    tarfile keeps long names, extended headers and the maps of sparse files completely in memory.
+    """
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _Header:
@@ -287,8 +289,7 @@ class _Layer:
         return self._last[1]
 
     def _walk(self, parts: Sequence[str]) -> int:
-        """Return a new descriptor of the folder that `parts` lead to inside the tree; missing folders are
-        created."""
+        """Return a new descriptor of the folder that `parts` lead to. Missing folders are created."""
         way = [os.dup(self._root)]  # folders on the path down; `..` returns to the last of them
         waiting = list(reversed(parts))
         links = 0

@@ -103,8 +103,7 @@ def _is_process(token: str, play: Play) -> bool:
 
 
 def _shares(before: list[str], beside: list[str], after: list[str]) -> str | None:
-    """Return a text that reveals shared state; None if the rollouts share nothing, or differ only by
-    noise."""
+    """Return a text that reveals shared state; None if only noise differs, or nothing."""
     lone, everything = [*before, *after], [*before, *beside, *after]
     if _settled(lone, beside, len(before)):
         return next(text for text in everything if text != before[0])

@@ -27,8 +27,10 @@ _ANSWER_SECONDS = 30.0
 
 
 def choose_builder(name: str = "auto") -> str:
-    """Return the builder `name`, or for `auto` the first that works. Raises RuntimeUnavailable with all
-    reasons."""
+    """Return the builder `name`, or for `auto` the first that works.
+
+    Raises RuntimeUnavailable, for `auto` with the reason of each builder.
+    """
     if name != "auto":
         find_program(name)
         return name

@@ -71,7 +71,7 @@ def main() -> NoReturn:
 
 
 def enter(spec: Mapping[str, Any]) -> None:
-    """Confine this process after a fork with imported libraries, where bubblewrap cannot start a program.
+    """Confine this forked process, which keeps its imported libraries. Bubblewrap can only start programs.
 
     Returns in the process that becomes the command. With namespaces that is a child, and this process waits
     for it. Does not return on failure.

@@ -21,15 +21,16 @@ from buckeye.mcp.sandbox.base import Limits
 CONFINE_SCRIPT = Path(__file__).with_name("confine.py")
 _PROBE_SECONDS = 20.0
 _OF_FILES = ["CHOWN", "DAC_OVERRIDE", "DAC_READ_SEARCH", "FOWNER", "FSETID", "SETGID", "SETUID"]
-"""Capabilities that root keeps, as in confine.py: to own, read and write files of other users, and to switch
-to these users."""
+"""Capabilities that root keeps, as in confine.py: access to files of others, and change of user."""
 _SHARED_MEMORY = ("--size", str(2**26), "--perms", "1777", "--tmpfs")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Walls:
-    """Isolation that this machine supports. Without namespaces, an environment has only a process group and
-    its folder."""
+    """Isolation that this machine supports.
+
+    Without namespaces, an environment has only a process group and its folder.
+    """
 
     namespaces: bool
     overlay: bool

@@ -46,8 +46,7 @@ class ContainerRuntime:
             await _pull([self._program, "pull", "--quiet", image], image)
 
     async def launch(self, image: str, place: Path, variables: Mapping[str, str]) -> Launch:
-        """Return a `docker run` command. Variables' values are in its environment, only their names in its
-        argv."""
+        """Return a `docker run` command. Its argv has only the names of variables, not their values."""
         _check_variables(variables, self.name)
         cid = place / "container"
         argv = [self._program, "run", "--rm", "--interactive", f"--cidfile={cid}", "--pull=never", "--init"]
@@ -117,8 +116,7 @@ class ApptainerRuntime:
             part.replace(file)
 
     async def launch(self, image: str, place: Path, variables: Mapping[str, str]) -> Launch:
-        """Return an `apptainer run` command. It shares only the network with the host; its files are
-        temporary."""
+        """Return an `apptainer run` command, which shares only the network and has temporary files."""
         _check_variables(variables, self.name)
         argv = [self._program, "run", "--containall", "--cleanenv", "--writable-tmpfs"]
         argv += ["--no-privs", "--no-home"]

@@ -82,8 +82,7 @@ class McpTask(BaseConfig):
     setup_tool: list[ToolCall] = []
     """Calls that prepare the environment, in order."""
     evaluate_tool: list[ToolCall] = []
-    """Calls that grade the final state, in order. The last result is the reward. Optional if there are
-    graders."""
+    """Calls that grade the final state, in order; the last result is the reward. Optional with graders."""
     grade: Any = None
     """Graders, one or a list, in addition to those of the configuration. Equal names are replaced."""
     files: NonEmpty | None = None

@@ -61,8 +61,10 @@ class Workdir:
         return with_texts(value, lambda text: text.replace(WORKDIR, str(self.path)))
 
     def hidden(self, value: Any) -> Any:
-        """Return `value` with the folder's path in its strings replaced by `{workdir}`, equal in all
-        rollouts."""
+        """Return `value` with the folder's path in its strings replaced by `{workdir}`.
+
+        The result is then equal in all rollouts.
+        """
         path, place = str(self.path), str(self.place)
         return with_texts(value, lambda text: text.replace(path, WORKDIR).replace(place, f"{WORKDIR}/.."))
 

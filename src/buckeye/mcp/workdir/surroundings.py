@@ -106,8 +106,7 @@ def _installed() -> dict[str, str]:
 
 
 def _program(word: str, here: Path, workdir: Path | None) -> str:
-    """Return an argument, with the absolute path if it is a script here and not a file in the rollout's
-    folder."""
+    """Return an argument; a script here that is not in the rollout's folder gets its absolute path."""
     path = Path(word)
     theirs = workdir is not None and os.path.exists(workdir / path)
     return str(here / path) if not theirs and _is_code(here / path) else word
