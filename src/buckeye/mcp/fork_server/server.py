@@ -16,7 +16,8 @@ The specification of a session is one line, a JSON object:
     confine      the specification for confine.py, with its path as `script`, or null
 
 When CONTROL is closed, this process ends, and the kernel kills the sessions that it has forked. Any Python
-3.10 or newer runs this file as a script, so it imports only the standard library."""
+3.10 or newer runs this file as a script, so it imports only the standard library.
+"""
 
 from __future__ import annotations
 

@@ -19,7 +19,8 @@ nor create a user namespace there. Without namespaces, chroot is the only isolat
 
 The file runs as a script without site packages, so it imports nothing of Buckeye. Its exit code is that of
 the command; 125 if the command could not be confined, with the reason on the last line of stderr; and 127 if
-it could not be run."""
+it could not be run.
+"""
 
 from __future__ import annotations
 
