@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 NAME = "mcp"
 FORMER_NAME = "buckeye-vf-gym"
-"""An alias: configurations that have it as their id run unchanged."""
+"""Former id of this environment. Configurations with it still run."""
 FORMER_ARGUMENTS = {"taskset": "dataset", "eval_taskset": "eval_dataset"}
-"""Former name of an argument -> its name; both are accepted."""
+"""Current name of each former argument. Both names are accepted."""
 TRAIN, EVAL = "train", "eval"
 
 log = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ def load_environment(
 
 
 def is_mcp(env_id: str) -> bool:
-    """Return True if an id names this environment, by its name or by its former one."""
+    """Return True if an id names this environment, by its current or its former name."""
     return not names_a_file(env_id) and canonicalize_name(EnvironmentId.parse(env_id).name) in (
         NAME,
         FORMER_NAME,
@@ -104,7 +104,7 @@ class McpEnvironment:
 
     @property
     def offers_tools(self) -> bool:
-        """Return True if the policy is given the actions as tools, which the chat template must write."""
+        """True if the model uses native tool calls, which the chat template must support."""
         return self._config.parser.format == "tools"
 
     def tasks(self, split: str) -> Sequence[Task]:

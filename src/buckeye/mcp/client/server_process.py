@@ -119,7 +119,7 @@ class ServerProcess:
 
     @property
     def ending(self) -> str:
-        """How it ended, as `exit code 3`; "" while it runs."""
+        """Exit of the process, as `exit code 3` or `signal 9`; "" while it runs."""
         code = self._process.returncode
         if code is None:
             return ""
