@@ -10,17 +10,18 @@ rl            the `rl` launcher: batches of 128, 16 rollouts per example, tasks 
               training share the GPU if there is only one. 2,048 or 128 tokens a rollout.
 trainer       optimizer steps on random samples of 2k, 16k or 64k tokens, all weights or LoRA of rank 16,
               weights in float32, products in bfloat16; and of a 4B shape. The median after a first step.
-engine        the embedded engine without HTTP: 1 to 512 sequences with about 1,024 tokens of context, beside
-              the time that reading the weights, keys and values takes; then `generate_batch` of transformers.
+engine        the embedded engine without HTTP: 1 to 512 sequences with about 1,024 tokens of context,
+              compared with the time needed to read weights, keys and values; then `generate_batch` of
+              transformers.
 
 Model FLOP utilisation (MFU) = FLOPs / seconds / the GPU's dense bfloat16 peak of its data sheet, with
-FLOPs = 6 P T + 6 L H D sum(t^2): P elements of the matrices, of which frozen ones count 4 instead of 6, T
-tokens in samples of t each, L layers of H heads of size D (PaLM, appendix B, halved for causal attention).
-Recomputing is no useful work and does not count.
+FLOPs = 6 P T + 6 L H D sum(t^2): P elements of the matrices (frozen ones count 4 instead of 6), T tokens in
+samples of t each, L layers of H heads of size D (PaLM, appendix B, halved for causal attention). Recomputed
+activations do not count.
 
-Every case is a process of its own, the most important ones first, and results are written after each. One
-that fails (out of memory, say) or passes its deadline is reported, and the others go on; then the exit code
-is 1. With --within, a case whose turn comes after so many seconds is left out, and said to be.
+Each case is a separate process. The most important ones run first, and results are written after each. A case
+that fails (out of memory, for example) or passes its deadline is reported; the others still run, and the exit
+code is 1. Cases that would start after --within seconds are reported as not measured.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What came of a case: the figures of its rows, and what went wrong."""
+    """The result of a case: the figures of its rows, and the error if it failed."""
 
     name: str
     part: str
@@ -82,7 +83,7 @@ def all_cases(*, tiny: bool, backend: str, compiled: bool = False) -> list[Case]
     """Every case of the benchmark, or of its small form, in the order of importance."""
     long = {"batch": 128, "group": 16, "length": 2048, "row": 16384, "steps": 2}
     long |= {"backend": backend, "compile": compiled}
-    short = long | {"length": 128, "steps": 6}
+    short = long | {"length": 128, "steps": 5}
     engine: dict[str, Any] = {"counts": [128, 512, 16, 1], "prompt": 896, "new_tokens": 256}
     rival = engine | {"counts": [128]}
     if tiny:
@@ -99,14 +100,14 @@ def all_cases(*, tiny: bool, backend: str, compiled: bool = False) -> list[Case]
             name=f"trainer/{kind}",
             part="trainer",
             deadline=120,
-            settings={**plan, "steps": 2, "rows": _rows(tiny=tiny)},
+            settings={**plan, "rows": _rows(tiny=tiny)},
         )
         for kind, plan in plans.items()
     }
     cases += [trainer["full"], trainer["lora"]]
     cases.append(Case(name="engine", part="engine", deadline=90, settings=engine))
     if not tiny:
-        large = {"lora": False, "steps": 2, "rows": _rows(tiny=False)[3:4], "size": "4B", "model": "4B"}
+        large = {"lora": False, "rows": _rows(tiny=False)[2:3], "size": "4B", "model": "4B"}
         cases.append(Case(name="trainer/4B", part="trainer", deadline=100, settings=large))
         cases.append(Case(name="generate_batch", part="rival", deadline=60, settings=rival))
         cases.append(trainer["compiled"])
@@ -114,18 +115,20 @@ def all_cases(*, tiny: bool, backend: str, compiled: bool = False) -> list[Case]
 
 
 def _rows(*, tiny: bool) -> list[dict[str, Any]]:
-    """The samples that the trainer steps on; those with recomputed activations last."""
+    """The samples that the trainer steps on, and how often; those with recomputed activations last."""
     if tiny:
-        lengths: tuple[tuple[str, int, int, bool], ...] = (("64", 64, 2, False), ("256", 256, 1, True))
+        lengths: tuple[tuple[str, int, int, bool, int], ...] = (
+            ("64", 64, 2, False, 2),
+            ("256", 256, 1, True, 2),
+        )
     else:
         lengths = (
-            ("16k", 16384, 2, False),
-            ("2k", 2048, 8, False),
-            ("2k, recomputed", 2048, 8, True),
-            ("16k, recomputed", 16384, 2, True),
-            ("64k, recomputed", 65536, 1, True),
+            ("16k", 16384, 2, False, 2),
+            ("2k", 2048, 4, False, 2),
+            ("16k, recomputed", 16384, 2, True, 2),
+            ("64k, recomputed", 65536, 1, True, 1),
         )
-    keys = ("name", "length", "samples", "recompute")
+    keys = ("name", "length", "samples", "recompute", "steps")
     return [dict(zip(keys, row, strict=True)) for row in lengths]
 
 
@@ -169,7 +172,7 @@ def run_case(
 
 
 def _wait(process: subprocess.Popen[bytes], deadline: float, log: Path) -> str | None:
-    """What went wrong, if anything did."""
+    """Return the error, or None if the process ended with exit code 0."""
     try:
         code = process.wait(deadline)
     except subprocess.TimeoutExpired:
@@ -189,7 +192,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _reason(log: Path, code: int) -> str:
-    """Why a process failed, from what it printed."""
+    """Find the reason for a failure in the output of a process."""
     lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines()]
     memory = next((line for line in reversed(lines) if "out of memory" in line.lower()), None)
     last = next((line for line in reversed(lines) if line), "it printed nothing")
@@ -236,7 +239,7 @@ def engine_lines(outcome: Outcome, facts: dict[str, Any]) -> list[str]:
 
 
 def rl_lines(outcome: Outcome, facts: dict[str, Any]) -> list[str]:
-    """What a run showed."""
+    """A line for each figure of a run."""
     f = outcome.rows.get("run")
     if f is None:
         return []
@@ -315,7 +318,7 @@ def page(outcomes: Sequence[Outcome]) -> str:
 
 
 def measure(cases: Sequence[Case], folder: Path, given: argparse.Namespace) -> list[Outcome]:
-    """Describe the device, then measure case after case; what is known is written after each."""
+    """Describe the device, then run the cases; write the results after each."""
     started = time.monotonic()
     outcomes: list[Outcome] = []
     for case in (Case(name="device", part="device", deadline=90), *cases):
@@ -348,7 +351,7 @@ def _write(outcomes: Sequence[Outcome], results: Path) -> None:
 
 
 def main() -> int:
-    """Measure what is asked for; 1 if a case failed."""
+    """Run the chosen cases; return 1 if one failed."""
     given = _arguments()
     cases = all_cases(tiny=given.tiny, backend=given.backend, compiled=given.compile)
     try:
@@ -365,14 +368,14 @@ def main() -> int:
     print(f"\n{page(outcomes)}")
     failed = [outcome.name for outcome in outcomes if outcome.error is not None]
     if failed:
-        print(f"Failed: {', '.join(failed)}. What they printed is in {folder}.")
+        print(f"Failed: {', '.join(failed)}. Their output is in {folder}.")
     else:
         shutil.rmtree(folder)
     return int(bool(failed))
 
 
 def _remove_models(folder: Path) -> None:
-    """Delete the gigabytes that nobody needs any more, and leave what was printed."""
+    """Delete the weights; keep the logs."""
     for weights in list(folder.rglob("*.safetensors")):
         weights.unlink()
 

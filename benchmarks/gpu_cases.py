@@ -1,8 +1,8 @@
-"""What benchmarks/gpu.py measures, one case in one process, so that each begins with all of the memory.
+"""The measurements of benchmarks/gpu.py. Each case is a process, so that it starts with all of the memory.
 
 python benchmarks/gpu_cases.py PART SETTINGS.json RESULT.json
 
-A part calls `report(row, figures)` after each measurement; what was reported stays when a later one fails.
+A part calls `report(row, figures)` after each measurement. Reported rows are kept if a later one fails.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def _median_seconds(work: Callable[[], Any]) -> float:
 
 def train(settings: Settings, report: Report) -> None:
     """Steps of the trainer on random samples, one sample a row, for each of `rows`: a name, the `length` of
-    samples, how many there are, and whether activations are recomputed."""
+    samples, how many there are, whether activations are recomputed, and how many steps are measured."""
     import torch
 
     from buckeye.config.trainer import TrainerConfig
@@ -127,7 +127,7 @@ def _steps(learner: Any, loss: Any, row: Settings, settings: Settings) -> Figure
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     seconds, speeds = [], []
-    for step in range(WARM_UP + settings["steps"]):
+    for step in range(WARM_UP + row["steps"]):
         batch = _random_batch(step, length, samples, SHAPES[settings["size"]]["vocab_size"])
         _wait_for(device)
         started = time.perf_counter()
@@ -170,7 +170,7 @@ def _trainer_config(settings: Settings, length: int, *, recompute: bool = False)
 
 
 def _forecast(settings: Settings, row: Settings) -> float | None:
-    """What `rl doctor` would say that this takes of a GPU, in GiB."""
+    """Return the GPU memory that `rl doctor` plans for these steps, in GiB."""
     from buckeye.config.rl import RLConfig
     from buckeye.launch.preflight.devices import gpus
     from buckeye.launch.preflight.fitting import hardware_of
@@ -227,8 +227,8 @@ def _wait_for(device: Any) -> None:
 
 
 def decode(settings: Settings, report: Report) -> None:
-    """The embedded engine without HTTP: each of `counts` sequences at the same time, prompts of `prompt`
-    tokens that 16 sequences have in common, then `new_tokens` each."""
+    """Sample with the embedded engine, without HTTP: for each of `counts`, that number of sequences at once.
+    Groups of 16 share a prompt of `prompt` tokens; each sequence gets `new_tokens`."""
     import torch
 
     from buckeye.config.inference import InferenceConfig
@@ -272,7 +272,7 @@ def decode(settings: Settings, report: Report) -> None:
 
 
 def _bytes_read(engine: Any, sequences: int, context: float) -> float:
-    """What a decode step must read at least: every weight once, and the keys and values of what is seen."""
+    """Return the fewest bytes that a decode step reads: each weight, key and value in view once."""
     kv = engine.decoder.cache.kv
     a_token = kv.shape[0] * kv.shape[2] * kv.shape[4] * kv.element_size()
     return engine.decoder.weights.num_parameters * kv.element_size() + sequences * context * a_token
@@ -334,7 +334,7 @@ def _generate(engine: Any, settings: Settings, count: int, *, new_tokens: int) -
 
 
 def rival(settings: Settings, report: Report) -> None:
-    """The same sequences with `generate_batch` of transformers, whole, the second time."""
+    """Sample as `decode` does with `generate_batch` of transformers; the second of two calls is timed."""
     import torch
     from transformers import AutoModelForCausalLM, GenerationConfig
 

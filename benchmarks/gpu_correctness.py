@@ -1,5 +1,5 @@
-"""Whether a device computes what a CPU computes in float32: the trainer's log-probs, loss and gradient, the
-engine's log-probs of what it samples against the trainer's, and weights that went from one to the other."""
+"""Comparison of a device with a CPU in float32: the trainer's log-probs, loss and gradient; the engine's
+log-probs of its samples against the trainer's; and weights that the engine loads from the trainer."""
 
 from __future__ import annotations
 

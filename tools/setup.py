@@ -58,12 +58,7 @@ def main() -> int:
         stamp, wanted = target / ".buckeye-setup", fingerprint()
         if stamp.exists() and stamp.read_text() == wanted:
             return 0
-        python = target / "bin" / "python"
-        if python.exists():  # their commands have the same names
-            pip(python, "uninstall", "--yes", *FORMER_NAMES, quiet=True)
-        else:
-            print(f"creating {target}", flush=True)
-            venv.create(target, with_pip=True)
+        python = make_venv(target)
         if not install_torch(python):
             return 1
         print("installing Buckeye and its dependencies", flush=True)
@@ -85,7 +80,22 @@ def alone(target: Path) -> Iterator[None]:
         except BlockingIOError:
             print(f"waiting: another `make setup` works on {target}", flush=True)
             fcntl.flock(lock, fcntl.LOCK_EX)
+        os.set_inheritable(lock.fileno(), True)  # an installer that outlives this process holds it too
         yield
+
+
+def make_venv(target: Path) -> Path:
+    """Return the Python of the environment, which is made unless it has one with pip. That of an interrupted
+    setup, and one that uv has made, get pip."""
+    python = target / "bin" / "python"
+    if python.exists() and (
+        pip(python, "--version", quiet=True) or run(python, "-m", "ensurepip", "--upgrade", quiet=True)
+    ):
+        pip(python, "uninstall", "--yes", *FORMER_NAMES, quiet=True)  # their commands have the same names
+    else:
+        print(f"creating {target}", flush=True)
+        venv.create(target, with_pip=True, clear=(target / "pyvenv.cfg").exists())
+    return python
 
 
 def fingerprint() -> str:
@@ -150,14 +160,15 @@ def install_resolved(python: Path) -> bool:
 
 
 def pip(python: Path, *words: str, quiet: bool = False) -> bool:
-    """Run pip; `quiet` hides its errors, where another attempt follows."""
+    """Run pip; `quiet` hides what it prints, where another attempt follows."""
     return run(python, "-m", "pip", "--quiet", "--disable-pip-version-check", *words, quiet=quiet)
 
 
 def run(*argv: str | Path, quiet: bool = False) -> bool:
     """Run a program in the root of the checkout. Return True if it succeeded."""
     hidden = subprocess.DEVNULL if quiet else None
-    return subprocess.run(argv, cwd=ROOT, check=False, stderr=hidden).returncode == 0
+    done = subprocess.run(argv, cwd=ROOT, check=False, stdout=hidden, stderr=hidden, close_fds=False)
+    return done.returncode == 0
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ if [ -z "${BUCKEYE_API_KEY:-}" ]; then
   BUCKEYE_API_KEY=$(python -c "import secrets; print(secrets.token_urlsafe(24))")
   export BUCKEYE_API_KEY
 fi
-args="{\"taskset\": \"$out/tasks.json\", \"config_path\": \"$here/2048.yaml\"}"
+args="{\"dataset\": \"$out/tasks.json\", \"config_path\": \"$here/2048.yaml\"}"
 
 python "$here/prepare.py" "$out"
 buckeye model tiny "$out/base" --corpus "$out/corpus.txt" --vocab-size 512 --layers 3 --hidden 192 --max-length 512
@@ -23,7 +23,7 @@ until python -c "import urllib.request as web; web.urlopen('http://localhost:876
 done
 
 evaluate() {
-  buckeye eval buckeye-vf-gym --args "$args" --model "$1" --max-tokens 20 --max-concurrent 64 --output-dir "$out/$2"
+  buckeye eval mcp --args "$args" --model "$1" --max-tokens 20 --max-concurrent 64 --output-dir "$out/$2"
 }
 evaluate "$out/sft/weights/step_80" before
 rl --trainer @ "$here/train.toml" --orchestrator @ "$here/orch.toml" --inference @ "$here/infer.toml" \

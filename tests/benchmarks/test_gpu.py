@@ -35,7 +35,8 @@ def model(tmp_path_factory):
 def test_the_trainer_takes_steps(model, tmp_path, monkeypatch, kind):
     monkeypatch.setenv("BUCKEYE_THREADS", "1")
     case = next(c for c in gpu.all_cases(tiny=True, backend="torch") if c.name == f"trainer/{kind}")
-    settings = {**model, **case.settings, "steps": 1, "folder": str(tmp_path)}
+    rows = [row | {"steps": 1} for row in case.settings["rows"]]
+    settings = {**model, **case.settings, "rows": rows, "folder": str(tmp_path)}
     figures = _rows(gpu_cases.train, settings)["64"]
     # two samples of 64 tokens: 6 (with an adapter on frozen matrices 4) P T + 6 L H D sum(t^2)
     attention = 6 * 2 * 2 * 32 * 2 * 64**2

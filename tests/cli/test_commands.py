@@ -71,6 +71,23 @@ def test_a_closed_pipe_is_not_an_error():
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("word", ["--tasks", "--taskset", "--task-file"])
+@pytest.mark.parametrize(
+    ("command", "right"),
+    [
+        ("rl", "--dataset"),
+        ("rl init", "--dataset"),
+        ("env play capitals.py", "--dataset"),
+        ("env check mcp", "--arg dataset=FILE"),
+        ("eval mcp --model m", "--arg dataset=FILE"),
+        ("hf", "buckeye hf FILE"),
+    ],
+)
+def test_another_word_for_the_file_of_tasks_suggests_the_right_one(command, right, word, tmp_path):
+    done = run_here(*command.split(), word, "tasks.json", cwd=tmp_path)
+    assert (done.returncode, f"Did you mean {right}?" in done.stderr) == (2, True), done.stderr
+
+
 @pytest.mark.parametrize("command", REMOVED_COMMANDS)
 def test_a_removed_command_names_its_replacement(command, tmp_path):
     done = run_here(*command.split(), "x", "--json", cwd=tmp_path)

@@ -12,8 +12,11 @@ from buckeye.envs import registry
 from buckeye.envs.base import Environment, Reply
 from buckeye.envs.registry import EnvironmentId
 from buckeye.errors import EnvironmentNotFoundError, UsageError
+from buckeye.mcp.environment import is_mcp
+from buckeye.mcp.environment import load_environment as load_mcp_environment
 from buckeye.workers import opening
 from buckeye.workers.opening import load_environment
+from tests.places import ROOT
 
 GOOD = textwrap.dedent(
     """
@@ -34,6 +37,7 @@ GOOD = textwrap.dedent(
         return Toy("toy", size)
     """
 )
+GYM = ROOT / "environments" / "text_2048" / "text_2048.yaml"
 OWN_ERROR = "from buckeye.errors import UsageError\ndef load_environment(): raise UsageError('as it is')"
 
 
@@ -186,3 +190,31 @@ def test_the_dakota_environment_is_found(env_id):
     environment = load_environment(env_id, num_train=3)
     outcome = asyncio.run(environment.rollout(environment.tasks("train")[0], AnsweringYes()))
     assert outcome.reward == 0.0
+
+
+@pytest.mark.parametrize("env_id", ["mcp", "buckeye-vf-gym", "buckeye/Buckeye_VF.gym@latest"])
+def test_the_mcp_environment_has_a_name_and_a_former_one(env_id):
+    assert registry.find_here(env_id) is load_mcp_environment
+    assert is_mcp(env_id)
+
+
+@pytest.mark.parametrize("name", ["dataset", "taskset"])
+def test_former_names_of_arguments_are_accepted(name):
+    with pytest.raises(UsageError, match="no-such-file"):
+        load_environment("mcp", **{name: "no-such-file.json", "config_path": str(GYM)})
+
+
+def test_an_argument_is_given_under_one_name():
+    with pytest.raises(UsageError, match="taskset"):
+        load_environment("mcp", taskset="a.json", dataset="a.json", config_path="c.yaml")
+
+
+@pytest.mark.parametrize("wrong", ["tasks", "task_file", "Tasks", "data_set"])
+def test_other_words_for_the_file_of_tasks_suggest_dataset(wrong):
+    with pytest.raises(UsageError, match="Did you mean 'dataset'"):
+        load_environment("mcp", **{wrong: "tasks.json", "config_path": "c.yaml"})
+
+
+@pytest.mark.parametrize("env_id", ["./mcp", "mcp.py", "mcp-tools", "reasoning-gym/dice"])
+def test_other_environments_are_not_the_mcp_environment(env_id):
+    assert not is_mcp(env_id)

@@ -38,7 +38,7 @@ def gym(tmp_path):
     ]
     (tmp_path / "tasks.json").write_text(json.dumps(tasks))
     (tmp_path / "gym.yaml").write_text(CONFIG)
-    return ["--arg", f"taskset={tmp_path / 'tasks.json'}", "--arg", f"config_path={tmp_path / 'gym.yaml'}"]
+    return ["--arg", f"dataset={tmp_path / 'tasks.json'}", "--arg", f"config_path={tmp_path / 'gym.yaml'}"]
 
 
 def test_native_tool_calls_over_the_chat_api(gym, tmp_path):
@@ -50,7 +50,7 @@ def test_native_tool_calls_over_the_chat_api(gym, tmp_path):
         return {"role": "assistant", "content": None, "tool_calls": [call]}
 
     with chat_server(answer) as (url, requests):
-        done = evaluate("buckeye-vf-gym", tmp_path, *gym, "--base-url", url, "--model", "m", "--json")
+        done = evaluate("mcp", tmp_path, *gym, "--base-url", url, "--model", "m", "--json")
     report = json.loads(done.stdout)
     assert (report["scored"], report["reward"]["value"]) == (2, 1.0)
     assert report["stop_reasons"] == {"answered": 2}
@@ -68,7 +68,7 @@ def test_a_gateway_is_started_for_tasks_that_expect_one(gym, tmp_path):
     task["mcp_config"] = {"b": {"url": address, "headers": {"Authorization": "Bearer $buckeye_API_KEY"}}}
     (tmp_path / "tasks.json").write_text(json.dumps(task))
     words = [*gym, "--base-url", "http://127.0.0.1:1/v1", "--model", "m", "--retries", "0"]
-    done = evaluate("buckeye-vf-gym", tmp_path, *words, code=1, XDG_CACHE_HOME=str(tmp_path))
+    done = evaluate("mcp", tmp_path, *words, code=1, XDG_CACHE_HOME=str(tmp_path))
     assert "Mcp-Image" in done.stderr
     assert "Gateway stopped" in (tmp_path / "out" / "gateway.log").read_text()
 
@@ -80,11 +80,11 @@ def test_a_local_model_on_text_2048(tmp_path):
     size = TinySize(vocab_size=300, layers=1, hidden=64, max_length=512)
     make_tiny_model(model, texts=["Play 2048."], size=size, seed=0)
     arguments = [
-        *("--arg", f"taskset={GAME / 'tasks.json'}", "--arg", f"config_path={GAME / 'text_2048.yaml'}"),
+        *("--arg", f"dataset={GAME / 'tasks.json'}", "--arg", f"config_path={GAME / 'text_2048.yaml'}"),
         *("--model", str(model), "--max-tokens", "8", "-n", "2", "-r", "2", "--json"),
     ]
-    first = json.loads(evaluate("buckeye-vf-gym", tmp_path / "a", *arguments).stdout)
-    again = json.loads(evaluate("buckeye-vf-gym", tmp_path / "b", *arguments).stdout)
+    first = json.loads(evaluate("mcp", tmp_path / "a", *arguments).stdout)
+    again = json.loads(evaluate("mcp", tmp_path / "b", *arguments).stdout)
     assert (first["split"], first["scored"], first["errored"]) == ("eval", 4, 0)
     assert first["means"]["moves"] == 0.0
     assert first["reward"] == again["reward"]

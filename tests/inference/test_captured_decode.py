@@ -41,6 +41,18 @@ def test_without_triton_decoding_goes_on(decoder, monkeypatch, caplog):
     assert len(caplog.records) == 1
 
 
+def test_a_step_that_fails_later_is_computed_all_the_same(qwen3, caplog):
+    engine, other = make_engine(qwen3.directory), make_engine(qwen3.directory)
+    engine.decoder._captured = _Step(engine.decoder, RuntimeError("out of memory"))
+    one, same = sample(max_tokens=5), sample(max_tokens=5)
+    for each, sequence in ((engine, one), (other, same)):
+        each.submit([sequence])
+        while each.step():
+            pass
+    assert one.token_ids == same.token_ids
+    assert len(caplog.records) == 1
+
+
 class _Step:
     def __init__(self, decoder, wrong) -> None:
         self.decoder, self.wrong = decoder, wrong

@@ -129,6 +129,17 @@ def test_a_step_that_came_to_nothing_is_told_in_a_line_of_its_own(caplog, wordin
     assert caplog.messages == wording
 
 
+@pytest.mark.parametrize(
+    ("poor_steps", "level"),
+    [(1, logging.WARNING), (2, logging.INFO), (10, logging.WARNING)],
+)
+def test_few_of_many_steps_that_came_to_nothing_are_warnings(caplog, poor_steps, level):
+    caplog.set_level(logging.INFO)
+    cut_off = group(replace(played(1.0, 1.0), truncated=True), replace(played(1.0, 1.0), truncated=True))
+    report_losses(3, collected((None, cut_off)), 0, poor_steps=poor_steps)
+    assert [record.levelno for record in caplog.records] == [level]
+
+
 def test_what_is_dropped_by_a_filter_is_no_bias_of_the_collection():
     watch = CollectionWatch()
     for _ in range(5):

@@ -75,7 +75,9 @@ def test_what_has_parts_for_one_kind_of_machine_is_no_wheel(tmp_path):
 def test_what_is_in_the_project_or_in_buckeye_is_not_installed(tmp_path, nothing_installed):
     (tmp_path / "env.py").write_text("")
     (tmp_path / "own").mkdir()
-    assert needed("env.py", "own", "./own", "agent", "buckeye-vf-gym") == ()
+    assert (
+        needed("env.py", "own", "./own", "agent", "mcp", "buckeye-vf-gym", "buckeye/buckeye-vf-gym@1") == ()
+    )
     assert needed("someone/other", python="venv/bin/python") == ()
 
 

@@ -96,7 +96,7 @@ def test_keys_that_are_known_or_given_to_servers_go_along_and_no_others(project,
         "evaluate_tool": {"name": "end"},
     }
     Path("tasks.json").write_text(json.dumps([task]))
-    config = project(env="buckeye-vf-gym")
+    config = project(env="mcp")
     config.write_text(config.read_text().replace("path =", "taskset ="))
     assert dict(read_project(config, resume=False).secrets) == {"HF_TOKEN": "1", "JUDGE_KEY": "2"}
     assert dict(read_project(project(), resume=False).secrets) == {"HF_TOKEN": "1"}
@@ -119,7 +119,7 @@ def test_what_rollouts_begin_with_travels_whole_and_so_do_functions_that_grade(p
         "system_prompt: Act.\naction_mappings: {act: {_tool: act}}\nfiles: start\n"
         "grade: {python: 'graders/check.py:grade'}\n"
     )
-    config = project(env="buckeye-vf-gym")
+    config = project(env="mcp")
     text = config.read_text().replace(
         'path = "tasks.json"', 'taskset = "tasks.json", config_path = "gym.yaml"'
     )

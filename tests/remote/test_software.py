@@ -31,7 +31,7 @@ def config(tmp_path, monkeypatch):
 
     def made(taskset, *words):
         args = json.dumps({"taskset": taskset, "config_path": "configs/my-env.yaml"})
-        environment = ("--orchestrator.env.0.id", "buckeye-vf-gym", "--orchestrator.env.0.args", args)
+        environment = ("--orchestrator.env.0.id", "mcp", "--orchestrator.env.0.args", args)
         return load_config(RLConfig, ["--trainer", "--orchestrator", *environment, *words])
 
     return made

@@ -179,6 +179,25 @@ def test_clean_that_was_killed_can_be_repeated(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("there", [[], ["run.toml"]])
+def test_a_start_that_is_refused_leaves_nothing_behind(tmp_path, there):
+    output = tmp_path / "outputs" / "run"
+    for name in there:
+        output.mkdir(parents=True)
+        (output / name).touch()
+    with pytest.raises(UsageError, match="no such model"), locked(output):
+        raise UsageError("no such model")
+    assert sorted(path.name for path in tmp_path.rglob("*")) == (["outputs", "run", *there] if there else [])
+
+
+def test_the_lock_of_a_run_that_began_stays(tmp_path):
+    with locked(tmp_path / "run"):
+        (tmp_path / "run" / "run.json").touch()
+    with locked(tmp_path / "run"):
+        pass
+    assert sorted(path.name for path in tmp_path.rglob("*")) == [".lock", "run", "run.json"]
+
+
 def test_a_file_system_without_locks_is_a_warning_and_no_other_run(tmp_path, monkeypatch, caplog, wording):
     def no_locks(descriptor, operation):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))

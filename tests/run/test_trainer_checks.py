@@ -1,11 +1,14 @@
 """What a dry run says of settings that only a trainer with its model would refuse."""
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from buckeye.config.load import load_config
 from buckeye.config.rl import RLConfig
 from buckeye.errors import ConfigError
 from buckeye.launch.preflight.trainer_checks import reference_warnings, trainer_warnings
+from buckeye.transport.checkpoint.base_digest import BASE_KEY, base_digest
 
 LORA = "--trainer.model.experimental.lora.target-modules"
 
@@ -49,6 +52,37 @@ def test_what_it_would_take(tiny_model, tmp_path):
     assert warned(words, tiny_model) == []
     assert warned(f"{LORA} q_proj,layers.0.mlp.up_proj", tiny_model) == []
     assert warned(f"{LORA} whatever", None) == []  # the model is not here
+
+
+Q = "model.layers.0.self_attn.q_proj"
+ADAPTERS = {
+    "of this model": (Q, [4, 64], "here", None),
+    "of unknown weights": (Q, [4, 64], None, None),
+    "of other weights": (Q, [4, 64], "f" * 64, "other weights"),
+    "of a wider model": (Q, [4, 128], None, "another model"),
+    "of a deeper model": (Q.replace("0", "7"), [4, 64], None, "does not exist"),
+    "of modules that files name otherwise": ("model.layers.0.mlp.experts.gate_up", [4, 64], None, None),
+    "without its weights": (None, None, None, "has no adapter_model.safetensors"),
+}
+
+
+@pytest.mark.parametrize(("module", "shape", "base", "said"), ADAPTERS.values(), ids=ADAPTERS)
+def test_an_adapter_to_start_from_belongs_to_the_model(tiny_model, tmp_path, module, shape, base, said):
+    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "org/base"}')
+    if module is not None:
+        digest = base_digest(str(tiny_model)) if base == "here" else base
+        tensors = {f"base_model.model.{module}.lora_A.weight": np.zeros(shape, np.float32)}
+        metadata = None if digest is None else {BASE_KEY: digest}
+        save_file(tensors, tmp_path / "adapter_model.safetensors", metadata=metadata)
+    found = warned(f"--trainer.model.adapter {tmp_path} --model.name {tiny_model}", tiny_model)
+    assert [said in line for line in found] == [True] * (said is not None), found
+
+
+def test_a_damaged_adapter_is_told(tiny_model, tmp_path):
+    (tmp_path / "adapter_config.json").write_text("{}")
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0{")
+    (line,) = warned(f"--trainer.model.adapter {tmp_path} --model.name {tiny_model}", tiny_model)
+    assert "cannot be read" in line
 
 
 def test_8_bit_moments_and_shards(refusal, wording):

@@ -306,7 +306,7 @@ def test_a_step_that_teaches_nothing_moves_nothing(tmp_path, train, batches, opt
     assert_equal(weights(tmp_path, 1), weights(tmp_path, 2))
     assert_equal(weights(tmp_path, 1), weights(tmp_path, 3))
     assert not torch.equal(*(weights(tmp_path, s)["model.embed_tokens.weight"] for s in (3, 4)))
-    assert len(warnings(tmp_path)) == 2
+    assert len(warnings(tmp_path)) == 1  # at the first one, and at each power of ten
     assert not (tmp_path / "skipped").exists()
 
 

@@ -61,7 +61,7 @@ def test_an_mcp_environment(tmp_path, monkeypatch):
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
     environment = load_environment(
-        taskset=str(project / "tasks.json"), config_path=str(project / "dice_game.yaml")
+        dataset=str(project / "tasks.json"), config_path=str(project / "dice_game.yaml")
     )
     assert (len(environment.tasks("train")), len(environment.tasks("eval"))) == (24, 8)
     task = environment.tasks("train")[0]  # its seed is 0

@@ -4,8 +4,11 @@ import importlib.util
 import json
 import subprocess
 import sys
+import tomllib
 
 import pytest
+from packaging.requirements import Requirement
+from tests.places import ROOT
 
 import dakota1890
 from buckeye.workers.opening import load_environment
@@ -44,6 +47,13 @@ def test_the_tasks_and_the_grading_need_neither_buckeye_nor_verifiers():
     )
     done = subprocess.run([sys.executable, "-c", line], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout.strip()) == (0, "1.0"), done.stderr
+
+
+def test_it_brings_a_verifiers_that_leaves_buckeyes_mcp_in_place():
+    project = tomllib.loads((ROOT / "environments/dakota1890/pyproject.toml").read_text())["project"]
+    (needed,) = map(Requirement, project["dependencies"])
+    assert needed.name == "verifiers"
+    assert list(needed.specifier.filter(["0.1.13", "0.1.14", "0.2.1", "0.3.1", "0.4.0"])) == ["0.1.14"]
 
 
 @without_verifiers

@@ -82,9 +82,7 @@ class Corner:
 @pytest.fixture
 def environment(tmp_path):
     """The environment as its own files describe it."""
-    return load_environment(
-        "buckeye-vf-gym", taskset=str(HOME / "tasks.json"), config_path=str(HOME / "text_2048.yaml")
-    )
+    return load_environment("mcp", dataset=str(HOME / "tasks.json"), config_path=str(HOME / "text_2048.yaml"))
 
 
 def test_the_tasks_and_the_configuration_of_this_folder(environment):

@@ -1,4 +1,4 @@
-"""How far a learning rate moves the policy: kept batches are trained on again, with another rate."""
+"""Effect of a learning rate on the policy: kept batches are trained on again, with another rate."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ _LARGEST = 2.0  # nats
 
 
 def policy_changes(run: Path, rate: float, most: int | None = None) -> list[float]:
-    """Train on the batches that the run in `run` has kept, or on the first `most` of them, from where it
-    began, with another learning rate: after each step by how much the policy has changed, in nats a token,
-    as half the mean square of what its log-probs changed by. While that is small it is the KL divergence;
-    large changes of single tokens are cut off, as a few of them would decide. Ends with a NaN where the model
-    breaks. The run stays as it is."""
+    """Train again on the batches kept in `run`, with another learning rate, and return the policy changes.
+
+    Training starts from the run's first weights and uses all kept batches, or the first `most`. The change
+    after each step is half the mean squared change of the log-probs, in nats per token. For small values, it
+    approximates the KL divergence. Large changes of single tokens are clipped, as a few could dominate. The
+    list ends with NaN if the model breaks. The run itself is not changed.
+    """
     steps, found = list(step_directories(run / "trained"))[:most], list[float]()
     with trainer_from(run, steps[0], rate) as trainer:
         policy = trainer.learner.policy

@@ -65,11 +65,26 @@ def run_typer(app: Callable[..., Any], argv: Sequence[str] | None, program: str)
         if type(error).__name__ == "NoArgsIsHelpError":  # what it says is the help
             print(said, file=sys.stderr)
             return 2
+        if type(error).__name__ == "NoSuchOption":
+            said = _unknown_option(error)
         said = said.replace(": Value error, ", ": ")  # as pydantic puts it before what typer says of a choice
         context = getattr(error, "ctx", None)
         where = context.command_path if context is not None else program
         sentence = f"{said.rstrip('.')}." if not said.rstrip(".").endswith("?") else said.rstrip(".")
         raise UsageError(f"{sentence} Look at: {where} --help") from None
+
+
+def _unknown_option(error: Any) -> str:
+    """Return the message for an option that a command does not have, with those that may be meant."""
+    from buckeye.config.problems import closest, dataset_name, did_you_mean
+
+    params, name = error.ctx.command.params, error.option_name.lstrip("-")
+    options = [opt.lstrip("-") for param in params for opt in param.opts if opt.startswith("--")]
+    near = [f"--{option}" for option in closest(name, options)]
+    if (dataset := dataset_name(name)) and "dataset" not in options:
+        files = [f"{error.ctx.command_path} FILE" for param in params if param.metavar == "TASKS"]
+        near = files or ([f"--arg {dataset}=FILE"] if "arg" in options else near)
+    return f"No such option: {error.option_name}.{did_you_mean(near)}"
 
 
 def take_debug_flag(argv: list[str]) -> list[str]:

@@ -36,9 +36,12 @@ def init(
         list[str] | None,
         typer.Option(metavar="NAME=VALUE", help="For a URL; write keys as $NAME, which is looked up."),
     ] = None,
-    tasks: Annotated[
+    dataset: Annotated[
         Path | None,
-        typer.Option(help="The first prepares and grades the rollout. Without ENV: the servers of all."),
+        typer.Option(
+            metavar="TASKS",
+            help="The first prepares and grades the rollout. Without ENV: the servers of all.",
+        ),
     ] = None,
     include: Annotated[
         list[str] | None,
@@ -68,7 +71,7 @@ def init(
         headers=_headers(header or []),
         output=output,
         force=force or dry_run,
-        tasks=tasks,
+        tasks=dataset,
         include=include or (),
         exclude=exclude or (),
     )

@@ -34,7 +34,7 @@ def play(
         typer.Option(metavar="random|MODEL", help="Who plays. Default: you. With --base-url any name."),
     ] = None,
     dataset: Annotated[
-        str, typer.Option(metavar="FILE", help="The tasks of a configuration of rl init.")
+        str, typer.Option(metavar="TASKS", help="The tasks of a configuration of rl init.")
     ] = "tasks.json",
     arg: Arg = None,
     args: Args = None,
@@ -101,10 +101,15 @@ def _played(env: str, dataset: str, args: dict[str, object], variables: Sequence
     """The environment; of a configuration of `rl init` that which plays it."""
     from buckeye.base.keys import check_variables
     from buckeye.config.environments import EnvConfig
+    from buckeye.envs.registry import current_arguments
+    from buckeye.mcp.environment import NAME, load_environment
 
     name = env
     if env.endswith((".yaml", ".yml")):
-        name, args = "buckeye-vf-gym", {"config_path": env, "taskset": dataset, **args}
+        name, args = (
+            NAME,
+            {"config_path": env, "dataset": dataset, **current_arguments(load_environment, args)},
+        )
     check_variables(name, variables)
     return EnvConfig(id=name, args=args, variables=list(variables))
 

@@ -43,10 +43,23 @@ def _indent(text: str) -> str:
     return text.replace("\n", "\n  ")
 
 
+_FILE_OF_TASKS = {"tasks", "taskset", "task_set", "task_file", "tasks_file", "dataset"}
+"""Names for a task file. Flags and arguments call it `dataset`."""
+
+
+def dataset_name(word: str) -> str | None:
+    """Return `dataset` or `eval_dataset` if a flag or an argument of this name would be a file of tasks."""
+    name = word.lower().replace("-", "_")
+    which = "eval_" if name.startswith("eval_") else ""
+    return f"{which}dataset" if name.removeprefix(which) in _FILE_OF_TASKS else None
+
+
 def closest(word: str, known: Iterable[str], *, count: int = 3) -> list[str]:
     """Return the names in `known` that are closest to `word`, best first."""
     names = {name.lower(): name for name in known}
     wanted = word.lower().replace("-", "_")
+    if (dataset := dataset_name(word)) in names:
+        return [names[dataset]]
     found = difflib.get_close_matches(wanted, names, n=count, cutoff=0.6)
     initials = "".join(part[:1] for part in wanted.split("_"))
     kin = [n for n in names if n == initials or (len(wanted) > 2 and (wanted in n or n in wanted.split("_")))]

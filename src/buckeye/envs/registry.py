@@ -8,7 +8,7 @@ of that name.
 
 from __future__ import annotations
 
-import difflib
+import functools
 import importlib
 import importlib.util
 import inspect
@@ -22,11 +22,12 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
+from buckeye.config.problems import closest
 from buckeye.envs.base import Environment
 from buckeye.envs.outcomes import how_to_pass
 from buckeye.errors import BuckeyeError, EnvironmentNotFoundError, UsageError
@@ -45,6 +46,9 @@ AGENT = "agent"
 _BUNDLED = "dakota1890"
 _BUNDLES = (Path(__file__).with_name("bundled"), Path(__file__).parents[3] / "environments")
 """Folders of bundled environments: in the package, or in the checkout."""
+
+_Loader = TypeVar("_Loader", bound=Callable[..., Any])
+_FORMER_ARGUMENTS = "former_arguments"
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +90,37 @@ class _Found:
     version: str | None
 
 
+def renamed_arguments(names: Mapping[str, str]) -> Callable[[_Loader], _Loader]:
+    """Return a decorator for a loader that also accepts former names of arguments; `names` maps former ->
+    current.
+
+    The loader raises `UsageError` for an argument given under both names.
+    """
+
+    def decorated(loader: _Loader) -> _Loader:
+        @functools.wraps(loader)
+        def load(*args: Any, **named: Any) -> Any:
+            return loader(*args, **current_arguments(load, named))
+
+        setattr(load, _FORMER_ARGUMENTS, names)
+        return load  # type: ignore[return-value]
+
+    return decorated
+
+
+def current_arguments(loader: Callable[..., Any], args: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments under their current names. Raise `UsageError` for one given under both names."""
+    names: Mapping[str, str] = getattr(loader, _FORMER_ARGUMENTS, {})
+    for former, current in names.items():
+        if former in args and current in args:
+            raise UsageError(
+                f"{former} is the former name of {current}, and both are given: leave {former} out"
+            )
+    return {names.get(name, name): value for name, value in args.items()}
+
+
 def build(env_id: str, loader: Callable[..., Any], args: Mapping[str, Any]) -> Any:
+    args = current_arguments(loader, args)
     _check_arguments(env_id, loader, args)
     try:
         return loader(**args)
@@ -223,7 +257,7 @@ def _check_arguments(env_id: str, loader: Callable[..., Any], args: Mapping[str,
     if not any(p.kind is p.VAR_KEYWORD for p in parameters):
         for name in args:
             if name not in named:
-                close = difflib.get_close_matches(name, named, 1)
+                close = closest(name, named, count=1)
                 meant = f" Did you mean {close[0]!r}?" if close else ""
                 raise UsageError(
                     f"environment {env_id!r} takes no argument {name!r}.{meant} It takes: {accepted}."

@@ -1,1 +1,1 @@
-"""What rewards and scores are worth. Nothing here is needed to train."""
+"""Evaluation of environments and models: rewards, baselines and scores. Training does not need it."""

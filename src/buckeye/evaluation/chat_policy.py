@@ -1,4 +1,4 @@
-"""A policy behind the OpenAI chat API: text or native tool calls; no token ids are needed."""
+"""Policy behind the OpenAI chat API: text or native tool calls, without token ids."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _AGAIN = (408, 409, 425, 429, 500, 502, 503, 504)
 _WAITS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 _LONGEST_WAIT = 60.0
 _UNHEARD = 5
-"""How often an address is tried that nobody has ever answered at: for about eight seconds."""
+"""Attempts at an address that has never responded, over about eight seconds."""
 _TOO_LONG = re.compile(
     r"context[_ ]length|maximum context|the context is|max_model_len|prompt is too long|too many tokens", re.I
 )
@@ -42,7 +42,7 @@ _TOO_LONG = re.compile(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChatSampling:
-    """How replies are sampled; None leaves it to the server."""
+    """Sampling settings of a chat request; None: the server's default."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -50,11 +50,11 @@ class ChatSampling:
     seed: int | None = None
 
     def with_seed(self, seed: int) -> ChatSampling:
-        """The same with another seed, where there is one at all."""
+        """Return a copy with another seed; unchanged if no seed is set."""
         return self if self.seed is None else replace(self, seed=seed)
 
     def body(self, turn: int) -> dict[str, Any]:
-        """The request's fields; every turn has a seed of its own."""
+        """Return the sampling fields of a request. Each turn has a different seed."""
         given = {"temperature": self.temperature, "top_p": self.top_p, "max_tokens": self.max_tokens}
         given["seed"] = None if self.seed is None else (self.seed + turn) % 2**31
         return {name: value for name, value in given.items() if value is not None}
@@ -62,8 +62,11 @@ class ChatSampling:
 
 @dataclass(slots=True)
 class ChatServer:
-    """Where a model is served: `base_url` ends in /v1. `refusal` says why no request will ever be answered:
-    a wrong key, no such model or route, nobody there. `tell` is called with what is waited for."""
+    """Server of a model; `base_url` ends in /v1.
+
+    `refusal` is the reason why all requests will fail: a wrong key, an unknown model or route, or no server.
+    `tell` is called with the reason for each wait.
+    """
 
     base_url: str
     model: str
@@ -73,9 +76,9 @@ class ChatServer:
     heard: bool = False
 
     async def complete(self, body: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The answer to one chat completion; None if the conversation is too long for the model.
+        """Return the response to one chat completion; None if the conversation is too long for the model.
 
-        Asks again where the server is busy or unreachable, for about a minute. Raises InferenceError.
+        Retry for about a minute if the server is busy or unreachable. Raise `InferenceError`.
         """
         url = f"{self.base_url}/chat/completions"
         problem = ""
@@ -105,13 +108,13 @@ class ChatServer:
             if wait is None:
                 break
             self.tell(f"{problem}; asking again")
-            await asyncio.sleep(min(_LONGEST_WAIT, max(asked, wait * random.uniform(0.75, 1.25))))  # noqa: S311  chance that keeps no secret
+            await asyncio.sleep(min(_LONGEST_WAIT, max(asked, wait * random.uniform(0.75, 1.25))))  # noqa: S311  not for security
         raise InferenceError(f"{problem} (asked {len(_WAITS) + 1} times)")
 
 
 @dataclass(slots=True)
 class ChatPolicy(OptionsPolicy):
-    """`Policy` for one rollout. `messages` is the conversation as it stood after its last turn."""
+    """`Policy` for one rollout. `messages` is the conversation after its last turn."""
 
     server: ChatServer
     sampling: ChatSampling
@@ -125,13 +128,13 @@ class ChatPolicy(OptionsPolicy):
     prompt_tokens: int = 0
     completion_tokens: int = 0
     segments: tuple[Segment, ...] = ()
-    """None: tokens are not recorded."""
+    """Always empty: tokens are not recorded."""
     extended: int = 0
     branched: int = 0
 
     @property
     def temperature(self) -> float:
-        """What it samples with; 1 where that is left to the server."""
+        """Sampling temperature; 1 if the server chooses it."""
         return 1.0 if self.sampling.temperature is None else self.sampling.temperature
 
     async def ask(
@@ -141,9 +144,11 @@ class ChatPolicy(OptionsPolicy):
         tools: Sequence[Tool] = (),
         options: CallOptions = NO_OPTIONS,
     ) -> Reply:
-        """Sample the next message, with options that are sent to the server. A conversation that has become
-        too long gets an empty reply with finish reason "length". Raises InferenceError if the very first
-        prompt is too long."""
+        """Sample the next message; the options go to the server.
+
+        A conversation that has become too long gets an empty reply with finish reason "length". Raise
+        `InferenceError` if the server fails, or, as `PromptTooLongError`, if the first prompt is too long.
+        """
         messages = [joined_parts(message) for message in messages]
         names = ToolNames(tools, messages)
         sent = [names.sent_message(_sent(message)) for message in messages]
@@ -188,7 +193,7 @@ class ChatPolicy(OptionsPolicy):
 
 
 class ChatPlayer(TaskPlayer):
-    """Plays with a model behind the chat API."""
+    """Rollout runner for a model behind the chat API."""
 
     def __init__(
         self,
@@ -214,7 +219,7 @@ class ChatPlayer(TaskPlayer):
 
 
 def _option_fields(options: CallOptions, max_tokens: int | None, names: ToolNames) -> dict[str, Any]:
-    """The fields of a request that are the options; `max_tokens` is what is asked for anyway."""
+    """Return the request fields of the options; `max_tokens` is the limit set elsewhere."""
     fields: dict[str, Any] = {}
     if options.max_tokens is not None:
         fields["max_tokens"] = min(options.max_tokens, max_tokens or options.max_tokens)
@@ -249,7 +254,7 @@ def _reply(choice: Mapping[str, Any]) -> Reply:
 
 
 def _logprobs(choice: Mapping[str, Any]) -> list[tuple[str, float]] | None:
-    """The tokens of a choice and their log-probs; None where the server tells none that can be read."""
+    """Return the tokens of a choice with their log-probs; None if the server sends no valid ones."""
     try:
         return [(str(one["token"]), float(one["logprob"])) for one in choice["logprobs"]["content"]]
     except (LookupError, TypeError, ValueError):
@@ -257,7 +262,7 @@ def _logprobs(choice: Mapping[str, Any]) -> list[tuple[str, float]] | None:
 
 
 def _sent(message: Message) -> dict[str, Any]:
-    """A message as servers accept it; earlier reasoning is not sent back."""
+    """Return the message in the form that servers accept, without earlier reasoning."""
     return {name: value for name, value in message.items() if name != "reasoning_content"}
 
 

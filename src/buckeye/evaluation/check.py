@@ -1,6 +1,6 @@
-"""The honesty check of an environment: are its tasks what they claim, and are its rewards earned?
+"""Honesty check of an environment: are its tasks valid, and do its rewards measure the task?
 
-What is checked is listed in docs/environments.md. Everything is seeded; nothing needs a model.
+docs/environments.md lists the checks. All are seeded and need no model.
 """
 
 from __future__ import annotations
@@ -51,15 +51,18 @@ from buckeye.monitor.signals import verdict
 from buckeye.workers.opening import open_environment
 
 MOST_PLAYED = 300
-_ISOLATION_SHARE = 0.5  # of the budget for playing, and beside it
-_PROCESS_SECONDS = 20.0  # a second process has to be started and to import
+_ISOLATION_SHARE = 0.5  # share of the rollout budget, in addition to it
+_PROCESS_SECONDS = 20.0  # time to start a second process and import
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckOptions:
-    """`sample`: at most so many tasks of each family and split are played. `limit`: how much more than chance
-    a content-free policy may earn. `budget`: seconds for playing. `variables`: names of those that the
-    environment is given."""
+    """Options of the honesty check.
+
+    At most `sample` tasks of each family and split are run. `limit` is the tolerated mean reward of a
+    content-free policy above chance. `budget` is the seconds for rollouts. `variables` names the environment
+    variables to pass on.
+    """
 
     sample: int = MOST_PLAYED
     limit: float
@@ -71,9 +74,11 @@ class CheckOptions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Report:
-    """All checks of an environment, with the numbers behind two of them. `over` are the groups of `scores`
-    that are above chance. `missed` says how many rollouts of what there was no time for; of the `rollouts`
-    that were played, `errored` did."""
+    """All checks of an environment, with the data behind them.
+
+    `over` has the groups of `scores` above chance. `missed` counts the rollouts without time, by phase.
+    `errored` of the `rollouts` that ran have an error.
+    """
 
     environment: str
     sample: int
@@ -91,12 +96,12 @@ class Report:
 
     @property
     def passed(self) -> bool:
-        """Whether something was looked at, and no error was found."""
+        """True if at least one check ran and none found an error."""
         looked = len(self.checks) - count_of(self.checks, "not run")
         return verdict(looked, count_of(self.checks, "error")) == "passed"
 
     def best_scores(self) -> dict[tuple[str, str], ContentFreeScore]:
-        """(family, split) -> the content-free policy with the highest mean reward there."""
+        """Return the content-free policy with the highest mean reward by (family, split)."""
         best: dict[tuple[str, str], ContentFreeScore] = {}
         for score in self.scores:
             if math.isnan(score.mean):
@@ -107,7 +112,7 @@ class Report:
         return best
 
     def to_json(self) -> dict[str, Any]:
-        """The report as JSON values; a mean that does not exist is null."""
+        """Return the report as JSON values; an undefined mean is null."""
         return {
             "environment": self.environment,
             "passed": self.passed,
@@ -152,7 +157,7 @@ class Report:
 async def check_environment(env_id: str, args: Mapping[str, Any], options: CheckOptions) -> Report:
     """Load an environment and run every check that needs no model.
 
-    Raises UsageError if it cannot be loaded, or cannot give the tasks of its splits.
+    Raise `UsageError` if the environment, or the tasks of its splits, cannot be loaded.
     """
     started = time.monotonic()
     settings, seed = with_variables(options.variables), options.seed
@@ -164,7 +169,7 @@ async def check_environment(env_id: str, args: Mapping[str, Any], options: Check
     second = open_environment(env_id, args, settings)
     again = [fingerprint(environment, names, seed), fingerprint(second, names, seed)]
     elsewhere = asyncio.create_task(_elsewhere(env_id, args, names, options))
-    await asyncio.sleep(0)  # it starts now, and goes on while rollouts are played
+    await asyncio.sleep(0)  # start the task now; it runs concurrently with the rollouts
     options.progress("the same rollouts alone and side by side")
     isolated = await check_isolated(environment, _ISOLATION_SHARE * options.budget)
     played = await _play([environment, second], samples, options)
@@ -197,8 +202,7 @@ async def _elsewhere(
 
 
 class _Phases:
-    """What is played one after the other, each until its share of the budget is spent: what is left of one is
-    the next one's."""
+    """Phases with rollouts, each with a deadline at a share of the budget; unused time passes to the next."""
 
     def __init__(self, players: Sequence[Player], options: CheckOptions) -> None:
         self._players, self._options, self._started = players, options, time.monotonic()
@@ -212,7 +216,7 @@ class _Phases:
 async def _play(
     environments: Sequence[Environment], samples: Sequence[SplitSample], options: CheckOptions
 ) -> Report:
-    """The checks that play: those that tell most for a rollout first."""
+    """Run the checks that need rollouts, the most informative per rollout first."""
     players = [Player(environment) for environment in environments]
     player, phases = players[0], _Phases(players, options)
     probes = probes_of(player.environment)

@@ -1,4 +1,4 @@
-"""The checks of `rl doctor` that run rollouts: of probes and trivial policies, and of the model itself."""
+"""Checks of `rl doctor` that run rollouts: with probes and trivial policies, and with the model itself."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from buckeye.orchestrator.environments import load_environments
 from buckeye.orchestrator.evaluation import EvalResult, evaluate
 
 SPREAD = "group spread"
-_SAMPLE = 20  # tasks of each family and split: `buckeye env check` runs more
+_SAMPLE = 20  # tasks per family and split; `buckeye env check` runs more
 _LIMIT = 0.03
 _LITTLE = 0.2
 _MUCH_CUT = 0.2
@@ -65,8 +65,7 @@ def _check_environment(this: Examination, env: TrainEnvConfig) -> Check:
 
 
 def check_spread(this: Examination) -> Iterable[Check]:
-    """Run groups of every environment with the model itself, as training would. Takes as long as sampling
-    does."""
+    """Run groups of every environment with the model itself, as in training. The sampling takes long."""
     if not this.sample:
         return [skipped(SPREAD, "`--sample 8` runs 8 groups with the model: is there something to learn?")]
     if any(check.state == "failed" and check.name != MEMORY for check in this.done):
@@ -82,13 +81,13 @@ def check_spread(this: Examination) -> Iterable[Check]:
 
 
 CHECKS = (PreflightCheck(check_environments), PreflightCheck(check_spread))
-"""The expensive checks, which only `rl doctor` makes."""
+"""Expensive checks that only `rl doctor` runs."""
 
 
 async def _run_groups(config: RLConfig, groups: int) -> list[EvalResult]:
-    """Run the first `groups` train tasks of every environment on an engine with the model, as training would.
+    """Run the first `groups` train tasks of every environment on an engine with the model, as in training.
 
-    Raises UsageError if there is no such model, and RunError if its engine does not start.
+    Raise `UsageError` if the model does not exist, and `RunError` if its engine does not start.
     """
     orchestrator, timeout = config.orchestrator, config.orchestrator.rollout_timeout
     longest = min(orchestrator.sampling.max_tokens or orchestrator.seq_len, orchestrator.seq_len)
@@ -118,9 +117,11 @@ async def _run_groups(config: RLConfig, groups: int) -> list[EvalResult]:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Groups of `size` rollouts: in `scored` of them two rollouts or more have a reward, in `spread` of those
-    the rewards differ. `truncated` is the share of the scored rollouts that ran out of tokens; nan without
-    any."""
+    """Reward spread in groups of `size` rollouts.
+
+    `scored` counts the groups with at least two rewards, and `spread` those of them with different rewards.
+    `truncated` is the share of scored rollouts that ran out of tokens; NaN without scored rollouts.
+    """
 
     size: int
     scored: int
@@ -130,7 +131,7 @@ class Spread:
 
 
 def spread_of(result: EvalResult) -> Spread:
-    """Count the groups of an evaluation whose rewards differ."""
+    """Return the counts of groups with and without different rewards."""
     size = result.rollouts_per_example
     groups = [result.played[start : start + size] for start in range(0, len(result.played), size)]
     rewards = [[r.reward for r in group if r.reward is not None] for group in groups]
@@ -146,7 +147,7 @@ def spread_of(result: EvalResult) -> Spread:
 
 
 def spread_check(result: EvalResult) -> Check:
-    """Judge the groups of one environment: one whose rewards are all equal teaches nothing."""
+    """Return the check of one environment's groups. Groups with equal rewards have no training signal."""
     name = f"{SPREAD} in {result.env_name}"
     spread = spread_of(result)
     if not spread.scored:
@@ -179,7 +180,7 @@ def _why_no_spread(result: EvalResult, size: int) -> str:
         solved=statistics.fmean(min(rewards) >= 1.0 for rewards in tasks),
         unsolved=statistics.fmean(max(rewards) <= 0.0 for rewards in tasks),
         truncated=statistics.fmean(rollout.truncated for rollout in result.rollouts),
-        alike=0.0,  # what nobody has trained yet has not collapsed
+        alike=0.0,  # an untrained policy has not collapsed
         size=size,
     )
     return f"{reason.cause}: {reason.advice}"

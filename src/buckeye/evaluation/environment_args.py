@@ -1,4 +1,4 @@
-"""What an environment is given on a command line: `--arg name=value`, and `--args '{"name": value}'`."""
+"""Environment arguments on a command line: `--arg name=value`, and `--args '{"name": value}'`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ApiKeyVar = Annotated[str, typer.Option(metavar="NAME", help="The variable that 
 
 
 def environment_args(pairs: Sequence[str] | None, text: str | None) -> dict[str, Any]:
-    """The arguments of `--args` (a JSON object) with those of `--arg` over them. Raises UsageError."""
+    """Return the arguments of `--args` (a JSON object), updated with those of `--arg`. Raise `UsageError`."""
     args = _json_object(text) if text else {}
     for pair in pairs or ():
         name, equals, value = pair.partition("=")
@@ -43,7 +43,7 @@ def _json_object(text: str) -> dict[str, Any]:
 
 
 def _value(text: str) -> Any:
-    """JSON if it is JSON; else a list where there are commas; else the text."""
+    """Return the value of valid JSON; else a list if there are commas; else the text."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

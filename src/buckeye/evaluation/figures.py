@@ -1,4 +1,4 @@
-"""What the rollouts of an evaluation say: means and pass@k with 95 % intervals over tasks."""
+"""Figures of an evaluation: means and pass@k with 95 % intervals over tasks."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from buckeye.orchestrator.evaluation import ScoredTask, means_over_tasks
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Figures:
-    """An evaluation in numbers. `tasks` counts those with a scored rollout; `figures` begin with the reward;
-    they and `means` are over tasks. `stop_reasons` counts those of all rollouts, `errors` the messages of the
-    errored ones."""
+    """Figures of an evaluation.
+
+    `tasks` counts the tasks with a scored rollout. `figures` (the reward first) and `means` are over tasks.
+    `stop_reasons` counts those of all rollouts, and `errors` the most frequent messages of errored ones.
+    """
 
     tasks: int
     scored: int
@@ -27,7 +29,7 @@ class Figures:
     errors: dict[str, int]
 
     def to_json(self) -> dict[str, Any]:
-        """The same as JSON."""
+        """Return the figures as JSON values."""
         return {
             "tasks": self.tasks,
             "scored": self.scored,
@@ -43,8 +45,11 @@ class Figures:
 
 
 def figures_of(rows: Sequence[Row], *, each: int, pass_reward: float) -> Figures:
-    """The figures of `each` rollouts a task. A reward of at least `pass_reward` is a pass; pass@k is left out
-    where a task has fewer than k scored rollouts."""
+    """Return the figures of `each` rollouts per task.
+
+    A reward of at least `pass_reward` is a pass. pass@k is omitted if a task has fewer than k scored
+    rollouts.
+    """
     by_task: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
         if row.reward is not None:
@@ -79,11 +84,11 @@ def _figures(tasks: Sequence[Sequence[Row]], each: int, pass_reward: float) -> d
 
 
 def _ks(each: int) -> list[int]:
-    """1, 2, 4, ... and the number of rollouts a task itself."""
+    """Return 1, 2, 4, ... up to the number of rollouts per task, and that number."""
     return sorted({2**power for power in range(each.bit_length()) if 2**power <= each} | {each})
 
 
 def _numbers(row: Row) -> dict[str, float]:
-    """The components of a rollout, its lengths and its time."""
+    """Return the components of a rollout with its turns, tokens, truncation and seconds."""
     own = ("turns", "completion_tokens", "truncated", "seconds")
     return {**row.components, **{name: float(getattr(row, name)) for name in own}}

@@ -1,4 +1,4 @@
-"""Playing an evaluation: all rollouts that are not on the disk yet, some at a time."""
+"""Run of an evaluation: all rollouts that are not on disk yet, with bounded concurrency."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ SETTINGS, FIGURES, GATEWAY_LOG = "settings.json", "figures.json", "gateway.log"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvalRequest:
-    """What is evaluated, and how. Without `base_url` the model is served here, with the embedded engine.
+    """Settings of an evaluation. Without `base_url` the embedded engine serves the model on this machine.
 
-    `variables` are names of those that the environment is given. `split` None is `eval` where the environment
-    has one, else `train`. `examples` None is all tasks.
+    `variables` names the environment variables to pass to the environment. `split=None` is `eval` if the
+    environment has it, else `train`. `examples=None` is all tasks.
     """
 
     env_id: str
@@ -66,11 +66,11 @@ class EvalRequest:
 
     @property
     def played(self) -> EnvConfig:
-        """The environment as a configuration names it."""
+        """Environment in the form of a configuration entry."""
         return EnvConfig(id=self.env_id, args=dict(self.args), variables=list(self.variables))
 
     def record(self, split: str) -> dict[str, Any]:
-        """What makes two evaluations the same, so that one may go on where the other stopped."""
+        """Return the settings to record. To resume an evaluation, all but `base_url` must be equal."""
         return {
             "env": self.env_id,
             "args": dict(self.args),
@@ -86,27 +86,26 @@ class EvalRequest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvalReport:
-    """A finished evaluation."""
+    """Finished evaluation."""
 
     settings: Mapping[str, Any]
     figures: Figures
     output_dir: Path
     resumed: int
     notes: tuple[str, ...] = ()
-    """What the figures do not say about how they came about."""
+    """Warnings needed to interpret the figures."""
 
     def to_json(self) -> dict[str, Any]:
-        """The same as JSON."""
+        """Return the report as JSON values."""
         figures = self.figures.to_json()
         return {**self.settings, **figures, "notes": list(self.notes), "output_dir": str(self.output_dir)}
 
 
 def run_eval(request: EvalRequest) -> EvalReport:
-    """Play what is missing and write `figures.json`. The directory then also has `settings.json` and
-    `rollouts.jsonl`.
+    """Run the missing rollouts and write `figures.json`, next to `settings.json` and `rollouts.jsonl`.
 
-    Raises UsageError for a directory with another evaluation, or one that is there already and not resumed,
-    and RunError if no rollout could be scored.
+    Raise `UsageError` if the directory holds another evaluation, or this one without `resume`. Raise
+    `RunError` if no rollout could be scored.
     """
     (env,) = load_environments([request.played], rollout_timeout=request.timeout)
     split = evaluated_split(env, request.split)
@@ -140,7 +139,7 @@ def run_eval(request: EvalRequest) -> EvalReport:
 
 
 def _came_to_nothing(rows: Sequence[Row]) -> tuple[str, ...]:
-    """What the figures cannot be read without: that they are of few rollouts, or of answers cut off."""
+    """Return warnings if nearly all rollouts errored, or nearly all answers were truncated."""
     scored = [row for row in rows if row.reward is not None]
     truncated = sum(row.truncated for row in scored)
     found = []
@@ -152,7 +151,7 @@ def _came_to_nothing(rows: Sequence[Row]) -> tuple[str, ...]:
 
 
 def _claim(request: EvalRequest, settings: Mapping[str, Any]) -> None:
-    """Take the directory for this evaluation, or go on with it."""
+    """Claim the directory for this evaluation, or check that it can be resumed."""
     path = request.output_dir / SETTINGS
     if not path.exists():
         if request.output_dir.exists() and any(request.output_dir.iterdir()):
@@ -248,8 +247,10 @@ async def model_server(
     tell: Callable[[str], None] = lambda text: None,
     engine: InferenceConfig | None = None,
 ) -> AsyncIterator[ChatServer]:
-    """A model behind `base_url`, or served here by an `engine` for as long as the block lasts. A reply may
-    take `timeout` seconds."""
+    """Yield a client for the model behind `base_url`, or serve the model here with `engine` during the block.
+
+    A reply may take `timeout` seconds.
+    """
     waits = httpx.Timeout(30.0, read=timeout)
     limits = httpx.Limits(max_connections=max_concurrent)
     if base_url is not None:

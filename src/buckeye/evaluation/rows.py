@@ -1,4 +1,4 @@
-"""The rollouts of an evaluation on the disk: one JSON object a line, each written when its rollout ends."""
+"""Rollouts of an evaluation on disk: one JSON line each, written when the rollout ends."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROLLOUTS = "rollouts.jsonl"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """One rollout. `rollout` counts those of a task from 0; `reward` is None exactly when `error` is set."""
+    """Rollout on disk: number `rollout` (from 0) of its task. It has either a `reward` or an `error`."""
 
     task_id: str
     rollout: int
@@ -39,13 +39,13 @@ class Row:
     messages: list[Mapping[str, Any]] = field(default_factory=list)
 
     def to_line(self) -> bytes:
-        """A line of JSON; what JSON cannot hold is written as text."""
+        """Return the row as a JSON line; values that JSON cannot represent are written as text."""
         values = {name: getattr(self, name) for name in self.__slots__}
         return utf8(json.dumps(values, ensure_ascii=False, default=str) + "\n")
 
 
 def row_of(rollout: Rollout, number: int) -> Row:
-    """The row of a rollout, the `number`th of its task."""
+    """Return the row of a rollout, which is number `number` of its task."""
     return Row(
         task_id=rollout.task.id,
         rollout=number,
@@ -65,10 +65,9 @@ def row_of(rollout: Rollout, number: int) -> Row:
 
 
 def read_rows(path: Path) -> dict[tuple[str, int], Row]:
-    """Read the newest row of every rollout of a file, by task and number; none if there is no file.
+    """Return the newest row of every rollout in a file, by task id and number; empty without the file.
 
-    Half a line, of an evaluation that was killed, is left out. Raises UsageError for another object that is
-    no row.
+    A partial line from a killed evaluation is ignored. Raise `UsageError` for a line that is not a row.
     """
     try:
         rows = [msgspec.convert(record, Row) for record in read_json_lines(path)]
@@ -78,7 +77,7 @@ def read_rows(path: Path) -> dict[tuple[str, int], Row]:
 
 
 def open_rows(path: Path) -> LineFile:
-    """Open the file for appending, without the half line that a killed evaluation has left at its end."""
+    """Open the file for appending, and truncate a partial line from a killed evaluation."""
     file = LineFile(path)
     content = path.read_bytes()
     os.truncate(path, content.rfind(b"\n") + 1)

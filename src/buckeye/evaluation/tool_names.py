@@ -1,4 +1,4 @@
-"""Names of tools as OpenAI-compatible servers accept them, and back."""
+"""Mapping between tool names and names that OpenAI-compatible servers accept."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PLACE = re.compile(r"\btools(?:\[|\.|', |/)(\d+)")
 
 
 class ToolNames:
-    """The name of each tool for a server: unchanged where every server accepts it."""
+    """Server-side name of each tool: unchanged if all servers accept it."""
 
     def __init__(self, tools: Sequence[Tool], messages: Sequence[Message]) -> None:
         self._offered = [str(tool["function"]["name"]) for tool in tools]
@@ -31,25 +31,25 @@ class ToolNames:
         self._own = {sent: name for name, sent in self._sent.items() if name in self._offered}
 
     def sent(self, name: str) -> str:
-        """Return the name under which the server gets a tool."""
+        """Return the server-side name of a tool."""
         return self._sent.get(name, name)
 
     def sent_tools(self, tools: Iterable[Tool]) -> list[Tool]:
-        """The tools as the server gets them."""
+        """Return the tools with server-side names."""
         return [_renamed(tool, self._sent) for tool in tools]
 
     def sent_message(self, message: Message) -> Message:
-        """A message as the server gets it."""
+        """Return a message with server-side tool names."""
         if message["role"] == "tool" and "name" in message:
             message = {**message, "name": self.sent(message["name"])}
         return self._with_calls(message, self._sent)
 
     def received(self, message: Message) -> Message:
-        """A reply of the server, with the tools' own names."""
+        """Return a reply of the server with the original tool names."""
         return self._with_calls(message, self._own)
 
     def explained(self, problem: str) -> str:
-        """Return the refusal of a server with the name of the tool that it gives by number."""
+        """Return a server's error with the name of the tool that the server refers to by index."""
         match = _PLACE.search(problem)
         if match is None or int(match[1]) >= len(self._offered):
             return problem
@@ -67,7 +67,7 @@ class ToolNames:
 
 
 def _renamed(item: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    """A tool, or a call of one, with the name that `names` has for it."""
+    """Return a tool, or a tool call, with its name replaced according to `names`."""
     function = item.get("function")
     if not isinstance(function, Mapping) or function.get("name") not in names:
         return dict(item)

@@ -1,8 +1,8 @@
-"""What a policy without any content earns: the floor that every score and curve has to be read against.
+"""Scores of content-free policies: the baseline for every score and reward curve.
 
-Such a policy never looks at what is asked. It says nothing, the same string always, the prompt again, all
-short words at once, a random word, or the answer of another task. Each is tried bare and in the answer format
-that the prompts ask for; see `buckeye.evaluation.checks.texts`.
+A content-free policy ignores the question. It replies with nothing, a constant string, the prompt, all short
+words, a random word, or the answer of another task. Each policy is tried bare and in the answer format of the
+prompts; see `buckeye.evaluation.checks.texts`.
 """
 
 from __future__ import annotations
@@ -32,17 +32,16 @@ _DUMPED = 100
 _FORMATS_READ = 500
 
 Answer = Callable[[Task], str]
-"""What a policy answers, before any format; it may look at the task's prompt and id."""
+"""Reply of a policy to a task, before formatting; it may use the task's prompt and id."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ContentFreeScore:
-    """What one policy earns on the sampled tasks of one family and split, in the form of its replies that
-    pays best.
+    """Score of one policy on the sampled tasks of one family and split, with its best reply form.
 
-    `mean` and `exact` (the share with reward >= 1) are over the `scored` tasks, those without an error; nan
-    if there are none. `best` is the rollout that paid most, None where none was played. `forms` are the
-    rewards of every form.
+    `mean` and `exact` (share with reward >= 1) are over the `scored` tasks, those without an error; NaN if
+    all errored. `best` is the rollout with the highest reward; None without rollouts. `forms` has the rewards
+    of every form.
     """
 
     split: str
@@ -57,20 +56,20 @@ class ContentFreeScore:
 
     @property
     def group(self) -> tuple[str, str]:
-        """The split and the family."""
+        """Split and family."""
         return self.split, self.family
 
     @property
     def total(self) -> float:
-        """The sum of the rewards."""
+        """Sum of the rewards."""
         return self.mean * self.scored
 
 
 @dataclass(frozen=True, slots=True)
 class ContentFreePolicies:
-    """The policies for one environment, with what they know of its train split: nothing where it has none.
+    """Content-free policies of one environment, with data from its train split only; empty without one.
 
-    `chosen_on` are the train tasks by which the constants were chosen: they are not measured on these.
+    `chosen_on` has the train tasks that the constants were chosen on. Constants are not scored on these.
     """
 
     formats: Sequence[str | None]
@@ -83,8 +82,10 @@ class ContentFreePolicies:
     seed: int
 
     def replies(self, family: str, tasks: Sequence[Task]) -> dict[str, list[Answer]]:
-        """Name -> the whole replies that the policy may give to tasks of a family, as functions of the task;
-        what tells most for one rollout first."""
+        """Return, by policy name, the possible replies to tasks of a family, as functions of the task.
+
+        The most informative policies per rollout come first.
+        """
         answers: dict[str, Answer] = {"nothing": lambda _: "", "the prompt again": question_of}
         others = [(task.id, answer) for task in tasks for answer in accepted_answers(task)[:1]]
         if len(others) > 1:
@@ -120,17 +121,16 @@ class ContentFreePolicies:
         return others[index][1]
 
     def _rng(self, task: Task) -> random.Random:
-        return random.Random(f"{self.seed}/{task.id}")  # noqa: S311  chance that keeps no secret
+        return random.Random(f"{self.seed}/{task.id}")  # noqa: S311  not for security
 
 
 def content_free_policies(
     environment: Environment, sample: SplitSample, *, probes: Sequence[Probe] = (), seed: int = 0
 ) -> ContentFreePolicies:
-    """Build the policies, but for the one string, from train tasks, and from nothing else but the format of
-    the probes' replies.
+    """Return the policies without the constants, from train tasks and the format of the probes' replies.
 
-    Of a sample that is not of the train split, because there is none, only the answer formats are read: what
-    is measured on the held-out tasks is not chosen on them.
+    Without a train split, `sample` is a held-out split, and only its answer formats are read. So nothing is
+    chosen on the tasks that are scored.
     """
     shown = [prompt_of(task) for task in sample.scanned[:_FORMATS_READ]]
     families = sample.families if sample.is_train else {}
@@ -151,7 +151,7 @@ def content_free_policies(
 async def with_constants(
     player: Player, policies: ContentFreePolicies, sample: SplitSample
 ) -> ContentFreePolicies:
-    """The policies with the one string too: the replies that pay best on some of the train tasks."""
+    """Return the policies with the best constant replies, chosen on some of the train tasks."""
     if not sample.is_train:
         return policies
     chosen_on = {family: tasks[: min(TRIED_ON, len(tasks) // 2)] for family, tasks in sample.families.items()}
@@ -171,7 +171,7 @@ async def with_constants(
     if len(constants) > 1:
         every = [task for tasks in chosen_on.values() for task in tasks]
         count = min(len(every), TRIED_ON)
-        any_constant = await best(random.Random(f"{policies.seed}/mixed").sample(every, count), known)  # noqa: S311  chance that keeps no secret
+        any_constant = await best(random.Random(f"{policies.seed}/mixed").sample(every, count), known)  # noqa: S311  not for security
     return replace(
         policies,
         constants=constants,
@@ -188,11 +188,10 @@ async def content_free_scores(
     only: Collection[str] = (),
     progress: Callable[[str], None] = lambda _: None,
 ) -> list[ContentFreeScore]:
-    """Every policy, or those in `only`, on every family and split; of the forms of its reply, the one with
-    the highest mean.
+    """Return the score of every policy, or of those in `only`, on every family and split.
 
-    All are played on a few tasks first, and then on more, so that whenever the player's time is over there
-    is something of all of them.
+    A score is that of the reply form with the highest mean. All policies run on a few tasks first, then on
+    more, so that every policy has results when the player's time is over.
     """
     cells = [
         _Cell(split, family, name, _measured_on(policies, name, tasks), forms)
@@ -215,7 +214,7 @@ def _measured_on(policies: ContentFreePolicies, name: str, tasks: Sequence[Task]
 
 @dataclass(slots=True)
 class _Cell:
-    """One policy on one family and split, and what was played of it, by the forms of its replies."""
+    """One policy on one family and split, with its finished rollouts by reply form."""
 
     split: str
     family: str
@@ -245,7 +244,7 @@ class _Cell:
 
 
 async def _play_more(player: Player, cells: Sequence[_Cell], start: int, end: int) -> None:
-    """Play all on their tasks from `start` to `end`. What several would say is said once."""
+    """Run all policies on their tasks from `start` to `end`; equal replies to a task run once."""
     said = [
         (cell, number, task, reply(task))
         for cell in cells
@@ -279,6 +278,6 @@ def _numbers(task: Task) -> list[str]:
 
 
 def _dump(tasks: Sequence[Task]) -> str:
-    """Every distinct short word of the prompts and answers, the most frequent first."""
+    """Return all distinct short words of the prompts and answers, the most frequent first."""
     texts = [text for task in tasks for text in (*accepted_answers(task), prompt_of(task))]
     return " ".join(common_words(texts, _DUMPED, longest=SHORT_WORD))

@@ -20,11 +20,10 @@ from buckeye.base.keys import child_environment, local_key, variables
 from buckeye.base.process import ChildProcess
 from buckeye.base.request_gate import is_loopback
 from buckeye.config.environments import EnvConfig, TrainEnvConfig
-from buckeye.envs.registry import EnvironmentId, names_a_file
 from buckeye.errors import RunError, UsageError
 from buckeye.launch.plan import Hosts, Role
 from buckeye.mcp.config import GymConfig, load_gym_config
-from buckeye.mcp.environment import NAME
+from buckeye.mcp.environment import FORMER_ARGUMENTS, is_mcp
 from buckeye.mcp.gateway.settings import API_KEY_VARIABLE, DEFAULT_SESSIONS, set_variables
 from buckeye.mcp.grading.schema import needs_math
 from buckeye.mcp.tasks.dataset import is_dataset
@@ -41,7 +40,7 @@ _COMMAND = (sys.executable, "-m", "buckeye", "gateway")
 _READY_SECONDS = 60.0
 _STOP_SECONDS = 15.0
 _POLL_SECONDS = 0.1
-_TASKSETS = ("taskset", "eval_taskset")
+_DATASETS = ("dataset", "eval_dataset", *FORMER_ARGUMENTS)
 _CONNECT_SECONDS = 2.0
 
 
@@ -149,7 +148,7 @@ def _check_keys(servers: Mapping[str, HttpServer], started: Sequence[int], known
 
 def mcp_tasks(environments: Iterable[EnvConfig]) -> list[McpTask]:
     """The tasks of those environments that are MCP servers. Raises UsageError as `read_taskset` does."""
-    return _tasks_of(_named(environments, *_TASKSETS))
+    return _tasks_of(_named(environments, *_DATASETS))
 
 
 def _tasks_of(names: Iterable[str]) -> list[McpTask]:
@@ -158,7 +157,7 @@ def _tasks_of(names: Iterable[str]) -> list[McpTask]:
 
 def _named(environments: Iterable[EnvConfig], *arguments: str) -> list[str]:
     """What is given as these arguments to environments that are MCP servers, each once."""
-    ours = [e for e in environments if not names_a_file(e.id) and EnvironmentId.parse(e.id).name == NAME]
+    ours = [env for env in environments if is_mcp(env.id)]
     given = [env.args.get(name) for env in ours for name in arguments]
     return sorted({str(value) for value in given if value is not None})
 
@@ -166,8 +165,8 @@ def _named(environments: Iterable[EnvConfig], *arguments: str) -> list[str]:
 def files_of(environments: Sequence[EnvConfig]) -> list[Path]:
     """What the rollouts of those environments begin with, and the files of functions that grade them. What
     a hub has is fetched where it is played. Raises UsageError as `read_taskset` and `load_gym_config` do."""
-    tasksets = [name for name in _named(environments, *_TASKSETS) if Path(name).expanduser().exists()]
-    written: list[GymConfig | McpTask] = [*_tasks_of(tasksets)]
+    datasets = [name for name in _named(environments, *_DATASETS) if Path(name).expanduser().exists()]
+    written: list[GymConfig | McpTask] = [*_tasks_of(datasets)]
     written += [load_gym_config(Path(name).expanduser()) for name in _named(environments, "config_path")]
     functions = [grader.python for one in written for grader in one.graders if grader.python is not None]
     named = [one.files for one in written] + [function.rpartition(":")[0] for function in functions]
@@ -177,12 +176,12 @@ def files_of(environments: Sequence[EnvConfig]) -> list[Path]:
 def extras_of_mcp(environments: Sequence[EnvConfig]) -> set[str]:
     """Return the extras whose libraries the MCP environments import where they run. Raises UsageError as
     `files_of` does."""
-    tasksets, configs = _named(environments, *_TASKSETS), _named(environments, "config_path")
-    here = [name for name in tasksets if Path(name).expanduser().exists()]
+    datasets, configs = _named(environments, *_DATASETS), _named(environments, "config_path")
+    here = [name for name in datasets if Path(name).expanduser().exists()]
     written: list[GymConfig | McpTask] = [*_tasks_of(here)]
     written += [load_gym_config(Path(name).expanduser()) for name in configs]
-    extras = {"mcp"} if tasksets or configs else set[str]()
-    if len(here) < len(tasksets) or any(is_dataset(Path(name).expanduser()) for name in here):
+    extras = {"mcp"} if datasets or configs else set[str]()
+    if len(here) < len(datasets) or any(is_dataset(Path(name).expanduser()) for name in here):
         extras.add("hub")
     if any(needs_math(grader) for one in written for grader in one.graders):
         extras.add("math")

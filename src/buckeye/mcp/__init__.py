@@ -1,1 +1,1 @@
-"""MCP servers as environments: sessions, action mappings, the parser of replies, and the rollout."""
+"""MCP servers as environments: sessions, action mappings, the reply parser and the rollout."""

@@ -1,4 +1,4 @@
-"""How well a rollout completed its task: what evaluate_tool and the graders say of its end."""
+"""Task completion score of a rollout, from evaluate_tool and the graders."""
 
 from __future__ import annotations
 
@@ -21,8 +21,11 @@ _EVALUATE = "evaluate_tool"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Completion:
-    """The weighted mean of all verdicts, each of them and the other numbers of evaluate_tool as components,
-    and what each said."""
+    """Completion score of one rollout.
+
+    `score` is the weighted mean of all verdicts. `components` has each verdict's score and the other numbers
+    of evaluate_tool; `explanations` has the text of each verdict.
+    """
 
     score: float
     components: dict[str, float]
@@ -30,9 +33,12 @@ class Completion:
 
 
 async def completion(task: McpTask, config: GymConfig, stage: Stage, played: Played) -> Completion:
-    """What the end of a rollout is worth. What only a session that the model has touched fails at has a score
-    of 0, is explained, and counted as `graders_failed`. Raises EvaluateError for what fails at an untouched
-    one too."""
+    """Return the completion of a finished rollout.
+
+    If evaluate_tool or a grader fails, it is repeated on a fresh session that no model has touched. If it
+    works there, the model caused the failure: the score is 0, with an explanation, and counts in
+    `graders_failed`. If it fails there too, the environment is at fault: raises EvaluateError.
+    """
     verdicts: list[tuple[str, float, Verdict]] = []
     numbers: dict[str, float] = {}
     failed = 0
@@ -67,7 +73,7 @@ async def completion(task: McpTask, config: GymConfig, stage: Stage, played: Pla
 
 
 async def _evaluated(task: McpTask, config: GymConfig, sessions: Sessions) -> tuple[float, dict[str, float]]:
-    """The reward of the last evaluation call and its other numbers. Raises EvaluateError."""
+    """Return the reward of the last evaluation call and its other numbers. Raises EvaluateError."""
     outcome: tuple[float, dict[str, float]] = 0.0, {}
     for call in task.evaluate_tool:
         try:
@@ -79,7 +85,7 @@ async def _evaluated(task: McpTask, config: GymConfig, sessions: Sessions) -> tu
 
 
 async def _check_evaluates(task: McpTask, config: GymConfig, error: EvaluateError) -> None:
-    """Raise the error unless the evaluation works where no model has called anything."""
+    """Raise `error` unless the evaluation works on a fresh session, without any call of a model."""
     try:
         async with open_stage(task, config) as fresh:
             await _evaluated(task, config, fresh.sessions)
@@ -90,7 +96,7 @@ async def _check_evaluates(task: McpTask, config: GymConfig, error: EvaluateErro
 async def _check_grades(
     grader: Grader, task: McpTask, config: GymConfig, played: Played, error: GraderFailed
 ) -> None:
-    """Raise EvaluateError unless the grader comes to a verdict where no model has said or called anything."""
+    """Raise EvaluateError unless the grader gives a verdict on a fresh session without any model output."""
     try:
         async with open_stage(task, config) as fresh:
             nothing = replace(

@@ -1,4 +1,4 @@
-"""The configuration of an MCP environment, as `buckeye rl init` writes it."""
+"""Configuration of an MCP environment, as `buckeye rl init` writes it."""
 
 from __future__ import annotations
 
@@ -28,27 +28,27 @@ _ACTIONS, _GRADE = "action_mappings", "grade"
 
 
 class JobConfig(BaseConfig):
-    """What the environment is called in logs and reports."""
+    """Name of the environment in logs and reports."""
 
     name: str = ""
     """Name of the job."""
     metadata: dict[str, Any] = {}
-    """Anything else to remember about it."""
+    """Free-form metadata."""
 
 
 class ParserConfig(BaseConfig):
-    """How calls are read from the model's replies, and what a well-formed reply is worth."""
+    """Reply format: parsing of tool calls and weights of the format score."""
 
     use_thinking: bool = True
-    """Whether a reply begins with <think>...</think>."""
+    """Require replies to begin with <think>...</think>."""
     format: ReplyFormat = "xml"
     """`xml`: calls are written as <tool>name(...)</tool>. `tools`: the chat template's own tool calls."""
     several_calls: SeveralCalls = "first"
-    """A reply with several calls: the `first` alone is run, it is an `error`, or `all` are run in order."""
+    """A reply with several calls: run the `first` only, treat it as an `error`, or run `all` in order."""
     xml_weight: NonNegativeFloat = 0.6
-    """Share of the tags in the format score."""
+    """Weight of the tags in the format score."""
     action_weight: NonNegativeFloat = 0.4
-    """Share of the calls in the format score."""
+    """Weight of the calls in the format score."""
 
     @model_validator(mode="after")
     def _check_weights(self) -> Self:
@@ -58,14 +58,14 @@ class ParserConfig(BaseConfig):
 
 
 class WeightsConfig(BaseConfig):
-    """What each part counts in the reward. A part that is left out counts nothing."""
+    """Weights of the reward's parts. An omitted part has weight 0."""
 
     task_completion: NonNegativeFloat = 0.0
-    """What the graders say, and evaluate_tool."""
+    """Weight of the graders and evaluate_tool."""
     tool_execution: NonNegativeFloat = 0.0
-    """Share of the calls that succeeded."""
+    """Weight of the share of calls that succeeded."""
     format_compliance: NonNegativeFloat = 0.0
-    """Mean format score of the replies."""
+    """Weight of the mean format score of the replies."""
 
     @model_validator(mode="after")
     def _check_weights(self) -> Self:
@@ -75,57 +75,64 @@ class WeightsConfig(BaseConfig):
 
 
 class RubricConfig(BaseConfig):
-    """How the reward is made up."""
+    """Composition of the reward."""
 
     weights: WeightsConfig = WeightsConfig(task_completion=0.8, tool_execution=0.1, format_compliance=0.1)
-    """Weight of each part; the reward is divided by their sum."""
+    """Weight of each part. The reward is the weighted mean."""
 
 
 class DefaultsConfig(BaseConfig):
     """Limits of a rollout."""
 
     max_turns: PositiveInt = 100
-    """Most replies of the model."""
+    """Maximum number of model replies."""
     time_limit: PositiveFloat | None = None
-    """Seconds after which a rollout is ended and graded as it stands; None is no limit."""
+    """Seconds after which a rollout is stopped and graded in its current state. None: no limit."""
     setup_timeout: PositiveFloat = 120.0
-    """Seconds that starting the servers, or one setup call, may take."""
+    """Timeout in seconds for the start of the servers, and for each setup call."""
     tool_timeout: PositiveFloat = 60.0
-    """Seconds that a call of the model, or an evaluation call, may take."""
+    """Timeout in seconds for a call of the model, or an evaluation call."""
     max_result_chars: PositiveInt = 8000
-    """Longest result of a call that the model is shown, in characters."""
+    """Maximum length of a call result in characters. Longer results are cut before the model reads them."""
     preload: bool = True
-    """Whether the libraries of a Python server that a task starts as a command are imported once, and its
-    sessions forked; false starts every one by itself."""
+    """Import the libraries of a Python server once and fork its sessions from that process.
+
+    Applies to servers that a task starts as a command; false starts every session separately.
+    """
     workdir_bytes: PositiveInt = 2**30
-    """Most bytes that the folder of a rollout may hold, with what its servers write; one that holds more is
-    ended."""
+    """Maximum size of a rollout's folder in bytes. A larger folder ends the rollout.
+
+    Files that its servers write count too.
+    """
     keep_workdir: Annotated[str, Field(min_length=1)] | None = None
-    """A folder to which those of rollouts are moved when these end; None removes them."""
+    """Folder to which rollout folders are moved when their rollout ends. None: delete them."""
 
 
 class GymConfig(BaseConfig):
-    """How a model acts in an MCP environment, and how it is paid."""
+    """Actions and rewards of a model in an MCP environment."""
 
     job: JobConfig = JobConfig()
-    """What the environment is called."""
+    """Name of the environment."""
     system_prompt: str = ""
-    """What the model is told first."""
+    """System message of every conversation."""
     parser: ParserConfig = ParserConfig()
-    """How calls are read from replies."""
+    """Reply format."""
     action_mappings: dict[str, Any] = {}
-    """What the model may call, and which MCP tool each stands for."""
+    """Actions that the model may call, each with its MCP tool."""
     rubric: RubricConfig = RubricConfig()
-    """How the model is paid."""
+    """Composition of the reward."""
     files: Annotated[str, Field(min_length=1)] | None = None
-    """What the folder of every rollout begins with, unless its task says something else: a folder, an
-    archive, a script that makes files where it is started, or a single file; beside this one if relative."""
+    """Initial content of every rollout's folder, unless its task sets another.
+
+    It is a folder, an archive, a script that creates files in its current directory, or a single file. A
+    relative path is relative to this file.
+    """
     shared_state: bool = False
-    """Whether rollouts may see what others have done, and training goes on though they do."""
+    """Allow rollouts to see each other's changes, so that training continues although they share state."""
     grade: Any = None
-    """The graders of all tasks, one or a list of them."""
+    """Graders of all tasks: one grader or a list."""
     defaults: DefaultsConfig = DefaultsConfig()
-    """How long a rollout may be."""
+    """Limits of a rollout."""
 
     @model_validator(mode="after")
     def _check_presence(self) -> Self:
@@ -137,7 +144,7 @@ class GymConfig(BaseConfig):
 
     @cached_property
     def actions(self) -> Mapping[str, Action]:
-        """The actions of `action_mappings`, and `done`. Raises ConfigError if one makes no sense."""
+        """Compiled actions of `action_mappings`, and `done`. Raises ConfigError for an invalid one."""
         actions, wrong = compile_actions(self.action_mappings)
         if wrong:
             raise ConfigError(report(_problem(_ACTIONS, one, Settings()) for one in wrong))
@@ -145,7 +152,7 @@ class GymConfig(BaseConfig):
 
     @cached_property
     def graders(self) -> Sequence[Grader]:
-        """The graders of `grade`. Raises ConfigError if one makes no sense."""
+        """Graders of `grade`. Raises ConfigError for an invalid one."""
         graders, wrong = read_graders(self.grade)
         if wrong:
             raise ConfigError(report(_problem(_GRADE, one, Settings()) for one in wrong))
@@ -153,7 +160,10 @@ class GymConfig(BaseConfig):
 
 
 def load_gym_config(path: Path) -> GymConfig:
-    """The configuration in a YAML or JSON file. Raises ConfigError with every problem: file, line, key."""
+    """Load a YAML or JSON configuration file.
+
+    Raises ConfigError that lists every problem with file, line and key.
+    """
     settings = read_yaml(path)
     config, problems = validate(GymConfig, settings)
     raw = settings.values.get(_ACTIONS)
@@ -169,7 +179,7 @@ def load_gym_config(path: Path) -> GymConfig:
 
 
 def gym_schema() -> dict[str, Any]:
-    """The JSON Schema (draft 2020-12) of the file, for editors."""
+    """Return the JSON Schema (draft 2020-12) of the configuration file, for editors."""
     schema = GymConfig.model_json_schema()
     for part in (Grader, ActionTable):
         found = part.model_json_schema()

@@ -1,4 +1,4 @@
-"""`buckeye-vf-gym`: MCP servers as an environment, from a file of tasks and a configuration."""
+"""The `mcp` environment: MCP servers, with a task file and a configuration."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from packaging.utils import canonicalize_name
+
 from buckeye.base.distribution import need
 from buckeye.envs.base import START, Outcome, Policy, Task
+from buckeye.envs.registry import EnvironmentId, names_a_file, renamed_arguments
 from buckeye.errors import UsageError
 from buckeye.mcp.client.errors import McpFault
 from buckeye.mcp.config import GymConfig, load_gym_config
@@ -18,54 +21,67 @@ from buckeye.mcp.grading.of_task import check_graded
 from buckeye.mcp.tasks.task_schema import McpTask, StdioServer
 from buckeye.mcp.tasks.trust import read_taskset
 from buckeye.mcp.workdir.surroundings import left_behind
+from buckeye.monitor.signals import is_told
 
 if TYPE_CHECKING:
     from buckeye.mcp.isolation.plays import Isolation
 
-NAME = "buckeye-vf-gym"
+NAME = "mcp"
+FORMER_NAME = "buckeye-vf-gym"
+"""Former id of this environment. Configurations with it still run."""
+FORMER_ARGUMENTS = {"taskset": "dataset", "eval_taskset": "eval_dataset"}
+"""Current name of each former argument. Both names are accepted."""
 TRAIN, EVAL = "train", "eval"
-_POWERS_OF_TEN = {10**power for power in range(10)}
 
 log = logging.getLogger(__name__)
 _ISOLATION_SECONDS = 20.0
 
 
+@renamed_arguments(FORMER_ARGUMENTS)
 def load_environment(
-    taskset: str, config_path: str, eval_taskset: str | None = None, num_tasks: int | None = None
+    dataset: str, config_path: str, eval_dataset: str | None = None, num_tasks: int | None = None
 ) -> McpEnvironment:
-    """The environment of the tasks in `taskset`, a JSON file, the folder of a dataset or its name on the
-    Hugging Face hub, and the configuration at `config_path`.
+    """Return the environment for `dataset` and the configuration file `config_path`.
 
-    The split `eval` is `eval_taskset`, else the tasks whose metadata has `"split": "eval"` and those of the
-    dataset's test files. The others are the split `train`, of which `num_tasks` takes the first. Raises
-    UsageError.
+    `dataset` is a JSON file, a dataset folder, or the name of a dataset on the Hugging Face hub. The split
+    `eval` is `eval_dataset` if given. Otherwise it has the tasks whose metadata has `"split": "eval"` and
+    those of the dataset's test files. All other tasks are the split `train`; `num_tasks` keeps its first
+    tasks only. Raises UsageError.
     """
     need("mcp", "An MCP environment")
     config = load_gym_config(Path(config_path).expanduser())
-    tasks, held_out = read_taskset(taskset)
+    tasks, held_out = read_taskset(dataset)
     splits = {TRAIN: tasks, EVAL: held_out}
-    if eval_taskset is not None:
+    if eval_dataset is not None:
         if held_out:
             raise UsageError(
-                f"eval_taskset is given, and {held_out[0].id!r} in {taskset} has the split eval too: "
+                f"eval_dataset is given, and {held_out[0].id!r} in {dataset} has the split eval too: "
                 "have one of them"
             )
-        splits[EVAL] = [task for each in read_taskset(eval_taskset) for task in each]
+        splits[EVAL] = [task for each in read_taskset(eval_dataset) for task in each]
     if num_tasks is not None:
         if not 1 <= num_tasks <= len(tasks):
-            raise UsageError(f"num_tasks is {num_tasks}, and {taskset} has {len(tasks)} tasks to train on")
+            raise UsageError(f"num_tasks is {num_tasks}, and {dataset} has {len(tasks)} tasks to train on")
         splits[TRAIN] = tasks[:num_tasks]
     check_graded((task for tasks in splits.values() for task in tasks), config)
     return McpEnvironment(config, {name: tasks for name, tasks in splits.items() if tasks})
 
 
+def is_mcp(env_id: str) -> bool:
+    """Return True if an id names this environment, by its current or its former name."""
+    return not names_a_file(env_id) and canonicalize_name(EnvironmentId.parse(env_id).name) in (
+        NAME,
+        FORMER_NAME,
+    )
+
+
 class McpEnvironment:
-    """Plays tasks against their MCP servers; every rollout has sessions of its own."""
+    """Environment that runs rollouts against MCP servers. Each rollout has its own sessions."""
 
     def __init__(
         self, config: GymConfig, splits: Mapping[str, Sequence[McpTask]], *, name: str = NAME
     ) -> None:
-        """Raises UsageError for two tasks of one name, and if an action reaches a tool that grades."""
+        """Raises UsageError for a duplicate task id, and for an action whose tool also grades."""
         self.name = name
         self._config = config
         self._tasks: dict[str, McpTask] = {}
@@ -83,20 +99,25 @@ class McpEnvironment:
 
     @property
     def splits(self) -> tuple[str, ...]:
-        """The names of the splits."""
+        """Names of the splits."""
         return tuple(self._splits)
 
-    def tasks(self, split: str) -> Sequence[Task]:
-        """The tasks of a split; what their setup says is added to the prompt when they are played.
+    @property
+    def offers_tools(self) -> bool:
+        """True if the model uses native tool calls, which the chat template must support."""
+        return self._config.parser.format == "tools"
 
-        Raises KeyError naming the splits there are.
+    def tasks(self, split: str) -> Sequence[Task]:
+        """Return the tasks of a split. Setup output is not in these prompts: each rollout adds its own.
+
+        Raises KeyError that names the available splits.
         """
         from buckeye.mcp.rollout import first_messages
 
         if split not in self._splits:
             raise KeyError(
                 f"{self.name} has no split {split!r}; it has {', '.join(self._splits)}. Tasks are in the "
-                'split eval if their metadata has "split": "eval", or in a file of their own, eval_taskset'
+                'split eval if their metadata has "split": "eval", or in a file of their own, eval_dataset'
             )
         if split not in self._made:
             self._made[split] = [
@@ -110,8 +131,8 @@ class McpEnvironment:
         return self._made[split]
 
     async def rollout(self, task: Task, policy: Policy) -> Outcome:
-        """Play one rollout. A failure of the environment is an outcome with an error, to be retried."""
-        from buckeye.mcp.rollout import LOST, play  # the SDK takes a second to import
+        """Run one rollout. A failure of the environment gives an outcome with an error, which is retried."""
+        from buckeye.mcp.rollout import LOST, play  # importing the SDK takes a second
 
         try:
             outcome = await play(self._tasks[task.id], self._config, policy)
@@ -126,21 +147,23 @@ class McpEnvironment:
             )
 
     def _tell(self, lost: str) -> None:
-        """Warn of calls that break a server, at the first time and at each power of ten."""
+        """Warn of calls that break a server: the first time, and at each power of ten."""
         self._lost[lost] += 1
-        if (count := self._lost[lost]) in _POWERS_OF_TEN:
+        if is_told(count := self._lost[lost]):
             said = "%s: a call of the model broke its server, in %d rollouts until now: %s"
             log.warning(said, self.name, count, lost)
 
     async def isolation(self, seconds: float) -> Isolation:
-        """Whether rollouts see each other: some tasks are played alone and side by side."""
+        """Test if rollouts share state: run some tasks alone, then in parallel, and compare."""
         from buckeye.mcp.isolation.plays import compare_plays
 
         return await compare_plays(next(iter(self._splits.values()), ()), self._config, seconds)
 
     async def check_isolation(self) -> str:
-        """A line about that, before training begins. Raises UsageError if they do, unless `shared_state`
-        allows it."""
+        """Test before training if rollouts share state, and return the result as one line.
+
+        Raises UsageError if they do. With `shared_state` the test is skipped.
+        """
         if self._config.shared_state:
             return "shared_state is set: whether rollouts see each other is not looked at"
         found = await self.isolation(_ISOLATION_SECONDS)
@@ -152,14 +175,16 @@ class McpEnvironment:
 
 
 def _start(task: McpTask) -> str:
-    """A short name for the servers and the setup of a task."""
+    """Return a short hash of a task's servers, setup and files."""
     start = task.model_dump_json(include={"mcp_config", "setup_tool", "files"})
     return hashlib.sha256(start.encode()).hexdigest()[:16]
 
 
 def _check_reach(config: GymConfig, tasks: Iterable[McpTask]) -> None:
-    """The model must not grade its own task. A tool that a setup uses, such as one that opens a page, may
-    well be the model's too."""
+    """Raise UsageError if an action reaches a tool of evaluate_tool: the model must not grade its own task.
+
+    Setup tools are allowed, because the model may need them too, for example to open a page.
+    """
     grading = {call.name for task in tasks for call in task.evaluate_tool}
     for action in config.actions.values():
         if action.tool in grading:
@@ -170,8 +195,10 @@ def _check_reach(config: GymConfig, tasks: Iterable[McpTask]) -> None:
 
 
 def _check_files(config: GymConfig, tasks: Iterable[McpTask]) -> None:
-    """Files are there, and somebody finds them: a server that is reached by an address has folders of its
-    own."""
+    """Raise UsageError if a task's files do not exist, or if no server of the task can see them.
+
+    Only servers that are started as a command see the rollout's folder.
+    """
     for task in tasks:
         files = task.files or config.files
         if files is not None and not Path(files).exists():
@@ -184,7 +211,7 @@ def _check_files(config: GymConfig, tasks: Iterable[McpTask]) -> None:
 
 
 def _tell_left_behind(config: GymConfig, tasks: Iterable[McpTask]) -> None:
-    """Say once of each path that servers do not find where they are started, though it is here."""
+    """Warn once per path that exists here but that a server will not find in its rollout's folder."""
     left = {
         path: task.id
         for task in tasks

@@ -1,4 +1,4 @@
-"""What is wrong with tasks, graders and actions that people have written: pydantic's errors in words."""
+"""Readable problems of tasks, graders and actions, made from pydantic's errors."""
 
 from __future__ import annotations
 
@@ -31,14 +31,16 @@ _EXPECTED = {
 
 
 def problems_of(model: type[BaseConfig], values: Any, error: ValidationError) -> list[Problem]:
-    """All that is wrong, each place once; the paths are those of the values, and a message has no full stop
-    at its end."""
+    """Return all problems in a pydantic error, one per path.
+
+    The paths are those of `values`. Messages have no trailing period.
+    """
     found = [_problem(model, values, one) for one in error.errors(include_url=False)]
     return list({problem.path: problem for problem in found}.values())
 
 
 def shown_value(value: Any) -> str:
-    """A value in a message."""
+    """Return a value as messages show it: objects and lists by type, others as JSON, cut at 60 characters."""
     if isinstance(value, Mapping | list):
         return "an object" if isinstance(value, Mapping) else "a list" if value else "an empty list"
     text = json.dumps(value, ensure_ascii=False, default=str)
@@ -68,8 +70,11 @@ def _problem(model: type[BaseConfig], values: Any, error: ErrorDetails) -> Probl
 def _located(
     model: type[BaseConfig], values: Any, location: Sequence[str | int], *, is_missing: bool
 ) -> tuple[KeyPath, list[type[BaseConfig]]]:
-    """Where an error is in the values, and the classes that may have the field. pydantic's location has the
-    kinds of unions in between, and the index of what stands for a list of one."""
+    """Return the path of an error in the values, and the classes that may have the field.
+
+    pydantic's location also contains the names of union members, and an index for a single item that replaces
+    a list of one. Both are dropped.
+    """
     path: KeyPath = ()
     owners = inner = [model]
     for depth, part in enumerate(location):
@@ -93,12 +98,12 @@ def _classes_of_field(owner: type[BaseConfig], name: str | int) -> list[type[Bas
 
 
 def _fields(owner: type[BaseConfig]) -> dict[str, FieldInfo]:
-    """By the names that people write."""
+    """Return the fields of a class by the names that users write (alias first)."""
     return {field.alias or name: field for name, field in owner.model_fields.items()}
 
 
 def _classes(annotation: Any) -> list[type[BaseConfig]]:
-    """Those that an annotation mentions."""
+    """Return the configuration classes in an annotation."""
     if isinstance(annotation, type) and issubclass(annotation, BaseConfig):
         return [annotation]
     return [one for inner in get_args(annotation) for one in _classes(inner)]

@@ -1,4 +1,4 @@
-"""What an evaluation call says about the end of a rollout, and the reward of its parts."""
+"""Reward and metrics from the result of an evaluation call."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ _MOST_METRICS = 32
 
 
 def result_object(result: CallResult) -> Any:
-    """What a result says as data: its structured content, else its text read as JSON; None if it is neither.
+    """Return a call's result as data: its structured content, or its text parsed as JSON. None if neither.
 
-    A structured object whose only key is `result`, as the SDKs make of a plain return value, stands for that
-    value.
+    SDKs wrap a plain return value in an object whose only key is `result`; it is unwrapped.
     """
     value = result.structured
     if isinstance(value, Mapping) and list(value) == ["result"]:
@@ -32,11 +31,10 @@ def result_object(result: CallResult) -> Any:
 
 
 def reward_of(tool: str, result: CallResult) -> tuple[float, dict[str, float]]:
-    """The reward (`reward`, `grade` or `score` of an object, or the value itself) and the other numbers of an
-    evaluation, which are logged.
+    """Return the reward of an evaluation, and its other numbers as metrics.
 
-    Booleans count 0 and 1. Raises EvaluateError if there is no finite reward, or if the evaluation says that
-    it failed.
+    The reward is the key `reward`, `grade` or `score` of an object, or the value itself. Booleans count as 0
+    and 1. Raises EvaluateError if the evaluation failed or has no finite reward.
     """
     if result.is_error:
         raise EvaluateError(f"{tool} failed: {_shown(result.text)}")

@@ -1,4 +1,4 @@
-"""One rollout: sessions, setup, the conversation, and the evaluation, which always takes place."""
+"""One rollout: sessions, setup, conversation and evaluation. The evaluation always runs."""
 
 from __future__ import annotations
 
@@ -28,22 +28,24 @@ from buckeye.mcp.stage import Stage, bounded, open_stage, untouched_fault
 from buckeye.mcp.tasks.task_schema import McpTask
 
 StopReason = Literal["done", "answered", "environment_done", "turn_limit", "time_limit", "truncated"]
-"""`done`: the model called an action without a tool. `answered`: a reply in plain words, without calls.
-`environment_done`: a result said `done: true`. `turn_limit`, `time_limit`: of the configuration.
-`truncated`: a reply was cut off at a length limit."""
+"""Reason why a rollout ended.
+
+`done`: the model called an action without a tool. `answered`: the model replied with text and no call.
+`environment_done`: a result contained `done: true`. `turn_limit`, `time_limit`: limits of the configuration.
+`truncated`: a reply was cut off at a length limit.
+"""
 
 LOST = "server_lost_by_call"
-"""The component that counts the calls of the model after which its server failed, and an untouched one did
-not."""
+"""Component that counts the model's calls after which a server failed, while a fresh server works."""
 _NO_CALL = "Your reply has no tool call. Write one, as <tool>name(...)</tool>."
 _LONGEST_LOST = 200
-_FOR_GRADING = 0.1  # of the time of a rollout: slow calls must not make it an error, which has no reward
+_FOR_GRADING = 0.1  # share of the rollout's time: a rollout that exceeds its time has no reward
 _NOT_RUN = "Not run: only the first call of a reply is."
 
 
 @dataclass(slots=True)
 class _Counts:
-    """What happened in a rollout."""
+    """Counters of one rollout."""
 
     turns: int = 0
     attempts: int = 0
@@ -55,7 +57,7 @@ class _Counts:
 
 
 async def play(task: McpTask, config: GymConfig, policy: Policy) -> Outcome:
-    """Play a task. Raises McpFault if the environment failed; the rollout has no reward then."""
+    """Run a task's rollout. Raises McpFault if the environment failed: such a rollout has no reward."""
     started = time.monotonic()
     async with open_stage(task, config) as stage:
         rollout = _Conversation(task, config, policy, stage)
@@ -76,14 +78,14 @@ async def play(task: McpTask, config: GymConfig, policy: Policy) -> Outcome:
 
 
 def first_messages(task: McpTask, config: GymConfig, state: str = "") -> list[Message]:
-    """The conversation before the model's first turn; `state` is what the setup said."""
+    """Return the conversation before the first turn. `state` is the setup's output, added to the prompt."""
     prompt = f"{task.prompt}\n\n{state}" if state else task.prompt
     system = [{"role": "system", "content": config.system_prompt}] if config.system_prompt else []
     return [*system, {"role": "user", "content": prompt}]
 
 
 class _Conversation:
-    """The turns of one rollout."""
+    """Turns of one rollout."""
 
     def __init__(self, task: McpTask, config: GymConfig, policy: Policy, stage: Stage) -> None:
         self._task, self._config, self._policy = task, config, policy
@@ -102,7 +104,7 @@ class _Conversation:
         self.counts = _Counts()
 
     async def run(self, started: float) -> StopReason:
-        """Turns until one of the reasons to stop; `started` is when the rollout began (monotonic)."""
+        """Run turns until the rollout ends, and return the reason. `started` is in monotonic seconds."""
         limits = self._config.defaults
         self._ends = started + (1 - _FOR_GRADING) * (ROLLOUT_ENDS.get() - started)
         last = min(self._ends, started + (limits.time_limit or math.inf))
@@ -110,7 +112,7 @@ class _Conversation:
             if time.monotonic() >= last:
                 return "time_limit"
             reply = await self._policy.chat(self._messages, tools=self._tools)
-            if reply.text or reply.finish_reason == "stop":  # else there was no room for a reply at all
+            if reply.text or reply.finish_reason == "stop":  # an empty reply that was cut off had no room
                 self.counts.turns += 1
             parsed = self._parsed(reply)
             self._messages.append(reply.message)
@@ -125,7 +127,7 @@ class _Conversation:
         return "turn_limit"
 
     def played(self) -> Played:
-        """What graders may look at."""
+        """Return the finished rollout as graders see it."""
         return Played(
             task={"id": self._task.id, "prompt": self._task.prompt, "metadata": self._task.metadata},
             messages=self._messages,
@@ -137,7 +139,7 @@ class _Conversation:
 
     @property
     def _may_answer(self) -> bool:
-        """Whether a reply in plain words is an answer, and no call that was forgotten."""
+        """True if text without a call is accepted as an answer, not reported as a missing call."""
         return self._reply_is_graded or self.counts.successes > 0
 
     def _parsed(self, reply: Reply) -> ParsedReply:
@@ -152,7 +154,7 @@ class _Conversation:
         return parsed
 
     async def _answers(self, reply: Reply, parsed: ParsedReply) -> list[Message]:
-        """What the model reads after its reply: the results of its calls, and what is wrong with it."""
+        """Run the calls of a reply and return the next messages: results, and problems of the reply."""
         results: list[tuple[ParsedCall, str]] = []
         for call in parsed.calls:
             results.append((call, await self._run(call)))
@@ -165,7 +167,7 @@ class _Conversation:
         return [{"role": "user", "content": "\n".join(texts) or _NO_CALL}]
 
     async def _run(self, call: ParsedCall) -> str:
-        """The text of a call's result; also notes whether the rollout is over."""
+        """Run a call and return its result as text. Sets the stop reason if the call ends the rollout."""
         try:
             bound = bind(call, self._config.actions, self._sessions.schemas)
         except ActionError as error:
@@ -188,13 +190,16 @@ class _Conversation:
         return self._shown(result)
 
     async def _broken(self, tool: str, arguments: Mapping[str, Any], fault: McpFault) -> CallResult:
-        """What the model reads of a call after which its server failed. Raises the fault if an untouched one
-        fails too."""
+        """Return the result that the model reads if its call broke the server.
+
+        Raises `fault` if a fresh session fails too, because then the environment is at fault.
+        """
         known = bool(self.counts.lost) and isinstance(fault, SessionLost)
         if not known and await untouched_fault(self._task, self._config) is not None:
             raise fault
         given = ", ".join(f"{name}={shown(value)}" for name, value in arguments.items())
-        self.counts.lost.append(f"{tool}({given}): {fault.to_model}"[:_LONGEST_LOST])
+        ending = f" with {fault.ending}" if fault.ending else ""
+        self.counts.lost.append(f"{tool}({given[:_LONGEST_LOST]}): {fault.to_model}{ending}")
         return CallResult(text=f"Error: {tool}: {fault.to_model}.", is_error=True)
 
     def _shown(self, result: CallResult) -> str:
@@ -211,7 +216,7 @@ class _Conversation:
 def _native_answers(
     reply: Reply, parsed: ParsedReply, results: Sequence[tuple[ParsedCall, str]]
 ) -> list[Message]:
-    """One message for every native call, in the order of the calls."""
+    """Return one message per native call, in the order of the calls."""
     texts = {call.call_id: text for call, text in results}
     texts |= {problem.call_id: f"Invalid tool call: {problem}" for problem in parsed.problems}
     return [

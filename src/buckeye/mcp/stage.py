@@ -1,4 +1,4 @@
-"""What a rollout is played on: a folder of its own and sessions in it, set up as its task says."""
+"""Folder and sessions of one rollout, after the task's setup."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from buckeye.mcp.config import GymConfig
 from buckeye.mcp.tasks.task_schema import McpTask, ToolCall, call_arguments
 from buckeye.mcp.workdir.folder import Workdir, open_workdir
 
-_LISTEN_SECONDS = 60.0  # `setup_timeout` may end it before
+_LISTEN_SECONDS = 60.0  # `setup_timeout` may be shorter
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stage:
-    """Open sessions, the folder of their servers, and what the setup said, for the prompt."""
+    """Open sessions, the folder of their servers, and the setup's output (`said`) for the prompt."""
 
     sessions: Sessions
     workdir: Workdir
@@ -27,7 +27,10 @@ class Stage:
 
 @asynccontextmanager
 async def open_stage(task: McpTask, config: GymConfig) -> AsyncIterator[Stage]:
-    """A fresh one, gone at the end of the block. Raises StartError and SetupError, and what is more exact."""
+    """Open a stage for a task, and close it at the end of the block.
+
+    Raises StartError, SetupError, or a more specific McpFault.
+    """
     limits = config.defaults
     deadlines = Deadlines(start=limits.setup_timeout, call=limits.tool_timeout, listen=_LISTEN_SECONDS)
     async with (
@@ -40,8 +43,10 @@ async def open_stage(task: McpTask, config: GymConfig) -> AsyncIterator[Stage]:
 
 
 async def untouched_fault(task: McpTask, config: GymConfig) -> McpFault | None:
-    """What is wrong with an environment that no model has touched: with a session that is opened now for the
-    comparison. None if it is sound, so that a fault elsewhere comes of what a model did there."""
+    """Open a fresh stage, and return the fault if that fails; None if it works.
+
+    None means that a fault in another session was caused by the model's calls there.
+    """
     try:
         async with open_stage(task, config):
             return None
@@ -50,7 +55,7 @@ async def untouched_fault(task: McpTask, config: GymConfig) -> McpFault | None:
 
 
 async def fixed_call(call: ToolCall, sessions: Sessions, timeout: float) -> CallResult:
-    """A call of the task itself. Raises McpFault."""
+    """Run a call that the task itself defines. Raises McpFault."""
     if call.name not in sessions.tools:
         known = ", ".join(sorted(sessions.tools)) or "none"
         raise StartError(f"no server has this tool; there are: {known}")
@@ -59,7 +64,7 @@ async def fixed_call(call: ToolCall, sessions: Sessions, timeout: float) -> Call
 
 
 def bounded(text: str, most: int) -> tuple[str, int]:
-    """The first `most` characters, with a note of how many were cut; and that number."""
+    """Return the first `most` characters with a note about the cut, and the number of characters cut."""
     cut = max(0, len(text) - most)
     return (f"{text[:most]}\n(cut: {cut} more characters)" if cut else text), cut
 
@@ -74,7 +79,7 @@ def _check_actions(config: GymConfig, sessions: Sessions) -> None:
 
 
 async def _set_up(task: McpTask, config: GymConfig, sessions: Sessions) -> str:
-    """Run the setup calls; what they said, for the prompt."""
+    """Run the setup calls, and return their joined output for the prompt. Raises SetupError."""
     said = []
     for call in task.setup_tool:
         try:

@@ -208,10 +208,9 @@ def _cut_off(played: Sequence[Step], run: Path) -> Finding | None:
     steps = _last(played, _is_cut_off)
     if len(steps) < ENOUGH or _has_improved(played):
         return None
-    seen = (
-        f"{_mean(steps, 'is_truncated/mean'):.0%} of the replies of steps {_range(steps)} were cut off, "
-        f"after {_mean(steps, 'completion_len/mean'):.1f} tokens on average"
-    )
+    seen = f"{_mean(steps, 'is_truncated/mean'):.0%} of the replies of steps {_range(steps)} were cut off"
+    if not math.isnan(length := _mean(steps, "completion_len/mean")):
+        seen += f", after {length:.1f} tokens on average"
     return _finding(_TRUNCATED if _is_cut_off(played[0]) else _ENDLESS, steps, run, seen)
 
 

@@ -13,6 +13,14 @@ NEARLY_ALL = 0.9
 """Failure share at which a verdict is `failed`."""
 
 
+_POWERS_OF_TEN = {10**power for power in range(12)}
+
+
+def is_told(count: int) -> bool:
+    """Return True if a repeated warning is logged at this count: the first time and at each power of ten."""
+    return count in _POWERS_OF_TEN
+
+
 def verdict(tried: int, bad: int = 0) -> Verdict:
     """Return the verdict on `tried` attempts with `bad` failures: `passed` without failures, `failed` if
     nearly all failed, else `partly`. Without attempts it is `not tried`, never passed.

@@ -1,4 +1,4 @@
-"""From tasks to batches: rollouts are played, graded, grouped and weighed.
+"""Tasks to batches: runs rollouts, groups them, and computes rewards and advantages.
 
-No gradient is computed here, and no server is started.
+Computes no gradients and starts no inference server.
 """

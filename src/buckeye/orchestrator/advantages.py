@@ -1,4 +1,4 @@
-"""Advantages of a group of rollouts: how much better each did than its siblings."""
+"""Advantages of a group of rollouts, and reward shaping."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ _SETTING = "orchestrator.advantage"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scored:
-    """A rollout that has a reward, as shaping and advantages see it.
+    """Input of reward shaping and advantages: a rollout that has a reward.
 
-    `turn_rewards` and `turn_lengths` say what each of its turns was paid and how many tokens were sampled in
-    it, `replies` what was said in it, as text. `components`, `stop_reason` and `task` are the environment's;
-    `truncated` rollouts were cut off at a limit.
+    `turn_rewards`, `turn_lengths` (sampled tokens) and `replies` (text) have one entry per turn.
+    `components`, `stop_reason` and `task` come from the environment. `truncated` is True if the rollout was
+    cut off at a length limit.
     """
 
     reward: float
@@ -59,19 +59,19 @@ def group_advantages(
     lengths: Sequence[int],
     settings: GroupAdvantageConfig | TurnAdvantageConfig,
 ) -> list[float]:
-    """The advantage of each of the compared rewards, before any division by a batch-wide deviation.
+    """Return the advantage of each reward, before any division by a batch-wide deviation.
 
-    A_i = R_i - mean(R) (Shao et al. 2024, GRPO, eq. 4 without the deviation; the deviation favours easy
+    A_i = R_i - mean(R) (Shao et al. 2024, GRPO, eq. 4 without the deviation; the deviation favors easy
     and hard prompts, Liu et al. 2025, "Dr. GRPO"). `rewards` and `lengths` (sampled tokens) are aligned.
     Options:
 
     * `length_weighted_mean`: the baseline is sum(R_i * len_i) / sum(len_i)
     * `leave_one_out`: the baseline of i is the (weighted) mean of the others: A_i * G / (G - 1) (Kool et al.
       2019, RLOO), A_i * N / (N - len_i) with N = sum(len_i); 0 if the others have no weight
-    * `std_norm = "local"`: divided by the group's population deviation
+    * `std_norm = "local"`: divide by the group's population deviation
     * `neg_clipped`: negative advantages become 0
 
-    Rewards without spread have advantages of exactly 0, whatever the mean is rounded to.
+    Rewards without spread have advantages of exactly 0, independent of rounding in the mean.
     """
     if not has_spread(rewards):
         return [0.0] * len(rewards)
@@ -91,10 +91,11 @@ def group_advantages(
 
 
 def max_rl_advantages(rewards: Sequence[float]) -> list[float]:
-    """A_i = (R_i - m) / m with m = mean(R), all 0 if m = 0 (Tajwar et al. 2026, MaxRL, arXiv 2602.02710).
+    """Return the MaxRL advantages (Tajwar et al. 2026, arXiv 2602.02710).
 
-    For rewards of 0 and 1 this is the gradient of an estimate of log p(solved) instead of p(solved). Raises
-    `RunError` for a reward below 0, with which the mean is no share and may be as small as you like.
+    A_i = (R_i - m) / m with m = mean(R); all 0 if m = 0.
+    For rewards of 0 and 1, it is the gradient of an estimate of log p(solved) instead of p(solved). Raise
+    `RunError` for a negative reward: the mean could then be arbitrarily close to 0.
     """
     if min(rewards) < 0:
         raise RunError(
@@ -108,7 +109,7 @@ def max_rl_advantages(rewards: Sequence[float]) -> list[float]:
 
 
 def turn_returns(rewards: Sequence[float], discount: float) -> list[float]:
-    """The return from each turn on: G_k = r_k + discount * G_(k+1)."""
+    """Return the discounted return from each turn: G_k = r_k + discount * G_(k+1)."""
     returns: list[float] = []
     following = 0.0
     for reward in reversed(rewards):
@@ -118,12 +119,12 @@ def turn_returns(rewards: Sequence[float], discount: float) -> list[float]:
 
 
 def turn_advantages(group: Sequence[Scored], settings: TurnAdvantageConfig) -> list[list[float]]:
-    """The advantage of every turn of every rollout of a group.
+    """Return the advantage of every turn of every rollout of a group.
 
-    Turn k's return is compared, as by `group_advantages`, with those of turn k of the rollouts that got that
-    far. Zeng et al. 2025 (MT-GRPO, arXiv 2505.11821) compare turns of a group so, for two turns, and add the
-    advantage of the outcome; here the outcome is in the return. A rollout that alone got as far as a turn has
-    nothing to be compared with: its advantage there is 0.
+    `group_advantages` compares the return of turn k with the returns at turn k of all rollouts that reached
+    turn k. Zeng et al. 2025 (MT-GRPO, arXiv 2505.11821) also compare turns within a group, for two turns, and
+    add the advantage of the outcome. Here the return contains the outcome. A turn that only one rollout
+    reached has advantage 0.
     """
     returns = [turn_returns(rollout.turn_rewards, settings.discount) for rollout in group]
     advantages: list[list[float]] = [[] for _ in group]
@@ -138,22 +139,23 @@ def turn_advantages(group: Sequence[Scored], settings: TurnAdvantageConfig) -> l
 
 
 def check_advantage(settings: AdvantageConfig | None) -> None:
-    """Raise `UsageError` if advantages cannot be computed, before anything is played."""
+    """Raise `UsageError` if the custom advantage function cannot be loaded. Call it before any rollout."""
     if isinstance(settings, CustomAdvantageConfig):
         load_own_function(settings.import_path, settings.kwargs, setting=_SETTING)
 
 
 def custom_advantages(group: Sequence[Scored], settings: CustomAdvantageConfig) -> list[list[float]]:
-    """What `function(group, **kwargs)` says: a number for each rollout, or a list with one for each turn.
+    """Return the advantages from the user's `function(group, **kwargs)`, per rollout and turn.
 
-    Raises `UsageError` if the function is not there, fails, or says something else.
+    The function returns one number per rollout, or a list with one number per turn. Raise `UsageError` if it
+    is missing, fails, or returns anything else.
     """
     function = load_own_function(settings.import_path, settings.kwargs, setting=_SETTING)
     wanted = f"{len(group)} rollouts: a number for each, or a list with one for each of its turns"
     try:
         said = list(function(group, **settings.kwargs))
         advantages = [_for_each_turn(value, rollout) for value, rollout in zip(said, group, strict=True)]
-    except Exception as error:  # not our code, or not what was asked for
+    except Exception as error:  # third-party code, or a result of the wrong form
         raise UsageError(
             f"{_SETTING}.import_path = {settings.import_path!r} failed with a group of task "
             f"{group[0].task.id!r} ({type(error).__name__}: {without_addresses(str(error))})"
@@ -173,9 +175,10 @@ def _for_each_turn(value: float | Sequence[float], rollout: Scored) -> list[floa
 def batch_advantages(
     groups: Sequence[Sequence[Scored]], settings: AdvantageConfig | None
 ) -> list[list[list[float]]]:
-    """The advantage of every turn of every rollout of every group; `settings = None` gives the raw rewards.
+    """Return the advantage of every turn of every rollout of every group.
 
-    `std_norm = "global"` divides by the population deviation of all rewards of the batch.
+    With `settings = None` these are the raw rewards. `std_norm = "global"` divides by the population
+    deviation of all rewards of the batch.
     """
     advantages = [_by_turn(group, settings) for group in groups]
     if isinstance(settings, (GroupAdvantageConfig, TurnAdvantageConfig)) and settings.std_norm == "global":
@@ -200,14 +203,17 @@ def _by_turn(group: Sequence[Scored], settings: AdvantageConfig | None) -> list[
 
 
 def has_spread(values: Sequence[float]) -> bool:
-    """Whether rewards that are compared differ at all; without spread their advantages are all 0."""
+    """Return True if the values differ. Rewards without spread have advantages of 0."""
     return max(values) - min(values) > 1e-9
 
 
 def group_has_spread(group: Sequence[Scored], settings: AdvantageConfig | None) -> bool:
-    """Whether a group can teach: what is compared within it differs, the rewards or, by turn, the returns of
-    some turn. Raw rewards (`settings = None`) are compared with 0; a function of one's own decides by itself.
-    Raises as `max_rl_advantages` and `custom_advantages`."""
+    """Return True if the group has a training signal.
+
+    Compares rewards, or returns per turn for turn advantages. Raw rewards (`settings = None`) are compared
+    with 0; a custom function decides by its advantages. Raise `RunError` or `UsageError` if the advantages
+    cannot be computed.
+    """
     if isinstance(settings, CustomAdvantageConfig):
         return any(abs(a) > 1e-9 for turns in custom_advantages(group, settings) for a in turns)
     if isinstance(settings, TurnAdvantageConfig):
@@ -221,31 +227,32 @@ def group_has_spread(group: Sequence[Scored], settings: AdvantageConfig | None) 
     return has_spread(rewards)
 
 
-# Reward shaping: what is added to the rewards of training rollouts, by cause. The raw reward is kept.
+# Reward shaping: amounts added to the rewards of training rollouts, by cause. The raw reward is kept.
 
 TRUNCATED = "length"
-"""The stop reason of every rollout that was cut off, unless the environment's own is listed."""
+"""Stop reason that matches every truncated rollout, unless the environment's own reason is listed."""
 _FUNCTION = "orchestrator.reward_shaping.function"
 
 
 class OwnFunctionError(Exception):
-    """What the user's function said of a rollout cannot be used; the message says why."""
+    """Failure of the user's reward-shaping function for one rollout; the message gives the reason."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RewardShaping:
-    """The settings, and `max_length`, the length at which length penalties are full; None if there are
-    none."""
+    """Reward-shaping settings. `max_length` is the length with the full length penalty; None: no length
+    penalties."""
 
     settings: RewardShapingConfig
     max_length: int | None
 
     def amounts(self, rollout: Scored) -> Mapping[str, float]:
-        """What each cause that is set adds to the reward of a rollout; 0.0 where it does not apply.
+        """Return the amount that each configured cause adds to the reward; 0.0 where it does not apply.
 
-        `stop_reason` replaces the reward or subtracts from it; `overlong` is `overlong_amount`; `length` is
-        -length_penalty * length / max_length, or what of that is more than `overlong`; `function` is what the
-        user's own says. Raises `OwnFunctionError` if that fails, and `UsageError` if it is not there.
+        `stop_reason` replaces the reward or subtracts from it. `overlong` is `overlong_amount`, scaled.
+        `length` is -length_penalty * length / max_length, minus the part that `overlong` already covers.
+        `function` is the result of the user's function. Raise `OwnFunctionError` if that function fails, and
+        `UsageError` if it is missing.
         """
         settings, amounts = self.settings, {}
         reward = rollout.reward
@@ -282,14 +289,14 @@ def _own_amount(rollout: Scored, config: OwnFunctionConfig) -> float:
     except OutcomeError as error:
         place = place_of_code(getattr(function, "__code__", None))
         raise OwnFunctionError(f"{_FUNCTION}: {error}{place}") from None
-    except Exception as error:  # not our code
+    except Exception as error:  # third-party code
         place = place_of(frames_of(error, CODE_FOLDER))
         said = without_addresses(f"{type(error).__name__}: {error}")
         raise OwnFunctionError(f"{_FUNCTION}: {said}{place}") from error
 
 
 def overlong_amount(length: int, max_length: int, cache: int) -> float:
-    """The soft overlong punishment (Yu et al. 2025, DAPO, arXiv 2503.14476, eq. 13), from 0 to -1.
+    """Return the soft overlong punishment, from 0 to -1 (Yu et al. 2025, DAPO, arXiv 2503.14476, eq. 13).
 
     0 up to max_length - cache, then ((max_length - cache) - length) / cache, and -1 beyond max_length.
     """
@@ -297,8 +304,10 @@ def overlong_amount(length: int, max_length: int, cache: int) -> float:
 
 
 def reward_shaping(config: OrchestratorConfig) -> RewardShaping | None:
-    """The shaping that the settings ask for, if any; `zero_truncated_completions` is part of it. Raises
-    `UsageError` if a function that they name is not there."""
+    """Return the configured reward shaping, including `zero_truncated_completions`; None if not configured.
+
+    Raise `UsageError` if a configured function is missing.
+    """
     settings = config.reward_shaping
     if config.zero_truncated_completions:
         settings = settings or RewardShapingConfig()

@@ -1,4 +1,4 @@
-"""From groups of rollouts to the batch that the trainer reads, its way there, and the record for people."""
+"""Batches for the trainer: samples, metrics, delivery, and the JSON record of the rollouts."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from buckeye.transport.weights import newest_weights
 log = logging.getLogger(__name__)
 
 Advantages = Sequence[Sequence[Sequence[float]]]
-"""Of every turn of every rollout that has a reward, of every group."""
+"""Advantage of every turn of every scored rollout of every group."""
 
 
 def advantages_of(groups: Sequence[Group], config: OrchestratorConfig) -> Advantages:
-    """What each turn is trained with. Raises as `batch_advantages`."""
+    """Return the advantage of every turn. Raise `RunError` or `UsageError` as `batch_advantages` does."""
     return batch_advantages([[r.as_scored() for r in g.scored] for g in groups], config.advantage)
 
 
@@ -45,7 +45,7 @@ def make_batch(
     *,
     state: Mapping[str, Any],
 ) -> Batch:
-    """Turn groups into training samples: every sampled token carries the advantage of its turn."""
+    """Return the batch with one sample per segment; every sampled token has the advantage of its turn."""
     samples = [
         sample
         for group, group_advantages in zip(groups, advantages, strict=True)
@@ -57,7 +57,7 @@ def make_batch(
 
 def _samples(rollout: Rollout, by_turn: Sequence[float], config: OrchestratorConfig) -> Iterable[Sample]:
     masked = config.mask_truncated_completions and rollout.truncated
-    advantages = np.array([*by_turn, 0.0], dtype=np.float32)  # the last for turn -1: not sampled
+    advantages = np.array([*by_turn, 0.0], dtype=np.float32)  # last entry: turn -1, tokens not sampled
     for segment in rollout.segments:
         mask = np.array(segment.loss_mask, dtype=bool)
         if masked:
@@ -73,8 +73,10 @@ def _samples(rollout: Rollout, by_turn: Sequence[float], config: OrchestratorCon
 
 
 def batch_metrics(step: int, groups: Sequence[Group], config: OrchestratorConfig) -> dict[str, float]:
-    """The numbers of one batch: reward, shaping, stop reasons, lengths, truncation, spread, age. All rewards
-    are the environment's, but for `shaped_reward/...`."""
+    """Return the metrics of one batch: reward, shaping, stop reasons, lengths, truncation, spread, age.
+
+    All rewards are the environment's raw rewards, except `shaped_reward/...`.
+    """
     rollouts = [r for g in groups for r in g.scored]
     rewards = [r for g in groups for r in g.rewards]
     ages = [step - g.oldest_version for g in groups if g.oldest_version is not None]
@@ -116,8 +118,10 @@ def batch_metrics(step: int, groups: Sequence[Group], config: OrchestratorConfig
 
 
 def _shaping_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """The shaped reward and, for each cause that is set, the mean of what it adds and the share of rollouts
-    that it touches; nothing without shaping."""
+    """Return the metrics of the shaped reward; empty without shaping.
+
+    For each cause: the mean amount, and the share of rollouts with an amount other than 0.
+    """
     causes = dict.fromkeys(cause for rollout in rollouts for cause in rollout.shaping)
     if not causes:
         return {}
@@ -138,7 +142,7 @@ def _spread(name: str, values: Sequence[int]) -> dict[str, float]:
 
 
 def _is_alike(group: Group) -> bool:
-    """Whether its rollouts are the same word for word."""
+    """Return True if all scored rollouts of the group have identical tokens."""
     texts = [[tuple(segment.token_ids) for segment in rollout.segments] for rollout in group.scored]
     return len(texts) > 1 and all(text == texts[0] for text in texts)
 
@@ -153,12 +157,12 @@ async def write_rollouts(
     decode: Any,
     advantages: Advantages | None = None,
 ) -> None:
-    """Write one JSON line per rollout, errored ones included: task, reward, advantages, components, text,
-    messages, counts, and why its group was dropped if it was; as soon as there is room on the disk.
+    """Write one JSON line per rollout, including errored ones, and wait until the disk has room.
 
-    Attempts that failed before a rollout was played again come before it, as `retried`. `advantages` are of
-    the same groups; None if they are not trained on. What a message holds that JSON cannot is written as
-    text.
+    A line has the task, reward, advantages, components, text, messages and counts, and the reason why the
+    group was dropped, if it was. Failed attempts come before the rollout that replaced them, with `retried`.
+    `advantages` are aligned with `groups`; None for groups that are not trained on. Message content that JSON
+    cannot represent is written as text.
     """
     of_groups = advantages if advantages is not None else [None] * len(groups)
     epoch = time.time() - asyncio.get_running_loop().time()
@@ -201,7 +205,7 @@ async def write_rollouts(
 def _with_advantages(
     group: Group, advantages: Sequence[Sequence[float]] | None
 ) -> Iterator[tuple[Rollout, bool, list[float] | None]]:
-    """All plays of a group, and whether each was played again; those without a reward have no advantage."""
+    """Yield every attempt of a group, whether it was retried, and its advantages if it has a reward."""
     given = iter(advantages or ())
     for rollout in group.rollouts:
         for failed in rollout.retried:
@@ -211,7 +215,7 @@ def _with_advantages(
 
 
 def prune_rollouts(folder: Path, step: int, *, keep: int) -> None:
-    """Delete the rollouts of steps that are not among the `keep` that end with `step`."""
+    """Delete the rollout files of steps up to `step - keep`."""
     for played, path in list(rollouts_files(folder)):
         if played <= step - keep:
             path.unlink(missing_ok=True)
@@ -221,10 +225,11 @@ _LOOK_SECONDS = 1.0
 
 
 class BatchSender:
-    """Writes batches, and keeps each until it is trained on.
+    """Writer of batches that keeps each batch until it is trained on.
 
-    The trainer publishes version N + 1 of the weights before it removes batch N. A batch that is gone while
-    no version after it is there was damaged and set aside, or deleted by somebody: it is written again.
+    The trainer publishes version N + 1 of the weights before it removes batch N. If batch N is missing and no
+    newer version exists, the batch was quarantined as damaged, or deleted by a third party. It is then
+    written again.
     """
 
     def __init__(self, output_dir: Path, identity: RunIdentity) -> None:
@@ -233,24 +238,24 @@ class BatchSender:
         self._identity = identity
         self._kept: dict[int, Batch] = {}
         self.written_again = 0
-        """How many batches had to be."""
+        """Number of batches that were written again."""
 
     async def write(self, batch: Batch) -> None:
-        """Hand a batch over, as soon as there is room on the disk."""
+        """Write a batch as soon as the disk has room."""
         fault_point("batch.write")
         await self._write(batch)
         self._kept[batch.step] = batch
         fault_point("batch.written")
 
     async def run(self) -> None:
-        """Until cancelled, write again what is missing and forget what is trained."""
+        """Rewrite missing batches and forget trained ones, until cancelled."""
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
             await self.look()
 
     async def look(self) -> None:
-        """Write again what is missing, forget what is trained."""
-        # in this order: the batch goes after the weights have come
+        """Rewrite missing batches and forget trained ones, once."""
+        # check the batches before the weights: the trainer publishes weights before it removes the batch
         missing = [step for step in self._kept if not batch_directory(self._root, step).exists()]
         if not missing:
             return

@@ -1,4 +1,4 @@
-"""What was gathered for one batch: its groups, those that were dropped, and the account of all plays."""
+"""Groups collected for one batch, dropped groups, and the account of all attempts."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ from buckeye.orchestrator.environment_account import EnvironmentTally
 from buckeye.orchestrator.rollout import Group, Rollout
 
 LOST = ("stale", "errored")
-"""Why groups are dropped that nobody wants to be without: the other reasons are filters of the user's."""
+"""Reasons that count as lost groups; the other reasons are filters from the configuration."""
 MOST_LOST = 0.05
-"""The share of the groups from which on that is a warning."""
+"""Share of lost groups above which the log line is a warning."""
 
 
 @dataclass(slots=True)
 class Collected:
-    """The groups of one batch, and those that were dropped while gathering them, each with the reason.
-    `played_rewards` are those of the dropped groups too, so that a filter does not flatter or hide the
-    policy, but for the stale ones, whose tasks are played again: each draw of a task counts once."""
+    """Groups of one batch, and the groups dropped during collection, each with its reason.
+
+    `played_rewards` includes the dropped groups, so that a filter does not bias the reported reward. It
+    excludes stale groups: their tasks run again, and each drawn task counts once.
+    """
 
     groups: list[Group]
     dropped_groups: list[tuple[str, Group]] = field(default_factory=list)
@@ -30,7 +32,7 @@ class Collected:
     by_environment: EnvironmentTally = field(default_factory=EnvironmentTally)
 
     def add(self, group: Group, reason: str | None) -> None:
-        """A group of the batch, or one that is dropped for a reason."""
+        """Add a group to the batch, or to the dropped groups if there is a `reason`."""
         self.by_environment.add(group, drawn=reason != "stale")
         if reason != "stale":
             self.played_rewards += group.rewards
@@ -41,43 +43,42 @@ class Collected:
 
     @property
     def size(self) -> int:
-        """How many rollouts were played for its groups."""
+        """Number of rollouts in the groups of the batch."""
         return sum(len(group.rollouts) for group in self.groups)
 
     @property
     def all_groups(self) -> list[Group]:
-        """The dropped ones too."""
+        """Groups of the batch and dropped groups."""
         return [*self.groups, *(group for _, group in self.dropped_groups)]
 
     @property
     def rollouts(self) -> list[Rollout]:
-        """All that were played, those of the dropped groups and the errored ones too; each once, however
-        often it was tried."""
+        """All rollouts, including dropped groups and errored ones. A retried rollout counts once."""
         return [rollout for group in self.all_groups for rollout in group.rollouts]
 
     @property
     def errors(self) -> list[str]:
-        """Why rollouts have no reward, but for those of stale groups, which have nothing to lose."""
+        """Errors of rollouts without a reward; stale groups are excluded."""
         kept = [*self.groups, *(group for reason, group in self.dropped_groups if reason != "stale")]
         return [error for group in kept for error in group.errors]
 
     @property
     def dropped(self) -> Counter[str]:
-        """How many groups were dropped, by reason."""
+        """Number of dropped groups by reason."""
         return Counter(reason for reason, _ in self.dropped_groups)
 
     @property
     def lost(self) -> list[Group]:
-        """The groups that were dropped, and not by a filter."""
+        """Groups dropped for a reason other than a filter."""
         return [group for reason, group in self.dropped_groups if reason in LOST]
 
     @property
     def loses_too_much(self) -> bool:
-        """Whether more than a few of the groups were lost."""
+        """True if the share of lost groups is above `MOST_LOST`."""
         return len(self.lost) > MOST_LOST * len(self.all_groups)
 
     def level(self) -> tuple[int, str]:
-        """Return the log level of what became of the rollouts, and their counts if it is not SUCCESS."""
+        """Return the log level for the state of the rollouts, and their counts unless it is SUCCESS."""
         played = self.rollouts
         errored = sum(rollout.reward is None for rollout in played)
         truncated = sum(rollout.truncated for rollout in played if rollout.reward is not None)
@@ -88,9 +89,11 @@ class Collected:
         return level, "".join(f" | {name}: {bad} of {of}" for name, (bad, of) in counts.items() if bad)
 
     def account(self) -> dict[str, int]:
-        """Every play that has ended, once: `played` = `trained` + `dropped` + `failed`. A rollout that was
-        played again after a failure is two plays; `retried` of the failed ones were. Of the others `cut` had
-        their sampling ended early."""
+        """Return the counts of finished attempts: `played` = `trained` + `dropped` + `failed`.
+
+        A rollout that was retried once is two attempts. `retried` counts the failed attempts that were
+        retried. `cut` counts attempts with a reward whose sampling ended early.
+        """
         trained, dropped = _scored(self.groups), _scored([group for _, group in self.dropped_groups])
         plays = [play for group in self.all_groups for play in group.plays]
         return {

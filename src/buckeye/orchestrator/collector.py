@@ -1,4 +1,4 @@
-"""From tasks to batches of groups: what is in flight, what may start, what is used, what is dropped."""
+"""Group collection: start groups within capacity, accept finished groups into a batch, drop the others."""
 
 from __future__ import annotations
 
@@ -32,24 +32,26 @@ _ADVICE = {
     "no_spread": "The rollouts of a task all get the same reward: raise rollouts_per_example or choose tasks "
     "that are solved now and then",
 }
-"""What to do about groups that are dropped, by reason."""
+"""Advice for the error message, by the most frequent drop reason."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CollectorSettings:
-    """Groups of together at least `batch_size` rollouts make a batch: `group_size` of one task, unless its
-    environment has its own number. The rest bounds age and waste.
+    """Size of batches and groups, and limits on staleness and waste.
 
-    `min_group_size` (None: see `smallest_group`): a group with fewer rollouts that have a reward is dropped
-    as errored, and its task comes again in the next epoch. Which rollouts fail is no accident (the long ones
-    do), so what is left of a group that lost most of them is no fair comparison.
-    `run_ahead`: groups are started for batches up to that many after the present policy version; 0 is
+    A batch is full when its groups have at least `batch_size` rollouts. A group has `group_size` rollouts of
+    one task, unless its environment sets its own number.
+
+    `min_group_size` (None: see `smallest_group`): a group with fewer scored rollouts is dropped as errored,
+    and its task is drawn again in the next epoch. Failures are not random (long rollouts fail more often),
+    so the rest of such a group is not a fair comparison.
+    `run_ahead`: groups may start for batches up to this many after the current policy version. 0 is
     synchronous.
-    `most_token_age`: batch N holds no token of a version before N - `most_token_age`. Not below `run_ahead`.
-    `max_steps`: no group is started for a batch that will not be trained.
-    `weights_timeout`: seconds to wait for a new policy version when nothing else is going on. They do not
-    pass while there is a version that is `measuring()`: an evaluation, for which the engines keep it.
-    `filter_group` says why a scored group is not worth training on.
+    `most_token_age`: batch N has no token from a version before N - `most_token_age`. At least `run_ahead`.
+    `max_steps`: no group starts for a batch that will not be trained.
+    `weights_timeout`: seconds to wait for a new policy version when no rollout runs. The time does not count
+    while `measuring()` returns a version: the engines keep that version for an evaluation.
+    `filter_group` returns the reason why a scored group is not trained on.
     """
 
     batch_size: int
@@ -68,8 +70,10 @@ class CollectorSettings:
 
 @dataclass(frozen=True, slots=True)
 class _Ended:
-    """A group that was played, the `oldest` version that sampled a token of it (the present one if none did),
-    and the `fault` for which it is dropped, whatever its age."""
+    """Finished group, the `oldest` version that sampled one of its tokens, and its drop reason.
+
+    `oldest` is the current version if no token was sampled. `fault` applies at any age.
+    """
 
     group: Group
     oldest: int
@@ -77,16 +81,16 @@ class _Ended:
 
 
 class GroupCollector:
-    """Keeps groups in flight and hands out batches of them.
+    """Collector that keeps groups in flight and returns batches of them.
 
-    The rule of capacity (as in AReaL, Fu et al. 2025, eq. 3): with policy version v, groups may be started as
-    long as all that are started and unused still fit into the batches up to v + run_ahead.
+    Capacity (as in AReaL, Fu et al. 2025, eq. 3): with policy version v, groups may start as long as all
+    started and unused groups fit into the batches up to v + run_ahead.
 
-    The rule of order: the oldest come first, and a batch is never filled with younger groups so far that an
-    older one, finished or not, finds no place before its tokens are too old (`leaves_room`). So long rollouts
-    are trained on as often as they are sampled, and none is lost, as long as no more is played than fits:
-    with `oversampling_factor` above 1, and as much more in flight than `most_token_age` batches hold, the
-    first to finish are taken. The others are cut, counted as stale, and their tasks played again.
+    Order: the oldest groups come first. A younger group enters a batch only if all older groups, finished or
+    in flight, still fit into a batch before their tokens are too old (`leaves_room`). Training then sees long
+    rollouts at the rate of their sampling, and loses none while the groups in flight fit. With
+    `oversampling_factor` above 1, more groups can be in flight than `most_token_age` batches hold; the first
+    to finish are then used. The others are cut and counted as stale, and their tasks run again.
     """
 
     def __init__(
@@ -108,27 +112,26 @@ class GroupCollector:
         self._playing: dict[asyncio.Task[Group], Flight] = {}
         self._finished: list[_Ended] = []
         self._started = 0
-        self._booked = 0  # plays that are in the account of a batch
-        self._failure: BaseException | None = None  # a defect of ours: rollouts do not raise
+        self._booked = 0  # attempts in the account of a batch
+        self._failure: BaseException | None = None  # a bug in Buckeye: rollouts do not raise
         self._news = asyncio.Event()
         self.version = 0
         self.collected = Collected(groups=[])
-        """What was gathered last, or is being gathered."""
+        """Last batch collected, or the one being collected."""
 
     def state(self) -> dict[str, Any]:
-        """Return what a resumed run needs: the next group, and the groups that were started but not used."""
+        """Return the state for a resume: the next group, and the groups that were started but not used."""
         flights = [flight.index for flight in self._playing.values()]
         pending = [*self._again, *flights, *(ended.group.index for ended in self._finished)]
         return {"next_group": self._next_group, "pending": sorted(pending)}
 
     def set_version(self, version: int) -> None:
-        """The engines now sample with policy `version`."""
+        """Record that the engines now sample with policy `version`."""
         self.version = version
         self._news.set()
 
     def metrics(self) -> dict[str, float]:
-        """Pauses, how many groups of each environment were passed over because it was paused, and what is in
-        flight: groups, and for how long so far."""
+        """Return the metrics of pauses, of groups skipped during a pause, and of groups in flight."""
         passed_over = {f"env/{name}/passed_over": n for name, n in self._passed_over.items()}
         seconds = [flight.seconds for flight in self._playing.values()]
         return {
@@ -143,8 +146,10 @@ class GroupCollector:
 
     @property
     def unaccounted(self) -> int:
-        """How many plays have ended that are in no account: neither trained on, nor dropped, nor failed, nor
-        of a group that is still waited for. It is 0, or rollouts are lost."""
+        """Number of finished attempts in no account: not trained, dropped, failed or in a waiting group.
+
+        Any number other than 0 means lost or doubly counted rollouts.
+        """
         waiting = sum(len(ended.group.plays) for ended in self._finished)
         playing = sum(flight.plays for flight in self._playing.values())
         return self._player.plays - self._booked - waiting - playing
@@ -154,11 +159,11 @@ class GroupCollector:
         return sum(len(ended.group.rollouts) for ended in self._finished)
 
     async def collect(self, step: int, on_wait: Callable[[int], None]) -> Collected:
-        """Gather the batch of `step`. `on_wait(version)` is called when nothing goes on before that version.
+        """Collect the batch of `step`, replacing dropped groups until the batch is full.
 
-        Groups that are dropped are replaced until the batch is full. Raises FinalRunError when
-        `max_empty_batches` batches' worth of groups in a row was dropped, or every environment fails for too
-        long; `collected` then has what was played.
+        `on_wait(version)` is called when nothing can run before that version. Raise `FinalRunError` when
+        `max_empty_batches` batches' worth of groups in a row was dropped, or when every environment fails for
+        too long. `collected` then holds the finished groups.
         """
         settings, collected = self._settings, Collected(groups=[])
         self.collected = collected
@@ -186,21 +191,21 @@ class GroupCollector:
                 collected.waited_seconds += time.monotonic() - since
 
     def _why_these(self) -> str:
-        """What is to be known of the rollouts that are waited for."""
+        """Return a note for the heartbeat: paused environments and finished groups that wait."""
         notes = [f"{', '.join(paused)}: paused"] if (paused := self._pauses.paused()) else []
         if self._finished:
             notes.append(f"{len(self._finished)} younger groups wait for the places that older ones need")
         return f" ({'; '.join(notes)})" if notes else ""
 
     def _cut_lost(self, step: int) -> None:
-        """End the sampling of groups that no batch after `step` can have."""
+        """Cut the groups that are too old for every batch after `step`."""
         for flight in self._playing.values():
             if flight.version + self._settings.most_token_age <= step:
                 flight.cut()
 
     async def _wait_for_weights(self, version: int, on_wait: Callable[[int], None]) -> None:
         measured = self._settings.measuring()
-        if measured is not None:  # the engines keep it, however long that takes
+        if measured is not None:  # the engines keep this version until the evaluation ends
             heartbeat.report(f"rollouts of the evaluation of step {measured}", on="inference")
             await self._wait_a_moment(_LOOK_SECONDS)
             return
@@ -209,7 +214,7 @@ class GroupCollector:
         await self._wait_for_news(self._settings.weights_timeout)
 
     def _start_groups(self, step: int, accepted: int) -> Set[str]:
-        """Start what there is room for; if only environments that are held back could fill it: those."""
+        """Start groups up to the capacity. Return the held environments if only they could fill it."""
         settings = self._settings
         last = self.version + settings.run_ahead
         if settings.max_steps is not None:
@@ -217,9 +222,9 @@ class GroupCollector:
         batches = last + 1 - step
         capacity = math.ceil(settings.oversampling_factor * settings.batch_size * batches)
         if settings.deterministic and self._playing:
-            return frozenset()  # whole batches of requests only, so that every run makes the same ones
+            return frozenset()  # start whole batches only, so that every run makes the same requests
         oldest = step - settings.most_token_age
-        flying = sum(f.size for f in self._playing.values() if f.version >= oldest)  # the others are lost
+        flying = sum(f.size for f in self._playing.values() if f.version >= oldest)  # others are too old
         under_way = flying + self._buffered_rollouts
         while accepted + under_way < capacity:
             held = self._pauses.held()
@@ -238,8 +243,7 @@ class GroupCollector:
         return frozenset()
 
     def _next_index(self, held: Set[str]) -> int | None:
-        """The next group of an environment that is not held back; None if there is none. Groups of those that
-        are get passed over."""
+        """Return the next group whose environment is not held, or None. Groups of held ones are skipped."""
         for index in self._again:
             if self._sampler.environment_of(index).name not in held:
                 self._again.remove(index)
@@ -253,7 +257,7 @@ class GroupCollector:
         return index
 
     def _size_of(self, index: int) -> int:
-        """How many rollouts group `index` has."""
+        """Return the number of rollouts of group `index`."""
         return self._sampler.environment_of(index).play.group_size or self._settings.group_size
 
     def _finish(self, playing: asyncio.Task[Group]) -> None:
@@ -261,7 +265,7 @@ class GroupCollector:
         if not playing.cancelled():
             try:
                 self._keep(playing.result())
-            except BaseException as error:  # for whoever collects
+            except BaseException as error:  # raised by `collect`
                 self._failure = self._failure or error
         self._news.set()
 
@@ -272,7 +276,7 @@ class GroupCollector:
         self._finished.append(_Ended(group, version, self._fault(group)))
 
     async def _wait_for_news(self, timeout: float | None) -> None:
-        """Until a group ends (each rollout has its own deadline) or the policy version changes."""
+        """Wait until a group ends (each rollout has its own deadline) or the policy version changes."""
         deadline = time.monotonic() + timeout if timeout is not None else math.inf
         while not self._news.is_set():
             await self._news_within(min(_LOOK_SECONDS, timeout or _LOOK_SECONDS))
@@ -284,23 +288,22 @@ class GroupCollector:
         self._news.clear()
 
     async def _wait_a_moment(self, seconds: float) -> None:
-        """Until something new, or for so long, but no longer than it takes to show that we are alive."""
+        """Wait for news up to `seconds`, but at most one heartbeat interval."""
         await self._news_within(min(_LOOK_SECONDS, seconds))
         self._news.clear()
 
     async def _news_within(self, seconds: float) -> None:
-        """Not `wait_for`: until Python 3.12 that forgets a cancellation that comes with the news."""
+        """Wait for news. `wait_for` before Python 3.12 can lose a cancellation that arrives with the news."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._news.wait()
 
     def _accept(self, step: int, collected: Collected, dropped_in_a_row: int) -> int:
-        """Move finished groups into the batch; returns how many rollouts were dropped since the last accepted
-        one."""
+        """Move finished groups into the batch. Return the rollouts dropped since the last accepted group."""
         if self._settings.deterministic and self._playing:
             return dropped_in_a_row
         waiting = self._waiting()
-        refused = math.inf  # a group of that size; there is no place for those of the same size after it
+        refused = math.inf  # size of a group that did not fit; later groups of this size do not fit either
         for ended in sorted(self._finished, key=self._order):
             group, due, size = ended.group, self._due(ended.oldest), len(ended.group.rollouts)
             open_places = self._settings.batch_size - collected.size
@@ -322,15 +325,15 @@ class GroupCollector:
         return dropped_in_a_row
 
     def _order(self, ended: _Ended) -> tuple[int, int]:
-        """The oldest first; with deterministic sampling all are of one version."""
+        """Return the sort key: oldest first. With deterministic sampling all groups have one version."""
         return 0 if self._settings.deterministic else ended.oldest, ended.group.index
 
     def _due(self, oldest: int) -> int:
-        """The last batch that may have tokens of version `oldest`."""
+        """Return the last batch that may have tokens of version `oldest`."""
         return oldest + self._settings.most_token_age
 
     def _waiting(self) -> Counter[int]:
-        """How many rollouts, finished or in flight, have which last batch."""
+        """Return the number of rollouts, finished or in flight, by their last possible batch."""
         waiting: Counter[int] = Counter()
         for flight in self._playing.values():
             waiting[self._due(flight.version)] += flight.size
@@ -362,7 +365,7 @@ class GroupCollector:
         )
 
     async def close(self) -> None:
-        """Cancel what is in flight."""
+        """Cancel all groups in flight."""
         for playing in list(self._playing):
             playing.cancel()
         await asyncio.gather(*self._playing, return_exceptions=True)

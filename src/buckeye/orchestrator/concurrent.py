@@ -16,7 +16,7 @@ _PULSE_SECONDS = 1.0
 
 
 async def until_stopped(work: Coroutine[Any, Any, None]) -> bool:
-    """Run to the end, or until SIGTERM or SIGINT; False if it was stopped."""
+    """Run `work` to its end, or until SIGTERM or SIGINT. Return False if a signal stopped it."""
     running = asyncio.create_task(work)
     loop = asyncio.get_running_loop()
     stopped = False
@@ -42,7 +42,7 @@ async def until_stopped(work: Coroutine[Any, Any, None]) -> bool:
 
 
 async def first_to_end(*coroutines: Coroutine[Any, Any, None]) -> None:
-    """Run side by side until one ends, or fails; then cancel the others."""
+    """Run the coroutines concurrently until one returns or raises, then cancel the others."""
     tasks = [asyncio.create_task(c) for c in coroutines]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -55,7 +55,7 @@ async def first_to_end(*coroutines: Coroutine[Any, Any, None]) -> None:
 
 
 async def _pulse() -> None:
-    """Show that the event loop turns. It does not while an environment computes without awaiting."""
+    """Send heartbeats while the event loop runs. They stop while an environment computes without awaiting."""
     while True:
         heartbeat.pulse()
         await asyncio.sleep(_PULSE_SECONDS)

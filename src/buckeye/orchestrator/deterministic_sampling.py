@@ -1,14 +1,14 @@
-"""Deterministic sampling for the synchronous mode: the engines always see the same batches.
+"""Deterministic sampling for the synchronous mode: the engines always receive the same batches.
 
-Floating-point sums depend on what else is in a batch, and what is in a batch depends on arrival times. So in
-synchronous mode no request is sent until every rollout that is playing has asked for its next turn; then all
-of them go as one batch, in a fixed order. The result is reproducible to the bit, whatever the timing. (A
-rollout that asks for several turns at once takes part with those that it has asked for when all the others
-have asked: it is as reproducible as its environment is punctual.)
+Floating-point sums depend on the other requests in a batch, and these depend on arrival times. So in
+synchronous mode no request is sent until every running rollout has requested its next turn. Then all requests
+go out as one batch, in a fixed order. The result is reproducible to the bit, independent of timing. (A
+rollout with several concurrent requests contributes those that are open when all other rollouts have one.
+Its reproducibility then depends on the timing of its environment.)
 
-A batch of requests has one `max_tokens` for all. Where rollouts have different room left (prompts differ in
-length), those with about the same room share a batch of the least of it, and the replies that this cut off go
-on in another.
+All requests of a batch share one `max_tokens`. Prompts differ in length, so rollouts have different room
+left. Rollouts with similar room share a batch with the smallest room among them, and replies that this cuts
+off continue in a further batch.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from buckeye.orchestrator.policy import derive_seed
 
 
 class BatchClient(Protocol):
-    """The part of the inference client that is used."""
+    """Subset of the inference client that deterministic sampling uses."""
 
     async def generate_batch(
         self, prompts: Sequence[Sequence[int]], params: SamplingParams
@@ -41,7 +41,7 @@ class _Request:
     begun: Generation | None = None
 
     def whole(self, end: Generation) -> Generation:
-        """What was sampled before, and then `end`."""
+        """Return the whole reply: earlier parts, then `end`."""
         if self.begun is None:
             return end
         return Generation(
@@ -52,7 +52,7 @@ class _Request:
         )
 
     def after(self, cut_off: Generation) -> _Request:
-        """The request for what comes after a reply that a batch's limit cut off."""
+        """Return the request that continues a reply which the batch's limit cut off."""
         done = len(cut_off.token_ids)
         params = replace(
             self.params,
@@ -64,7 +64,7 @@ class _Request:
 
 
 class DeterministicSampling:
-    """Gathers the requests of the rollouts that joined and sends them as batches, when all have asked."""
+    """Collector of requests that sends them as a batch when every joined rollout has one."""
 
     def __init__(self, client: BatchClient) -> None:
         self._client = client
@@ -75,13 +75,13 @@ class DeterministicSampling:
         self._sending: set[asyncio.Task[None]] = set()
 
     def begin(self, seed: int) -> None:
-        """Count batches from 0 under `seed`: those of a step do not depend on the steps before it."""
+        """Reset the batch counter under `seed`, so that a step does not depend on earlier steps."""
         assert not self._live
         self._seed = seed
         self._batch = 0
 
     def join(self, *order: int) -> Participant:
-        """Take part as one rollout; `order` fixes its place in every batch. Leave by `Participant.leave`."""
+        """Join as one rollout; `order` fixes its position in every batch. `Participant.leave` ends it."""
         self._live += 1
         return Participant(self, order)
 
@@ -94,11 +94,11 @@ class DeterministicSampling:
     ) -> Generation:
         answer: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
         self._requests.append(_Request(participant, prompt_ids, params, answer))
-        # not at once: the other replies that the same call asks for are about to come
+        # deferred: other requests of the same call have not arrived yet
         asyncio.get_running_loop().call_soon(self._send_if_complete)
         try:
             return await answer
-        except asyncio.CancelledError:  # a rollout that has run out of time: it may ask again, or leave
+        except asyncio.CancelledError:  # the rollout timed out; it may send another request, or leave
             self._requests = [request for request in self._requests if request.answer is not answer]
             raise
 
@@ -124,7 +124,7 @@ class DeterministicSampling:
         self._batch += 1
 
     async def _send_part(self, members: list[_Request], seed: int) -> list[list[_Request]]:
-        """Sample as much for all as the one with the least room may; what is to go on, by room left."""
+        """Sample up to the smallest limit of the members. Return unfinished requests, by room left."""
         params = min((m.params for m in members), key=lambda params: params.max_tokens)
         try:
             generations = await self._client.generate_batch(
@@ -152,8 +152,11 @@ class DeterministicSampling:
 def deterministic_sampling(
     config: OrchestratorConfig, client: InferenceClient
 ) -> DeterministicSampling | None:
-    """What a run samples with if it is to be repeated to the bit; where nobody says, if it is synchronous and
-    the servers, which are ready, can compute the same again."""
+    """Return the deterministic sampling, or None if the run samples without it.
+
+    With `deterministic` unset, it is used in synchronous mode if no server is vLLM. Call it when the servers
+    are ready.
+    """
     wanted = config.deterministic
     if wanted is None:
         wanted = not config.max_async_level and not any(replica.is_vllm for replica in client.replicas)
@@ -161,23 +164,23 @@ def deterministic_sampling(
 
 
 class Participant:
-    """One rollout of those that are sampled together; satisfies `Sampler`."""
+    """One rollout in deterministic sampling; implements `Sampler`."""
 
     def __init__(self, sampling: DeterministicSampling, order: tuple[int, ...]) -> None:
         self._sampling = sampling
         self.order = order
-        """Its place in every batch."""
+        """Position in every batch."""
 
     async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> Generation:
-        """Wait for the batch to be complete, and for this rollout's part of its answer."""
+        """Return this rollout's reply after its batch has been sampled."""
         return await self._sampling._generate(self, prompt_ids, params)
 
     def leave(self) -> None:
-        """The rollout is over; batches no longer wait for it."""
+        """Leave the sampling, so that batches no longer wait for this rollout."""
         self._sampling._leave()
 
 
 def _round_down(count: int) -> int:
-    """A number to its first three binary digits: at most a fifth less."""
+    """Round down to the three leading binary digits, by less than a fifth."""
     digits = max(0, count.bit_length() - 3)
     return count >> digits << digits

@@ -12,7 +12,7 @@ from buckeye.orchestrator.rollout import Group, Rollout
 
 @dataclass(slots=True)
 class _Played:
-    """Numbers of one environment's rollouts: of those with a reward one entry each, and what failed where."""
+    """Counts of one environment: one entry per scored rollout, and errors by boundary."""
 
     rewards: list[float] = field(default_factory=list)
     turns: list[int] = field(default_factory=list)
@@ -32,19 +32,21 @@ class _Played:
 
 
 class EnvironmentTally:
-    """Counts by environment: everything that was played, dropped groups too."""
+    """Counts by environment, including dropped groups."""
 
     def __init__(self) -> None:
         self._played: defaultdict[str, _Played] = defaultdict(_Played)
 
     def add(self, group: Group, *, drawn: bool = True) -> None:
-        """Take note of all rollouts of a group, and of the attempts that failed before. It is not `drawn` if
-        its task is played again in its place: its rewards do not count."""
+        """Add all attempts of a group, including failed ones.
+
+        Pass `drawn=False` if the task runs again in place of this group: its rewards then do not count.
+        """
         for play in group.plays:
             self._played[play.env_name].add(play, drawn=drawn)
 
     def metrics(self, groups: Sequence[Group]) -> dict[str, float]:
-        """`env/<name>/...`; `share` is that of the rollouts in the batch of `groups`."""
+        """Return `env/<name>/...`; `share` is the share of the rollouts in the batch of `groups`."""
         in_batch = Counter(rollout.env_name for group in groups for rollout in group.scored)
         metrics: dict[str, float] = {}
         for name, played in self._played.items():

@@ -1,4 +1,4 @@
-"""The environments of a run, loaded and named."""
+"""Environments of a run, loaded under their display names."""
 
 from __future__ import annotations
 
@@ -20,15 +20,17 @@ from buckeye.workers.opening import open_environment
 log = logging.getLogger(__name__)
 
 HELD_OUT = "eval"
-"""The split of the tasks that are not trained on."""
+"""Split of the tasks that are not trained on."""
 _GIGABYTE = 10**9
-_SAMPLE = 32  # prompts that are counted
+_SAMPLE = 32  # number of prompts to count
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlaySettings:
-    """How one environment is played, where that differs from the others: rollouts of one task, temperature,
-    longest reply in tokens, seconds of a rollout. None is as in the others."""
+    """Rollout settings of one environment that override those of the run; None: no override.
+
+    `group_size` in rollouts per task, `max_tokens` per reply, `timeout` in seconds per rollout.
+    """
 
     group_size: int | None = None
     temperature: float | None = None
@@ -38,7 +40,7 @@ class PlaySettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NamedEnvironment:
-    """An environment of the run under its display name. `ratio` is its share of the groups, relatively."""
+    """Environment of the run under its display name. `ratio` is its relative share of the groups."""
 
     name: str
     environment: Environment
@@ -48,16 +50,19 @@ class NamedEnvironment:
 
 
 def short_name(env_id: str) -> str:
-    """How an environment is called unless it is given a name: `owner/name@version` is `name`."""
+    """Return the default name of an environment: `name` for `owner/name@version`."""
     return env_id.partition("@")[0].rpartition("/")[2].removesuffix(".py")
 
 
 def load_environments(
     settings: Sequence[EnvConfig], *, rollout_timeout: float = 600.0, log_dir: Path | None = None
 ) -> list[NamedEnvironment]:
-    """Load the environments of a configuration. Rollouts may take `rollout_timeout` seconds where an
-    environment does not say; what workers print goes to `log_dir`. Raises UsageError if two would have the
-    same name, or a variable that one is to be given is nowhere."""
+    """Load the environments of a configuration.
+
+    `rollout_timeout` (seconds) applies to environments that do not set their own. Workers write their output
+    to `log_dir`. Raise `UsageError` if two environments have the same name, or if a variable for an
+    environment is not set.
+    """
     names = names_of(settings)
     return [
         NamedEnvironment(
@@ -77,8 +82,10 @@ def load_environments(
 
 
 def names_of(settings: Sequence[EnvConfig]) -> list[str]:
-    """What the environments are called. Raises UsageError if one has no id, two would have the same name, or
-    a variable that one is to be given is nowhere."""
+    """Return the names of the environments.
+
+    Raise `UsageError` if one has no id, two have the same name, or a variable for one is not set.
+    """
     if not all(s.id for s in settings):
         raise UsageError(
             'no environment is named: write [[env]] with id = "NAME" into the file of the orchestrator or of '
@@ -95,8 +102,10 @@ def names_of(settings: Sequence[EnvConfig]) -> list[str]:
 
 
 async def check_isolation(environments: Sequence[NamedEnvironment]) -> None:
-    """Have every environment that can tell find out whether rollouts see each other, and say it. Raises
-    UsageError if they do, and are not meant to."""
+    """Run and log the isolation check of every environment that has one.
+
+    Raise `UsageError` if rollouts see each other and are not meant to.
+    """
     for env in environments:
         check: Callable[[], Awaitable[str]] | None = getattr(env.environment, "check_isolation", None)
         if check is not None:
@@ -106,8 +115,11 @@ async def check_isolation(environments: Sequence[NamedEnvironment]) -> None:
 def worker_settings(
     settings: EnvConfig, name: str, rollout_timeout: float, log_dir: Path | None
 ) -> WorkerSettings:
-    """How the workers of an environment are run. Limits of turns and tokens are kept, and variables given, by
-    workers only."""
+    """Return the settings for the workers of an environment.
+
+    Turn and token limits, a memory limit, variables and placement on nodes all need worker processes, so each
+    of them sets `isolation = "process"`.
+    """
     limited = settings.max_turns is not None or settings.max_tokens is not None or settings.variables
     told = settings.sampling.model_dump(exclude_none=True)
     memory, place = settings.max_memory_gb, placed(name)
@@ -128,8 +140,10 @@ def worker_settings(
 
 
 def prompt_lengths(tasks: Sequence[Task], renderer: ChatRenderer) -> list[int]:
-    """How many tokens the first prompts of some of the tasks have at least: an environment may add to them.
-    Those that the template does not take as they are, are left out."""
+    """Return the token counts of the first prompts of some tasks; an environment may add tokens to them.
+
+    Prompts that the chat template rejects are left out.
+    """
     lengths = []
     for messages in first_prompts(tasks):
         with suppress(UsageError):
@@ -138,14 +152,13 @@ def prompt_lengths(tasks: Sequence[Task], renderer: ChatRenderer) -> list[int]:
 
 
 def first_prompts(tasks: Sequence[Task]) -> list[Sequence[Message]]:
-    """Return the first messages of some of the tasks, of those that have any."""
+    """Return the first messages of some tasks, without tasks that have none."""
     some = (tasks[index].messages for index in range(min(_SAMPLE, len(tasks))))
     return [messages for messages in some if messages]
 
 
 def evaluated_split(env: NamedEnvironment, asked: str | None) -> str:
-    """The split to evaluate on: the one that is asked for, else the held-out tasks, or the train tasks where
-    there are no others, as `verifiers` does."""
+    """Return the requested split, else `eval` if the environment has it, else `train` (as `verifiers`)."""
     if asked is not None:
         return asked
     try:
@@ -156,14 +169,14 @@ def evaluated_split(env: NamedEnvironment, asked: str | None) -> str:
 
 
 def fallback_note(env: NamedEnvironment, asked: str | None) -> str | None:
-    """What has to be said of an evaluation on train tasks that nobody asked for."""
+    """Return a note if the evaluation falls back to train tasks without a request, else None."""
     if asked is not None or evaluated_split(env, None) == HELD_OUT:
         return None
     return f"{env.name} has no split {HELD_OUT!r}: it is evaluated on its train tasks; `split` names others"
 
 
 def tasks_of(env: NamedEnvironment, split: str) -> Sequence[Task]:
-    """The tasks of a split. Raises UsageError if the environment has no such split, or nothing in it."""
+    """Return the tasks of a split. Raise `UsageError` if the split does not exist or is empty."""
     try:
         tasks = env.environment.tasks(split)
     except KeyError:

@@ -1,6 +1,6 @@
-"""Evaluation: the tasks of a split are played with one fixed policy, and what came of them is put together.
+"""Evaluation: run rollouts of a split's tasks with one fixed policy, and combine the results.
 
-All evaluate here: a run while it trains, `buckeye eval`, and the checks that play a model.
+A run during training, `buckeye eval`, and the checks that sample a model all use this module.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from buckeye.orchestrator.task_sampler import GroupTask
 
 @dataclass(frozen=True, slots=True)
 class ScoredTask:
-    """What the figures of a task are made of: see `TaskRewards`."""
+    """Rewards of one task's scored rollouts, at least one; tasks with equal `cluster` are related."""
 
     cluster: str
     rewards: tuple[float, ...]
@@ -32,7 +32,7 @@ class ScoredTask:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvalResult:
-    """Every rollout of one environment, also errored ones: task by task, `rollouts_per_example` of each."""
+    """All rollouts of one environment, errored ones included: `rollouts_per_example` per task, in order."""
 
     env_name: str
     played: Sequence[Rollout]
@@ -42,22 +42,22 @@ class EvalResult:
 
     @property
     def rollouts(self) -> list[Rollout]:
-        """Those that have a reward."""
+        """Rollouts with a reward."""
         return [r for r in self.played if r.reward is not None]
 
     @property
     def errors(self) -> list[Rollout]:
-        """Those that have none."""
+        """Rollouts without a reward."""
         return [r for r in self.played if r.reward is None]
 
     @property
     def errored(self) -> int:
-        """How many rollouts have no reward."""
+        """Number of rollouts without a reward."""
         return len(self.errors)
 
     @property
     def by_task(self) -> dict[str, list[Rollout]]:
-        """Task id -> its scored rollouts, in task order."""
+        """Scored rollouts by task id, in task order."""
         tasks: dict[str, list[Rollout]] = defaultdict(list)
         for rollout in self.rollouts:
             tasks[rollout.task.id].append(rollout)
@@ -65,17 +65,17 @@ class EvalResult:
 
     @property
     def versions(self) -> list[int]:
-        """The policy versions that sampled its tokens."""
+        """Policy versions that sampled the tokens, sorted."""
         return sorted({v for r in self.played for s in r.segments for v in s.versions if v >= 0})
 
     @property
     def rewards(self) -> list[float]:
-        """Of the scored rollouts."""
+        """Rewards of the scored rollouts."""
         return [r.reward for r in self.played if r.reward is not None]
 
     @property
     def tasks(self) -> list[ScoredTask]:
-        """Every task that has a scored rollout, in task order."""
+        """Tasks with at least one scored rollout, in task order."""
         return [
             ScoredTask(
                 cluster_of(task, rollouts[0].task.data),
@@ -86,11 +86,11 @@ class EvalResult:
 
     @property
     def mean_reward(self) -> float:
-        """Over tasks, as pass@k: a task of which a rollout failed counts as much as the others."""
+        """Mean over tasks, as in pass@k: tasks with failed rollouts have equal weight. NaN if none scored."""
         return mean_reward(self.tasks).value if self.rewards else math.nan
 
     def pass_at(self, k: int) -> float | None:
-        """The unbiased estimate of pass@k (Chen et al. 2021, eq. 1), a reward >= 1 counting as a pass.
+        """Return the unbiased estimate of pass@k (Chen et al. 2021, eq. 1). A reward >= 1 is a pass.
 
         None unless every task has at least k scored rollouts.
         """
@@ -99,12 +99,12 @@ class EvalResult:
 
     @property
     def level(self) -> int:
-        """The level of the log line."""
+        """Level of the log line."""
         truncated = sum(r.truncated for r in self.rollouts)
         return rollouts_level(len(self.played), errored=self.errored, truncated=truncated)
 
     def summary(self) -> str:
-        """The log line of an evaluation."""
+        """Return the log line of the evaluation."""
         lengths = [r.completion_tokens for r in self.rollouts] or [0]
         n = self.rollouts_per_example
         parts = [f"Avg@{n}={self.mean_reward:.4f}"]
@@ -121,8 +121,7 @@ class EvalResult:
         return f"Evaluated {self.env_name} in {self.seconds:.1f}s ({', '.join(parts)})"
 
     def metrics(self, prefix: str = "eval") -> dict[str, float]:
-        """For `metrics.jsonl`: the mean reward, if anything was scored, and that of every component, over
-        tasks."""
+        """Return the values for `metrics.jsonl`: the mean reward, if any, and component means over tasks."""
         key = f"{prefix}/{self.env_name}"
         values = {
             **({f"{key}/avg@{self.rollouts_per_example}": self.mean_reward} if self.rewards else {}),
@@ -146,9 +145,12 @@ async def evaluate(
     known: Collection[tuple[str, int]] = (),
     ended: Callable[[int, Rollout], None] = lambda number, rollout: None,
 ) -> EvalResult:
-    """Play the first `num_examples` tasks (-1: all) of a split (None: that of `evaluated_split`), each
-    `rollouts_per_example` times, but for the rollouts in `known`, by the task's id and their number. `ended`
-    hears of each as soon as it has its reward, and may raise: that ends all."""
+    """Run `rollouts_per_example` rollouts of the first `num_examples` tasks (-1: all) of a split.
+
+    `split=None` selects the split by `evaluated_split`. Rollouts in `known`, pairs of task id and rollout
+    number, are skipped. `ended` is called with the number of each finished rollout. If it raises, the
+    evaluation ends.
+    """
     split = evaluated_split(env, split)
     started = time.monotonic()
     tasks = first_tasks(env, split, num_examples)
@@ -162,7 +164,7 @@ async def evaluate(
 
 
 def first_tasks(env: NamedEnvironment, split: str, count: int) -> list[Task]:
-    """The first tasks of a split, all of them for -1."""
+    """Return the first `count` tasks of a split, or all for -1."""
     tasks = tasks_of(env, split)
     return [tasks[index] for index in range(len(tasks) if count < 0 else min(count, len(tasks)))]
 
@@ -175,8 +177,7 @@ async def _play(
     known: Collection[tuple[str, int]],
     ended: Callable[[int, Rollout], None],
 ) -> list[Rollout]:
-    """The rollouts task by task. Where rewards depend on the others of a task, all of them are played again
-    if one is not known."""
+    """Run the rollouts task by task. A jointly scored group runs again as a whole if a rollout is missing."""
     started: list[asyncio.Task[Group] | asyncio.Task[Rollout]] = []
     waiting: list[Awaitable[Sequence[Rollout]]] = []
 
@@ -205,8 +206,10 @@ async def _play(
 
 
 def means_over_tasks(tasks: Sequence[Sequence[Mapping[str, float]]]) -> dict[str, float]:
-    """Of every number that rollouts have, the mean over tasks of the mean over those rollouts of a task that
-    have it. `tasks` holds the numbers of every rollout, task by task."""
+    """Return, for each name, the mean over tasks of the mean over a task's rollouts that have it.
+
+    `tasks` holds the values of every rollout, task by task.
+    """
     of_tasks: dict[str, list[float]] = defaultdict(list)
     for rollouts in tasks:
         found: dict[str, list[float]] = defaultdict(list)

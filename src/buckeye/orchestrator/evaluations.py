@@ -1,4 +1,4 @@
-"""The evaluations of a run: each of exactly the version that is due, while training goes on beside it."""
+"""Evaluations during a run: each measures exactly the version that is due, while training continues."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ log = logging.getLogger(__name__)
 _POLL_SECONDS = 0.02
 
 MakePlayer = Callable[[str, int, SamplingParams], TaskPlayer]
-"""Makes what plays, for this purpose, with this version and these parameters."""
+"""Factory of the `TaskPlayer` for a purpose, a policy version and sampling parameters."""
 
 
 class Evaluations:
-    """Evaluates every `interval`-th version, and `last`, the one at the end of the run.
+    """Scheduler of evaluations: every `interval`-th version, and `last`, the final version of the run.
 
-    The engines may not go beyond the version that is `due` until it is measured: a watcher of weights asks
-    for it. Meanwhile groups to train on are played with it, as far as `max_async_level` lets them run ahead.
+    The weights watcher reads `due` and keeps the engines at that version until it is measured. Meanwhile
+    training rollouts continue with this version, up to the limit of `max_async_level`.
     """
 
     def __init__(
@@ -56,15 +56,15 @@ class Evaluations:
         self._identity = identity
         self._make_player = make_player
         self.last = None if config.max_steps is None else max(config.max_steps, start_step)
-        """The version at the end; None if it is not known."""
+        """Final version of the run; None if unknown."""
         self.measuring: int | None = None
-        """What is being evaluated."""
+        """Version being evaluated, or None."""
         self._done = evaluated_versions(config.output_dir / "metrics.jsonl", start_step)
         self._from = self._left_out(start_step) if config.eval is not None else start_step
 
     @property
     def due(self) -> int | None:
-        """The version that is to be measured next; None if there is none."""
+        """Next version to measure, or None."""
         settings, version = self._config.eval, self._from
         if settings is None:
             return None
@@ -75,7 +75,7 @@ class Evaluations:
         return version
 
     async def run(self, watcher: WeightsWatcher) -> None:
-        """Evaluate what is due whenever the engines have it, until cancelled."""
+        """Evaluate each due version as soon as the engines have it, until cancelled."""
         while True:
             due = self.due
             if due is None or due != watcher.version:
@@ -87,7 +87,7 @@ class Evaluations:
             self._from = due + 1
 
     async def caught_up(self, version: int, watcher: WeightsWatcher) -> None:
-        """Until all is measured that is due up to a version. Raises RunError as `WeightsWatcher.reach`."""
+        """Wait until all due versions up to `version` are measured. Raise `RunError` if weights time out."""
         while (due := self.due) is not None and due <= version:
             await watcher.reach(due, self._config.weights_timeout)
             while self.due == due:
@@ -101,8 +101,11 @@ class Evaluations:
         return version % settings.interval == 0 and (version > 0 or settings.eval_base_model)
 
     def _left_out(self, start_step: int) -> int:
-        """Where to begin: at the version before `start_step` that an earlier attempt was evaluating when it
-        ended, while training was ahead. It is no more than `max_async_level` + 1 steps back."""
+        """Return the version to start from: one that an earlier attempt left unmeasured, or `start_step`.
+
+        An earlier attempt may have ended during an evaluation while training was ahead. That version is at
+        most `max_async_level` + 1 steps before `start_step`.
+        """
         for version in range(max(0, start_step - self._config.max_async_level - 1), start_step):
             if version in self._done or not self._is_due(version):
                 continue
@@ -131,7 +134,7 @@ class Evaluations:
                 **sampling_record(params, self._config.seq_len),
             },
         )
-        # once for all environments: half an evaluation is repeated
+        # one record for all environments, so that a partial evaluation runs again
         metrics = {name: value for result in results for name, value in result.metrics().items()}
         await self._metrics.write_async("eval", version, metrics)
 
@@ -148,7 +151,7 @@ class Evaluations:
 
 
 def sampling_params(config: OrchestratorConfig) -> SamplingParams:
-    """How the policy samples in training."""
+    """Return the sampling parameters for training."""
     sampling = config.sampling
     return SamplingParams(
         max_tokens=sampling.max_tokens or config.seq_len,
@@ -160,13 +163,15 @@ def sampling_params(config: OrchestratorConfig) -> SamplingParams:
 
 
 def _first(*values: Any) -> Any:
-    """The first value that is set."""
+    """Return the first value that is not None, or None."""
     return next((v for v in values if v is not None), None)
 
 
 def evaluated_versions(metrics: Path, start_step: int) -> set[int]:
-    """The versions that an earlier attempt of a run resumed at `start_step` has evaluated. Later ones belong
-    to a line of training that was abandoned, so they are not among them."""
+    """Return the versions up to `start_step` that earlier attempts have evaluated.
+
+    Later versions belong to an abandoned branch of the training.
+    """
     return {version for version in read_run(metrics).of("eval") if version <= start_step}
 
 
@@ -179,11 +184,11 @@ async def evaluate_all(
     directory: Path,
     measured: Mapping[str, Any],
 ) -> list[EvalResult]:
-    """Evaluate on one environment after the other, with `num_examples` and `rollouts_per_example` where its
-    own settings do not say.
+    """Evaluate on one environment after the other and return the results.
 
-    Each leaves `<env>.json` with its figures and `<env>.jsonl` with its rollouts in `directory`. `measured`
-    goes into the figures; it says what is evaluated, at which `step`, and how it samples.
+    `num_examples` and `rollouts_per_example` are defaults for environments without their own. Write
+    `<env>.json` (figures) and `<env>.jsonl` (rollouts) of each to `directory`. `measured` is added to the
+    figures: the model, the `step`, and how it samples.
     """
     results = []
     for settings, env in environments:
@@ -207,22 +212,22 @@ async def evaluate_all(
 
 
 def sampling_record(params: SamplingParams, seq_len: int) -> dict[str, Any]:
-    """How the policy sampled."""
+    """Return the sampling parameters as a JSON-ready record."""
     names = ("temperature", "top_p", "top_k", "min_tokens", "max_tokens")
     return {"sampling": {name: getattr(params, name) for name in names}, "seq_len": seq_len}
 
 
 async def write_evaluation(directory: Path, result: EvalResult, measured: Mapping[str, Any]) -> None:
-    """Write both files of one environment."""
+    """Write the figures and the rollouts of one environment."""
     for path, text in (await asyncio.to_thread(_files, directory, result, measured)).items():
         write = partial(write_file, path, text)
         await write_when_room_async(path, write, what=f"the evaluation {path.name}", needed=len(text))
 
 
 def _files(directory: Path, result: EvalResult, measured: Mapping[str, Any]) -> dict[Path, bytes]:
-    """The content of both files, the rollouts last: they say that the evaluation is complete.
+    """Return the content of both files. The rollouts come last: their file marks a complete evaluation.
 
-    What a task's data or a message holds that JSON cannot is written as text.
+    Task data and message content that JSON cannot represent are written as text.
     """
     figures = {**measured, **_figures(result)}
     lines = [
@@ -245,7 +250,7 @@ def _files(directory: Path, result: EvalResult, measured: Mapping[str, Any]) -> 
 
 
 def _figures(result: EvalResult) -> dict[str, Any]:
-    """The interval is one over clusters of tasks that share a lemma; see `buckeye.monitor.intervals`."""
+    """Return the figures. `ci95` is over clusters of tasks; see `buckeye.monitor.intervals`."""
     figures: dict[str, Any] = {
         "env": result.env_name,
         "mean_reward": None,

@@ -1,4 +1,4 @@
-"""Which groups of rollouts are not worth training on, and why."""
+"""Filters that drop groups of rollouts before training."""
 
 from __future__ import annotations
 
@@ -14,22 +14,24 @@ from buckeye.orchestrator.rollout import Group
 Cause = Literal["too_easy", "too_hard", "no_spread"]
 
 GroupFilter = Callable[[Group], Cause | None]
-"""Why a scored group is not used; None if it is."""
+"""Function that returns the reason to drop a scored group, or None to keep it."""
 
 
 def smallest_group(size: int, least: int | None) -> int:
-    """How many rollouts with a reward a group of `size` needs: `least`, by default half of it, rounded up,
-    but no fewer than two."""
+    """Return the least number of scored rollouts that a group of `size` needs.
+
+    It is `least`, by default half of `size`, rounded up, but at least two.
+    """
     return min(size, max(2, (size + 1) // 2)) if least is None else least
 
 
 def group_filter(config: OrchestratorConfig) -> GroupFilter:
-    """The filters that the settings ask for.
+    """Return the filter from the settings.
 
-    `too_easy` and `too_hard` are about the mean of the raw rewards: outside the buffer's `min_reward` and
-    `max_reward`, or, with online_difficulty_filtering, a mean of 1 or of 0. `no_spread` is about what
-    advantages are made of, the shaped rewards (dynamic sampling, Yu et al. 2025, DAPO, arXiv 2503.14476,
-    eq. 11): they are all equal or, where they are used as they are (`advantage = None`), all 0.
+    `too_easy` and `too_hard` depend on the mean raw reward: outside the buffer's `min_reward` and
+    `max_reward`, or, with online_difficulty_filtering, a mean of 1 or 0. `no_spread` depends on the shaped
+    rewards, the input of the advantages: all are equal or, without advantages (`advantage = None`), all are 0
+    (dynamic sampling, Yu et al. 2025, DAPO, arXiv 2503.14476, eq. 11).
     """
 
     def cause(group: Group) -> Cause | None:

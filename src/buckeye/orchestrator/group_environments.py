@@ -1,4 +1,4 @@
-"""Environments that score the rollouts of a task together, once all of them have ended."""
+"""Scoring for environments that score all rollouts of a task together, after the last one ends."""
 
 from __future__ import annotations
 
@@ -22,8 +22,11 @@ async def finished_outcomes(
     *,
     timeout: float,
 ) -> list[Outcome]:
-    """The outcomes of a task with their rewards, of rollouts with so many `turns`; those that cannot be
-    scored within `timeout` seconds are errors. Raises CancelledError only if it is cancelled itself."""
+    """Return the outcomes of a task's rollouts with their rewards.
+
+    `turns` has the number of turns per rollout. Rollouts that are not scored within `timeout` seconds become
+    errors. Raise `CancelledError` only if the caller's task is cancelled.
+    """
     if not any(outcome.pending is not None for outcome in outcomes):
         return list(outcomes)
     assert isinstance(environment, GroupEnvironment)
@@ -37,7 +40,7 @@ async def finished_outcomes(
         return _unscored(outcomes, "the environment cancelled its scoring")
     except TimeoutError:
         return _unscored(outcomes, f"the group was not scored within {timeout:g} s")
-    except Exception as error:  # not our code
+    except Exception as error:  # third-party code
         failed = raised("score", error)
         return [outcome if outcome.pending is None else failed for outcome in outcomes]
     if len(finished) != len(outcomes):
@@ -45,7 +48,7 @@ async def finished_outcomes(
     return [
         outcome
         if outcome.pending is None
-        else _with_reward(scored, count, environment)  # what has failed is never scored
+        else _with_reward(scored, count, environment)  # errored rollouts keep their error and get no reward
         for outcome, scored, count in zip(outcomes, finished, turns, strict=True)
     ]
 

@@ -1,4 +1,4 @@
-"""The orchestrator: collect a batch, hand it to the trainer, follow the weights, evaluate."""
+"""Orchestrator: collect a batch, hand it to the trainer, follow the weights, evaluate."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from buckeye.monitor.log import SUCCESS, run_log, setup_logging
 from buckeye.monitor.metrics import MetricsLog
 from buckeye.monitor.rollouts import ROLLOUTS_FOLDER, rollouts_file
 from buckeye.monitor.run_watch import RunWatch
+from buckeye.monitor.signals import is_told
 from buckeye.orchestrator.advantages import RewardShaping, check_advantage, reward_shaping
 from buckeye.orchestrator.batch import (
     Advantages,
@@ -64,8 +65,10 @@ _STARTUP_TIMEOUT = 1800.0
 
 
 def run_orchestrator(config: OrchestratorConfig) -> bool:
-    """Run until `max_steps` batches are written, or until SIGTERM or SIGINT. Return True unless it
-    was stopped."""
+    """Run until `max_steps` batches are written, or until SIGTERM or SIGINT.
+
+    Return False if a signal stopped it.
+    """
     die_with_parent()
     forbid_looking()
     heartbeat.start()
@@ -74,7 +77,7 @@ def run_orchestrator(config: OrchestratorConfig) -> bool:
 
 
 class Orchestrator:
-    """One run's orchestrator. `run` reads like the design."""
+    """Orchestrator of one run. `run` is the whole loop."""
 
     def __init__(self, config: OrchestratorConfig) -> None:
         self.config = config
@@ -100,6 +103,7 @@ class Orchestrator:
         self.loop_watch = LoopWatch(TaskPlayer._play_once.__code__, tell_of_a_held_up_loop)
         self.run_watch = RunWatch(config.output_dir)
         self.collection = CollectionWatch()
+        self._poor_steps = 0
         self.shaping = reward_shaping(config)
         check_advantage(config.advantage)
         self.environments = self._load(config.env)
@@ -114,7 +118,7 @@ class Orchestrator:
         )
 
     async def run(self) -> None:
-        """Start up, collect a batch per step, finish with an evaluation."""
+        """Start up, collect a batch per step, and finish with an evaluation."""
         config = self.config
         log.info("Starting orchestrator")
         self._check_splits()
@@ -164,7 +168,7 @@ class Orchestrator:
         return load_environments(settings, rollout_timeout=config.rollout_timeout, log_dir=logs)
 
     def _evaluated(self) -> list[tuple[EvalEnvConfig, NamedEnvironment]]:
-        """The environments to evaluate on; those of the run are not loaded twice."""
+        """Return the environments to evaluate on. Environments of the run are reused, not loaded twice."""
         settings = self.config.eval
         evaluated = self.config.evaluated_env
         if settings is None or settings.env:
@@ -173,7 +177,7 @@ class Orchestrator:
         return list(zip(evaluated, own, strict=True))
 
     def _check_splits(self) -> None:
-        """Find out now, not at the first evaluation, if tasks are missing, or cannot be played at all."""
+        """Raise `UsageError` before the first step if tasks are missing or every prompt exceeds `seq_len`."""
         for settings, env in self.evaluations.environments:
             tasks_of(env, evaluated_split(env, settings.split))
             if note := fallback_note(env, settings.split):
@@ -236,14 +240,14 @@ class Orchestrator:
         while config.max_steps is None or step < config.max_steps:
             log.info("Starting orchestrator step %d", step)
             with self.times.stopwatch.of("evaluate"):
-                if self.deterministic is not None:  # which has one kind of rollouts at a time
+                if self.deterministic is not None:  # it runs either training or evaluation, not both
                     await self.evaluations.caught_up(step, watcher)
             started = time.monotonic()
             self._begin_batches("step", step)
             with self.times.stopwatch.of("collect"):
                 collected = await self._collect(step, collector)
             heartbeat.report(f"writes batch {step}")
-            measured = batch_metrics(step, collected.groups, config)  # what cannot be, fails before hand-over
+            measured = batch_metrics(step, collected.groups, config)  # invalid values fail before hand-over
             with self.times.stopwatch.of("write_batch"):
                 await self._hand_over(step, collected, collector)
             times = {
@@ -256,7 +260,7 @@ class Orchestrator:
         await self.evaluations.caught_up(step, watcher)
 
     async def _collect(self, step: int, collector: GroupCollector) -> Collected:
-        """The batch of a step. If there will be none, what was played is written all the same."""
+        """Return the batch of a step. If collection fails, write the finished rollouts before raising."""
         try:
             return await collector.collect(step, _log_once_per_step())
         except RunError:
@@ -299,7 +303,7 @@ class Orchestrator:
             if groups:
                 await write_rollouts(folder / name, groups, self.renderer.decode, of_groups)
             else:
-                (folder / name).unlink(missing_ok=True)  # of an attempt before this one
+                (folder / name).unlink(missing_ok=True)  # left by an earlier attempt
         if self.config.rollouts.keep is not None:
             prune_rollouts(folder, step, keep=self.config.rollouts.keep)
 
@@ -336,14 +340,21 @@ class Orchestrator:
             metrics["perf/throughput"],
             metrics["seq_len/mean"],
         )
-        report_losses(step, collected, unaccounted)
+        self._poor_steps += collected.level()[0] != SUCCESS
+        report_losses(step, collected, unaccounted, poor_steps=self._poor_steps)
         self.run_watch.look()
 
 
-def report_losses(step: int, collected: Collected, unaccounted: int) -> None:
-    """Log what of a step was not trained on: rollouts that came to nothing, dropped groups, lost plays."""
+def report_losses(step: int, collected: Collected, unaccounted: int, *, poor_steps: int = 1) -> None:
+    """Log the rollouts of a step that were not trained on: errors, dropped groups, lost attempts.
+
+    `poor_steps` counts the steps with next to no training signal up to now. Only the first one and every
+    power of ten are warnings.
+    """
     errors = collected.errors
     level, unusable = collected.level()
+    if level == logging.WARNING and not is_told(poor_steps):
+        level = logging.INFO
     if level != SUCCESS:
         log.log(level, "Step %d: next to nothing to learn from%s", step, unusable)
     if collected.dropped or errors:
@@ -365,7 +376,7 @@ def report_losses(step: int, collected: Collected, unaccounted: int) -> None:
 
 
 def _log_once_per_step() -> Callable[[int], None]:
-    """Says which weights are waited for, the first time it is asked."""
+    """Return a callback that logs the awaited weights on its first call only."""
     said = False
 
     def on_wait(version: int) -> None:

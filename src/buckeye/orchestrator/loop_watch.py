@@ -1,5 +1,4 @@
-"""The event loop of the orchestrator: how its coroutines run, who holds it up, and where the time of a step
-went."""
+"""Event loop of the orchestrator: which code blocks it, and how the time of a step is spent."""
 
 from __future__ import annotations
 
@@ -27,34 +26,34 @@ from buckeye.orchestrator.weights_watcher import WeightsWatcher
 
 log = logging.getLogger(__name__)
 
-# Who holds up the event loop: while one rollout computes or sleeps without awaiting, no other is played.
+# While one rollout computes or sleeps without awaiting, no other rollout can run.
 
 _LOOK_SECONDS = 0.05
-_HELD_UP = 0.2  # seconds between two turns of the loop that are no rollout's ordinary work
-_TOLD_AFTER = 1.0  # seconds that were lost in one function
+_HELD_UP = 0.2  # seconds between two loop iterations above which the loop counts as blocked
+_TOLD_AFTER = 1.0  # total seconds blocked by one function before a warning
 _OURS = (CODE_FOLDER, str(Path(asyncio.__file__).parent), "<frozen ")
 _ASKS_THE_MODEL = (str(Path(inference.__file__).parent), policy.__file__)
 
 
 class LoopWatch:
-    """Looks at an event loop from a thread of its own, between `start`, which is called in it, and `stop`.
+    """Thread that detects what blocks an event loop. Call `start` and `stop` in that loop.
 
-    `playing` is the code of the function that plays a rollout, whose variable `env` has the environment's
-    name. `tell` is called in the loop with the environment, the place in its code and the seconds, once for
-    each function that has cost a second; the environment is "" where a task of its own held up the loop.
+    `playing` is the code object of the function that runs a rollout; its variable `env` has the environment's
+    name. `tell` is called in the loop with the environment, the code location and the seconds, once for each
+    function that has blocked for a second. The environment is "" if one of its background tasks blocked.
     """
 
     def __init__(self, playing: CodeType, tell: Callable[[str, str, float], None]) -> None:
         self._playing = playing
         self._tell = tell
-        self._turned = self._seen = 0.0  # when the loop has turned; until when what was lost is counted
+        self._turned = self._seen = 0.0  # time of the last loop iteration; end of the time already counted
         self._lost: defaultdict[tuple[str, str], float] = defaultdict(float)
         self._told: set[tuple[str, str]] = set()
         self._ended = threading.Event()
         self._seconds = 0.0
 
     def start(self) -> None:
-        """Begin to look."""
+        """Start the watching thread for the running loop."""
         self._loop = asyncio.get_running_loop()
         self._thread_id = threading.get_ident()
         self._native_id = threading.get_native_id()
@@ -62,11 +61,11 @@ class LoopWatch:
         threading.Thread(target=self._watch, name="loop watch", daemon=True).start()
 
     def stop(self) -> None:
-        """Look no more."""
+        """Stop watching."""
         self._ended.set()
 
     def take_seconds(self) -> float:
-        """For how many seconds the loop was held up since the last call."""
+        """Return the seconds that the loop was blocked since the last call."""
         seconds, self._seconds = self._seconds, 0.0
         return seconds
 
@@ -88,8 +87,10 @@ class LoopWatch:
                 self._blame(seconds - (queued - before))
 
     def _queued_seconds(self) -> float:
-        """For how long the loop's thread has waited for a processor so far, which is nobody's fault; 0 where
-        the system does not count it."""
+        """Return the seconds that the loop's thread has waited for a CPU; 0 if the system does not count it.
+
+        No code in the loop is responsible for this time.
+        """
         with suppress(OSError, ValueError, IndexError):
             counted = Path(f"/proc/self/task/{self._native_id}/schedstat").read_text()
             return int(counted.split()[1]) / 1e9
@@ -103,12 +104,14 @@ class LoopWatch:
         self._lost[who] += seconds
         if self._lost[who] >= _TOLD_AFTER and who not in self._told:
             self._told.add(who)
-            with suppress(RuntimeError):  # the loop has ended
+            with suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(self._tell, *who, self._lost[who])
 
     def _culprit(self, frame: FrameType) -> tuple[str, str] | None:
-        """The environment whose rollout runs, and the place in its code; None if it is none of that, as where
-        a prompt is rendered."""
+        """Return the environment that blocks and its code location; None for Buckeye's own code.
+
+        Rendering a prompt is an example of Buckeye's own code.
+        """
         frames, name = list[str](), ""
         at: FrameType | None = frame
         while at is not None:
@@ -125,7 +128,7 @@ class LoopWatch:
 
 
 def tell_of_a_held_up_loop(env_name: str, place: str, seconds: float) -> None:
-    """Warn, with what to do."""
+    """Log a warning with the blocking code and the fix."""
     log.warning(
         "%s has held up all other rollouts for %.1f s so far, in %s. Let it wait with `await` "
         "(asyncio.sleep, asynchronous clients, asyncio.to_thread), or give it processes of its own: "
@@ -137,9 +140,11 @@ def tell_of_a_held_up_loop(env_name: str, place: str, seconds: float) -> None:
 
 
 class LoopTimes:
-    """Gathers the times of a step. `stopwatch` has the causes `collect`, `write_batch`, and `evaluate`:
-    validation, waiting for the weights that are to be measured, and, where sampling is deterministic,
-    evaluation."""
+    """Times of a step, by cause: `collect`, `write_batch` and `evaluate`.
+
+    With deterministic sampling, `evaluate` covers the evaluation and the wait for its weights. Otherwise
+    evaluations run concurrently, and it is about 0.
+    """
 
     def __init__(self, client: InferenceClient) -> None:
         self.stopwatch = Stopwatch("collect", "write_batch", "evaluate")
@@ -148,9 +153,11 @@ class LoopTimes:
         self._updating = 0.0
 
     def record(self, collected: Collected, watcher: WeightsWatcher) -> dict[str, float]:
-        """What the step's record says of times: of the loop since the last record by cause, of the engines,
-        and of the batch's rollouts. While it collects, the loop waits for rollouts, or for the weights
-        without which none may be started. `time/update_weights` goes on beside all else."""
+        """Return the times of a step: of the loop since the last call, of the engines and of the rollouts.
+
+        While collecting, the loop waits for rollouts, or for weights without which no group may start.
+        `time/update_weights` overlaps the other times.
+        """
         times = self.stopwatch.take()
         collecting = times.pop("time/collect")
         sampled = self._client.sampled_tokens
@@ -168,8 +175,10 @@ class LoopTimes:
 
 
 def rollout_times(groups: Sequence[Group]) -> dict[str, float]:
-    """Seconds that rollouts took in the environment and in waiting for sampled tokens (a rollout's mean), and
-    that groups lay finished before they were used."""
+    """Return the mean seconds per rollout in the environment and in sampling, and the age of finished groups.
+
+    The age of a group is the time between its end and its use.
+    """
     rollouts = [r for g in groups for r in g.scored]
     now = time.monotonic()
     ages = [now - max(r.ended for r in g.rollouts) for g in groups]
@@ -182,7 +191,7 @@ def rollout_times(groups: Sequence[Group]) -> dict[str, float]:
 
 
 class Throughput:
-    """Tokens per second over the last steps: rollouts of one step are often played during the one before."""
+    """Tokens per second over the last steps, as the rollouts of a step often run during the step before."""
 
     def __init__(self, steps: int = 10) -> None:
         self._recent: deque[tuple[int, float]] = deque(maxlen=steps)

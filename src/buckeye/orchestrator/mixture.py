@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Deal:
-    """The environment (its position), how often its tasks were begun before, and which one of them."""
+    """Assignment of a group: environment (its position), passes over its tasks before, task in this pass."""
 
     environment: int
     epoch: int
@@ -16,10 +16,10 @@ class Deal:
 
 
 class Mix:
-    """Deals groups to environments whose numbers of tasks are `sizes`.
+    """Assignment of groups to environments; `sizes` has their numbers of tasks.
 
-    The environment with the largest deficit is next, so any stretch of groups is as close to the
-    shares as whole numbers allow. Each environment starts its tasks again when they are used up.
+    The environment with the largest deficit is next, so any stretch of groups is as close to the shares as
+    whole numbers allow. Each environment starts a new epoch when all its tasks have been used.
     """
 
     def __init__(self, shares: Sequence[float], sizes: Sequence[int]) -> None:
@@ -30,7 +30,7 @@ class Mix:
         self._counts = [0] * len(sizes)  # groups of each environment
 
     def __getitem__(self, index: int) -> Deal:
-        """The deal of group `index` (from 0)."""
+        """Return the assignment of group `index` (from 0)."""
         while len(self._dealt) <= index:
             dealt = len(self._dealt) + 1
             deficits = [share * dealt - n for share, n in zip(self._shares, self._counts, strict=True)]

@@ -1,4 +1,4 @@
-"""Leaving an environment that fails alone for a while: the others go on, and it comes back by itself."""
+"""Pauses for an environment that fails: the others continue, and it is retried after each pause."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _State:
-    """Of one environment. `failed` groups in a row, the first of them at `since`; `pauses` in a row, the last
-    of which ends at `until`. After it one group is `tried`, alone."""
+    """State of one environment.
+
+    `failed` groups in a row, the first at `since`; `pauses` in a row, the last one until `until`. `tried` is
+    True while the single trial group after a pause runs.
+    """
 
     failed: int = 0
     since: float = 0.0
@@ -29,7 +32,7 @@ class _State:
 
 
 class EnvironmentPauses:
-    """Counts the failures of each environment and says which are left alone. `clock` gives seconds."""
+    """Failure counts of each environment, and the resulting pauses. `clock` returns seconds."""
 
     def __init__(
         self, names: Iterable[str], settings: EnvPauseConfig, clock: Callable[[], float] = time.monotonic
@@ -39,20 +42,20 @@ class EnvironmentPauses:
         self._states = {name: _State() for name in names}
 
     def held(self) -> frozenset[str]:
-        """The environments of which no group is to be started now."""
+        """Return the environments that may not start a group now."""
         return frozenset(name for name, state in self._states.items() if self._is_held(name, state))
 
     def paused(self) -> list[str]:
-        """The environments whose pause goes on."""
+        """Return the environments in a pause."""
         return [name for name, state in self._states.items() if state.until is not None]
 
     def started(self, name: str) -> None:
-        """A group of the environment was started. After a pause it is the only one until it has ended."""
+        """Record the start of a group. After a pause, no other group starts until it ends."""
         state = self._states[name]
         state.tried = state.pauses > 0
 
     def ended(self, name: str, group: Group) -> None:
-        """Take note of how a group ended. If no engine answered, that says nothing about the environment."""
+        """Record the end of a group. Groups with an inference failure do not count as failed."""
         state = self._states[name]
         state.tried = False
         if group.scored:
@@ -63,12 +66,12 @@ class EnvironmentPauses:
             self._failed(name, state, group.errors[-1])
 
     def seconds_left(self) -> float:
-        """Until the first pause ends; 0 if none goes on."""
+        """Return the seconds until the first pause ends; 0 without a pause."""
         ends = [state.until for state in self._states.values() if state.until is not None]
         return max(0.0, min(ends) - self._clock()) if ends else 0.0
 
     def check(self) -> None:
-        """Raises FinalRunError if every environment has failed for too long, or has never worked."""
+        """Raise `FinalRunError` if every environment has failed for too long, or has never worked."""
         states = self._states
         if not all(state.pauses for state in states.values()):
             return
@@ -83,7 +86,7 @@ class EnvironmentPauses:
         )
 
     def metrics(self) -> dict[str, float]:
-        """Whether each environment is paused (1 or 0), and how many pauses in a row it has had."""
+        """Return, for each environment, if it is paused (1 or 0) and its pauses in a row."""
         return {
             f"env/{name}/{what}": value
             for name, state in self._states.items()

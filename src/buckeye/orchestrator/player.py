@@ -1,4 +1,4 @@
-"""Playing rollouts: each with its own policy and deadline, and another try unless the policy is to blame."""
+"""Rollout runners: one policy and deadline per rollout, and retries of failures not caused by the policy."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ from buckeye.orchestrator.training_samples import Segment
 
 log = logging.getLogger(__name__)
 
-_MOST_TOLD = 20  # kinds of errors that are shown in full
+_MOST_TOLD = 20  # kinds of errors shown in full
 _NOT_OF_THE_POLICY = ("load", "reset", "model", "worker")
 
 
 class PlayingPolicy(Policy, Protocol):
-    """A policy of one rollout, and what is to be known of it when that has ended: as in `RecordingPolicy`."""
+    """Policy of one rollout, with the statistics to read afterward; see `RecordingPolicy` for the fields."""
 
     turns: int
     turns_without_room: int
@@ -63,14 +63,16 @@ class PlayingPolicy(Policy, Protocol):
 
 
 MakePolicy = Callable[[NamedEnvironment, int], PlayingPolicy]
-"""Makes the policy of one rollout in an environment, with a seed."""
+"""Factory of the policy of one rollout, from an environment and a seed."""
 
 
 class TaskPlayer:
-    """Plays tasks, with a policy of its own for every rollout: `make_policy` gives what makes those of one
-    rollout and its retries. A rollout begins, and its time of `timeout` seconds, when `wait_for_place` has
-    returned. It is played again after an error, at most `retries` times, if the policy cannot have caused
-    that."""
+    """Runner of tasks with a separate policy for every attempt.
+
+    `make_policy` returns the policy factory for one rollout and its retries. A rollout, and its `timeout` in
+    seconds, starts when `wait_for_place` has returned. After an error that the policy cannot have caused, it
+    is retried up to `retries` times.
+    """
 
     def __init__(
         self,
@@ -92,10 +94,10 @@ class TaskPlayer:
         self._wait_for_place = wait_for_place
         self._slots = asyncio.Semaphore(max_concurrent) if max_concurrent else contextlib.nullcontext()
         self.plays = 0
-        """Attempts that have ended, those that failed included."""
+        """Number of finished attempts, including failed ones."""
 
     def start_group(self, group: GroupTask, size: int, flight: Flight | None = None) -> asyncio.Task[Group]:
-        """Start `size` rollouts of one task. They take part in deterministic sampling at once."""
+        """Start `size` rollouts of one task. With deterministic sampling, all join before this returns."""
         flight = flight or Flight(group.index, size)
         members = [
             self.start(group.env, group.task, group.index, member, flight=flight) for member in range(size)
@@ -112,7 +114,7 @@ class TaskPlayer:
         self, env: NamedEnvironment, task: Task, order: tuple[int, ...], flight: Flight
     ) -> Rollout:
         make_policy = self._make_policy(flight)
-        async with env.admission.slot(), self._slots:  # who waits for the first holds none of the others
+        async with env.admission.slot(), self._slots:  # a rollout that waits for admission holds no slot
             if self._wait_for_place is not None:
                 await self._wait_for_place()
             return await self._play(env, task, make_policy, order, flight)
@@ -140,14 +142,17 @@ class TaskPlayer:
             await env.admission.turn()
 
     def _plays_again(self, rollout: Rollout) -> bool:
-        """Whether it failed, and not for what the policy said or for how long that took: before it was asked
-        anything, because no engine answered, or with the process that it shared with others."""
+        """Return True if the rollout failed, and its replies and their duration cannot be the cause.
+
+        That is so for a failure before the first request to the policy, without an answer from an engine, or
+        of a worker process that the rollout shares.
+        """
         if rollout.outcome.error is None:
             return False
         return rollout.outcome.boundary in _NOT_OF_THE_POLICY or not rollout.sampling_seconds
 
     def _tell(self, rollout: Rollout) -> None:
-        """Show the first error that comes from a place in an environment's code with all places before it."""
+        """Log the error; warn with the trace at the first error of each code location of an environment."""
         log.debug("rollout of %s failed: %s", rollout.task.id, rollout.outcome.error)
         trace = rollout.outcome.trace
         if trace and (rollout.env_name, trace[-1]) not in self._told and len(self._told) < _MOST_TOLD:
@@ -197,7 +202,7 @@ class TaskPlayer:
         return Group(index=group.index, rollouts=await self._scored_together(group, played))
 
     async def _scored_together(self, group: GroupTask, played: Sequence[Rollout]) -> tuple[Rollout, ...]:
-        """The rollouts with the rewards that depend on the others of the group."""
+        """Return the rollouts with rewards that depend on the whole group."""
         before, turns = [rollout.outcome for rollout in played], [rollout.turns for rollout in played]
         env, timeout = group.env.environment, group.env.play.timeout or self._timeout
         after = await finished_outcomes(env, group.task, before, turns, timeout=timeout)
@@ -213,8 +218,11 @@ class TaskPlayer:
 
 
 class RolloutPlayer(TaskPlayer):
-    """Plays with the current policy, token by token. `sampler` is the inference client, or deterministic
-    sampling by it, which sends whole batches and therefore ignores `max_concurrent`."""
+    """Runner that samples from the current policy and records every token.
+
+    `sampler` is the inference client, or deterministic sampling on top of it. Deterministic sampling sends
+    whole batches, so it ignores `max_concurrent`.
+    """
 
     def __init__(
         self,
@@ -246,7 +254,7 @@ class RolloutPlayer(TaskPlayer):
     def start(
         self, env: NamedEnvironment, task: Task, *order: int, flight: Flight | None = None
     ) -> asyncio.Task[Rollout]:
-        """As `TaskPlayer.start`; it takes part in deterministic sampling at once."""
+        """Start one rollout. With deterministic sampling, it joins before this returns."""
         if not isinstance(self._sampler, DeterministicSampling):
             return super().start(env, task, *order, flight=flight)
         participant, flight = self._sampler.join(*order), flight or Flight()
@@ -285,9 +293,12 @@ class RolloutPlayer(TaskPlayer):
 async def play_outcome(
     rollout: Callable[[], Awaitable[Outcome]], timeout: float, environment: object = None
 ) -> Outcome:
-    """The outcome of a rollout, checked; one with an error if it takes more than `timeout` seconds, raises,
-    or returns something else, with the author's function of the `environment`. Raises CancelledError only if
-    this task itself is cancelled."""
+    """Return the checked outcome of a rollout.
+
+    The outcome has an error if the rollout takes more than `timeout` seconds, raises, or returns anything
+    else than an outcome; the error names the author's function of `environment`. Raise `CancelledError` only
+    if the caller's task is cancelled.
+    """
     token = ROLLOUT_ENDS.set(time.monotonic() + timeout)
     try:
         async with asyncio.timeout(timeout):
@@ -302,14 +313,14 @@ async def play_outcome(
         return errored("timeout", f"no outcome within {timeout:g} s")
     except SilentError as error:
         return errored("timeout", str(error))
-    except Exception as error:  # not our code: whatever it raises is the end of this rollout only
+    except Exception as error:  # third-party code: any exception ends this rollout only
         return raised("model" if isinstance(error, InferenceError) else "step", error)
     finally:
         ROLLOUT_ENDS.reset(token)
 
 
 def _params_of(env: NamedEnvironment, params: SamplingParams) -> SamplingParams:
-    """How the policy samples in this environment."""
+    """Return the sampling parameters for this environment."""
     play = env.play
     return replace(
         params,
@@ -319,8 +330,10 @@ def _params_of(env: NamedEnvironment, params: SamplingParams) -> SamplingParams:
 
 
 def shaped(rollout: Rollout, shaping: RewardShaping) -> Rollout:
-    """The rollout with what `shaping` adds to its reward; an errored one as it is, and one that a function of
-    the user's fails with is errored."""
+    """Return the rollout with the amounts of reward shaping.
+
+    An errored rollout is returned unchanged. If the user's function fails, the rollout is errored.
+    """
     if rollout.reward is None:
         return rollout
     try:
@@ -330,7 +343,7 @@ def shaped(rollout: Rollout, shaping: RewardShaping) -> Rollout:
 
 
 def _with_all_turns(outcome: Outcome, policy: PlayingPolicy) -> Outcome:
-    """The outcome, or that its turn_rewards are not those of the turns."""
+    """Return the outcome, or an error if the number of its turn_rewards does not match the turns."""
     if outcome.turn_rewards is None:
         return outcome
     given, most = len(outcome.turn_rewards), policy.turns + policy.turns_without_room

@@ -1,4 +1,4 @@
-"""The policy an environment talks to: it samples through the engines and records every token."""
+"""Policy for environments: samples through the engines and records every token."""
 
 from __future__ import annotations
 
@@ -32,32 +32,32 @@ from buckeye.orchestrator.training_samples import Prompt, Samples, Segment
 
 
 class Sampler(Protocol):
-    """Something that samples token ids: the client itself, or a part in deterministic sampling."""
+    """Source of sampled token ids: the client, or a participant in deterministic sampling."""
 
     async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> Generation: ...
 
 
 def derive_seed(*parts: object) -> int:
-    """A 63-bit seed that depends on all parts and on nothing else."""
+    """Return a 63-bit seed that depends only on `parts`."""
     digest = hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Cut:
-    """The text before a stop text, and which one it was."""
+    """Text before a stop text, and the stop text that was found."""
 
     text: str
     stop: str
 
 
 class RecordingPolicy(OptionsPolicy):
-    """`OptionsPolicy` and `TokenPolicy` for one rollout. Calls may be open at the same time.
+    """`OptionsPolicy` and `TokenPolicy` for one rollout. Calls may be concurrent.
 
-    Each call extends the token ids of an earlier one verbatim where it can; where the chat template, or the
-    environment, rewrites earlier turns, or goes on from the same turn twice, a new segment is begun.
-    From when `is_cut()` on, the engines may give up what is open: that ends the reply as a limit would, and
-    there are no more.
+    A call extends the token ids of an earlier call verbatim where possible. A new segment begins where the
+    chat template or the environment rewrites earlier turns, or where a turn is continued twice.
+    Once `is_cut()` is true, the engines may abort open requests. That ends the reply like a length limit, and
+    later calls get empty replies.
     """
 
     def __init__(
@@ -81,40 +81,40 @@ class RecordingPolicy(OptionsPolicy):
         self._waiting_since = 0.0
         self.seq_len = seq_len
         self.turns = 0
-        """Replies sampled, by whatever kind of call."""
+        """Number of sampled replies, over all kinds of calls."""
         self.sampling_seconds = 0.0
-        """How long it has waited for the engines; the time of calls that were open together counts once."""
+        """Seconds of waiting for the engines; concurrent calls count once."""
         self.turns_without_room = 0
-        """Turns that got an empty reply because seq_len was full, or it was cut; not among `turns`."""
+        """Turns with an empty reply because seq_len was full or the rollout was cut; not in `turns`."""
         self.was_cut = False
-        """Whether it would have said more."""
+        """True if a reply was cut short or left empty because the rollout was cut."""
         self.finish_reason: FinishReason = "stop"
         self.replies: list[str] = []
-        """The text of each turn."""
+        """Text of each turn."""
         self.messages: Sequence[Message] = ()
-        """The conversation after its last turn; empty for texts that are no conversation."""
+        """Conversation after the last turn; empty for text completions."""
         self.prompt_tokens = 0
         self.completion_tokens = 0
-        """Tokens that were asked with, and that were sampled, in all turns."""
+        """Prompt tokens and sampled tokens, summed over all turns."""
 
     @property
     def temperature(self) -> float:
-        """What it samples with."""
+        """Sampling temperature."""
         return self._params.temperature
 
     @property
     def segments(self) -> list[Segment]:
-        """The training samples, in the order in which they were begun."""
+        """Training samples, in the order in which they were begun."""
         return self._samples.segments
 
     @property
     def extended(self) -> int:
-        """Turns after the first that continue the tokens before them."""
+        """Number of turns after the first that continue the tokens before them."""
         return self._samples.extended
 
     @property
     def branched(self) -> int:
-        """Turns after the first that had to begin a new segment."""
+        """Number of turns after the first that began a new segment."""
         return max(0, len(self.segments) - 1)
 
     async def ask(
@@ -124,13 +124,13 @@ class RecordingPolicy(OptionsPolicy):
         tools: Sequence[Tool] = (),
         options: CallOptions = NO_OPTIONS,
     ) -> Reply:
-        """Sample the next assistant message; a call that must be made is begun for the model.
+        """Sample the next assistant message. If a tool call is required, prefill its opening tokens.
 
-        A conversation that has filled `seq_len` gets an empty reply with finish reason "length". Raises
-        InferenceError if no engine answers, if one gives the reply up, or (PromptTooLongError) if the very
-        first prompt does not fit, and UsageError for what the chat template refuses.
+        A conversation that has filled `seq_len` gets an empty reply with finish reason "length". Raise
+        `InferenceError` if no engine answers or the engine aborts the reply, `PromptTooLongError` if the
+        first prompt does not fit, and `UsageError` if the chat template rejects the messages.
         """
-        # an environment may change its own
+        # a copy, as the environment may change its own messages later
         messages, tools = copy.deepcopy(([joined_parts(message) for message in messages], list(tools)))
         prompt = self._samples.chat_prompt(messages, tools)
         opening = NO_OPENING
@@ -143,13 +143,18 @@ class RecordingPolicy(OptionsPolicy):
         return reply
 
     async def complete(self, prompt: str | Sequence[int], *, options: CallOptions = NO_OPTIONS) -> Reply:
-        """Sample what follows a text, or token ids. Full context and errors are as in `chat`."""
+        """Sample the continuation of a text, or of token ids.
+
+        A prompt that has filled `seq_len` gets an empty reply with finish reason "length". Raise
+        `InferenceError` if no engine answers or the engine aborts the reply, `PromptTooLongError` if the
+        first prompt does not fit, and `UsageError` for empty or unknown token ids.
+        """
         if isinstance(prompt, str):
             return await self._answer(self._samples.text_prompt(prompt), NO_OPENING, options)
         return await self._answer(self._samples.ids_prompt(prompt), NO_OPENING, options)
 
     def token_text(self, token_id: int) -> str:
-        """The text of one token."""
+        """Return the text of one token."""
         return self._renderer.token_text(token_id)
 
     async def _answer(self, prompt: Prompt, opening: Opening, options: CallOptions) -> Reply:
@@ -188,8 +193,7 @@ class RecordingPolicy(OptionsPolicy):
         )
 
     def _seed_of(self, ids: Sequence[int]) -> int:
-        """A seed that depends on the prompt and on how often it was asked before, never on the time at which
-        calls that are open together arrive."""
+        """Return a seed from the prompt and its number of uses; independent of the order of calls."""
         digest = hashlib.blake2b(array.array("q", ids).tobytes(), digest_size=16).digest()
         self._asked[digest] += 1
         return derive_seed(self._seed, digest.hex(), self._asked[digest])
@@ -208,8 +212,7 @@ class RecordingPolicy(OptionsPolicy):
                 self.sampling_seconds += clock() - self._waiting_since
 
     def _until_stop(self, generation: Generation, stops: tuple[str, ...]) -> tuple[Generation, _Cut | None]:
-        """What was sampled up to the token that completes the first stop text, and where that was cut. What
-        came after was never said, and is not kept."""
+        """Return the tokens up to the one that completes the first stop text, and the cut. Drop the rest."""
         if not stops:
             return generation, None
         growing = GrowingText(self._renderer.decode, stops)
@@ -246,7 +249,7 @@ class RecordingPolicy(OptionsPolicy):
         )
 
     def _reply(self, prompt: Prompt, opening: Opening, generation: Generation, cut: _Cut | None) -> Reply:
-        """The reply to a prompt; `cut` says where a stop text has ended it."""
+        """Return the reply to a prompt; `cut` is set if a stop text ended it."""
         text = self._renderer.decode(self._without_stop(generation.token_ids)) if cut is None else cut.text
         text = opening.text + text
         if prompt.conversation is None:

@@ -1,4 +1,4 @@
-"""Limits on how many rollouts of an environment run at a time, and start in a second."""
+"""Limits on the concurrency and the start rate of an environment's rollouts."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ log = logging.getLogger(__name__)
 
 
 class Admission:
-    """Lets rollouts of one environment start: at most `max_concurrent` at a time and `rate_limit` in a
-    second, evenly spread; None is no limit. `clock` gives seconds, `sleep` waits for some."""
+    """Admission of rollouts of one environment; None: no limit.
+
+    At most `max_concurrent` run at a time, and `rate_limit` start per second, evenly spaced. `clock` returns
+    seconds, and `sleep` waits for seconds.
+    """
 
     def __init__(
         self,
@@ -31,13 +34,13 @@ class Admission:
 
     @contextlib.asynccontextmanager
     async def slot(self) -> AsyncIterator[None]:
-        """Hold one of the places, and be let in at a time of one's own."""
+        """Hold one of the concurrent slots, after waiting for a start time."""
         async with self._slots or contextlib.nullcontext():
             await self.turn()
             yield
 
     async def turn(self) -> None:
-        """Wait until one more rollout may start."""
+        """Wait for the next start time."""
         if not self._interval:
             return
         now = self._clock()

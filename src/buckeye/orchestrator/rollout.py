@@ -1,4 +1,4 @@
-"""What was played: rollouts and their groups. A bad rollout is data: kept, and never given a reward of 0."""
+"""Rollouts and their groups. A failed rollout is data: it is kept, and never gets a reward of 0."""
 
 from __future__ import annotations
 
@@ -16,13 +16,16 @@ from buckeye.orchestrator.training_samples import Segment
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rollout:
-    """One played rollout. `reward` is None exactly when `outcome.error` is set. Of the turns after the first,
-    `extended` continued the tokens before them and `branched` began a new segment. `sampling_seconds` of the
-    `seconds` it waited for sampled tokens; it `ended` then on the event loop's clock. `shaping` is what each
-    cause adds to the reward before training on it. Its tokens were sampled with `temperature`; `replies` are
-    what they say, turn by turn, and `messages` the conversation after the last of these. `prompt_tokens` and
-    `reply_tokens` are summed over the turns, as the policy counts them. It was `cut` if its sampling was
-    ended early, so that it could still be used. `retried` are the attempts before it, which failed."""
+    """Finished rollout. It has either a `reward` or an `outcome.error`, never both.
+
+    Of the turns after the first, `extended` continued the tokens before them and `branched` began a new
+    segment. `sampling_seconds` is the part of `seconds` spent waiting for sampled tokens. `ended` is on the
+    event loop's clock. `shaping` has the amount that each cause adds to the reward for training. The tokens
+    were sampled with `temperature`. `replies` has the text of each turn, and `messages` the conversation
+    after the last turn. `prompt_tokens` and `reply_tokens` are sums over the turns, as the policy counts
+    them. `cut` is True if sampling ended early, so that the rollout could still be used. `retried` has the
+    failed attempts before this one.
+    """
 
     env_name: str
     task: Task
@@ -46,16 +49,16 @@ class Rollout:
 
     @property
     def reward(self) -> float | None:
-        """What the environment paid."""
+        """Raw reward from the environment."""
         return self.outcome.reward
 
     @property
     def shaped_reward(self) -> float | None:
-        """What is trained on."""
+        """Reward for training: the raw reward plus shaping."""
         return None if self.reward is None else self.reward + sum(self.shaping.values())
 
     def record(self) -> dict[str, Any]:
-        """What files say of it, also of an errored one. What a message holds may be more than JSON can."""
+        """Return the record for files, also of an errored rollout. Messages may contain non-JSON values."""
         return {
             "reward": self.reward,
             "components": dict(self.outcome.components),
@@ -71,8 +74,10 @@ class Rollout:
         }
 
     def as_scored(self) -> Scored:
-        """What its advantage is made of; only for a rollout that has a reward. Shaping, and the reward of an
-        environment that gives none by turn, are paid at the last turn."""
+        """Return the input of the advantages; only for a rollout with a reward.
+
+        Shaping is added to the last turn, and so is the whole reward if the environment has no turn rewards.
+        """
         assert self.reward is not None
         added = sum(self.shaping.values())
         lengths: Counter[int] = Counter()
@@ -94,46 +99,46 @@ class Rollout:
             return []
         given = self.outcome.turn_rewards
         paid = [0.0] * (self.turns - 1) + [reward] if given is None else list(given)
-        before, last = paid[: self.turns - 1], paid[self.turns - 1 :]  # last: and turns without room
+        before, last = paid[: self.turns - 1], paid[self.turns - 1 :]  # last: may include turns without room
         return [*before, sum(last) + shaping]
 
     @property
     def completion_tokens(self) -> int:
-        """How many tokens the policy sampled; as its server counted them, where they were not recorded."""
+        """Number of sampled tokens; the server's count if the tokens were not recorded."""
         return sum(sum(s.loss_mask) for s in self.segments) if self.segments else self.reply_tokens
 
     @property
     def total_tokens(self) -> int:
-        """Prompt, environment and sampled tokens."""
+        """Number of prompt, environment and sampled tokens."""
         return sum(len(s.token_ids) for s in self.segments)
 
     @property
     def oldest_version(self) -> int | None:
-        """The oldest policy version that sampled a token, None if nothing was sampled."""
+        """Oldest policy version that sampled a token; None if no token was sampled."""
         versions = [v for s in self.segments for v in s.versions if v >= 0]
         return min(versions, default=None)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Group:
-    """All rollouts of one task that may be compared with each other. Errored ones are kept for the count."""
+    """Rollouts of one task, compared with each other. Errored ones are kept for the counts."""
 
     index: int
     rollouts: tuple[Rollout, ...]
 
     @property
     def plays(self) -> list[Rollout]:
-        """Its rollouts, and the attempts at them that failed before: everything that was played for it."""
+        """All attempts: the rollouts and the failed attempts before them."""
         return [play for rollout in self.rollouts for play in (*rollout.retried, rollout)]
 
     @property
     def failed(self) -> list[Rollout]:
-        """Those of its plays that have no reward."""
+        """Attempts without a reward."""
         return [play for play in self.plays if play.reward is None]
 
     @property
     def scored(self) -> list[Rollout]:
-        """The rollouts that have a reward."""
+        """Rollouts with a reward."""
         return [r for r in self.rollouts if r.reward is not None]
 
     @property
@@ -142,27 +147,27 @@ class Group:
 
     @property
     def oldest_version(self) -> int | None:
-        """The oldest policy version that sampled a token of the group, None if nothing was sampled."""
+        """Oldest policy version that sampled a token of a scored rollout; None if no token was sampled."""
         versions = [r.oldest_version for r in self.scored if r.oldest_version is not None]
         return min(versions, default=None)
 
     @property
     def errors(self) -> list[str]:
-        """Why its errored rollouts failed, with their task."""
+        """Errors of the errored rollouts, each with environment and task."""
         failed = [r for r in self.rollouts if r.outcome.error is not None]
         return [f"{r.env_name}, task {r.task.id}: {r.outcome.error}" for r in failed]
 
 
 class Flight:
-    """One group in flight, of `size` rollouts. `now` gives the policy version of the engines."""
+    """Group in flight, of `size` rollouts. `now` returns the policy version of the engines."""
 
     def __init__(self, index: int = 0, size: int = 1, *, now: Callable[[], int] = lambda: 0) -> None:
         self.index = index
         self.size = size
         self.is_cut = False
-        """Whether nothing more is sampled for it."""
+        """True if sampling for the group has ended early."""
         self.plays = 0
-        """Attempts at its rollouts that have ended, those that failed included."""
+        """Number of finished attempts at its rollouts, including failed ones."""
         self._now = now
         self._began: tuple[int, float] | None = None
         self._sessions: list[Session] = []
@@ -170,25 +175,25 @@ class Flight:
 
     @property
     def version(self) -> int:
-        """No token of it is older. While none of its rollouts has begun, that is the present version."""
+        """Lower bound of its tokens' versions: the one at the first rollout start, else the current one."""
         return self._now() if self._began is None else self._began[0]
 
     @property
     def seconds(self) -> float:
-        """How long it has been played."""
+        """Seconds since the first rollout started; 0.0 before."""
         return 0.0 if self._began is None else asyncio.get_running_loop().time() - self._began[1]
 
     def begin(self) -> None:
-        """One of its rollouts begins."""
+        """Record the start of a rollout; the first one fixes `version`."""
         if self._began is None:
             self._began = self._now(), asyncio.get_running_loop().time()
 
     def samples_with(self, session: Session) -> None:
-        """What is asked in this session ends when the group is cut."""
+        """Register an inference session whose requests are aborted when the group is cut."""
         self._sessions.append(session)
 
     def cut(self) -> None:
-        """Sample no more for it: open replies end with what they have, later ones are empty."""
+        """End sampling for the group: open replies end with their tokens so far, later ones are empty."""
         if not self.is_cut:
             self.is_cut = True
             self._aborting = [asyncio.create_task(session.abort()) for session in self._sessions]
@@ -197,10 +202,13 @@ class Flight:
 def leaves_room(
     size: int, due: int, waiting: Mapping[int, int], *, open_places: int, batch: int, batch_size: int
 ) -> bool:
-    """Whether a group of `size` rollouts, which batch `due` is the last to be able to have, can have some of
-    the `open_places` of batch `batch`: all that has to be used sooner still finds a place in time. `waiting`
-    says how many rollouts, finished or in flight, have which last batch. (The test of earliest deadlines
-    first: up to each deadline, what is due fits.)"""
+    """Return True if a group of `size` rollouts may use places of batch `batch`.
+
+    `due` is the last batch that can have the group, and `open_places` the number of free places in `batch`.
+    `waiting` has the number of rollouts, finished or in flight, by last possible batch. The group may enter
+    if all rollouts with an earlier `due` still find a place in time. (The schedulability test of earliest
+    deadline first: up to each deadline, the work that is due fits.)
+    """
     needed = 0
     for other_due in sorted(other for other in waiting if batch <= other < due):
         needed += waiting[other_due]

@@ -1,4 +1,4 @@
-"""Whether what is trained on is what was sampled: lengths and durations of what is kept and what is lost."""
+"""Sampling bias of a batch: lengths and durations of used rollouts compared with lost ones."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from buckeye.orchestrator.batch_account import Collected
 from buckeye.orchestrator.rollout import Group, Rollout
 
-_STEPS = 100  # are compared together: enough to see small differences, few enough to forget what has ended
+_STEPS = 100  # compared together: enough to detect small differences, and few enough to forget old ones
 
 _MEASURES: Mapping[str, Callable[[Rollout], float]] = {
     "seconds": lambda rollout: rollout.seconds,
@@ -21,7 +21,7 @@ _MEASURES: Mapping[str, Callable[[Rollout], float]] = {
 
 @dataclass(slots=True)
 class _Moments:
-    """Of some numbers: how many, their sum, and that of their squares."""
+    """Count, sum and sum of squares of some numbers."""
 
     count: int = 0
     total: float = 0.0
@@ -38,22 +38,24 @@ class _Moments:
 
     @property
     def error(self) -> float:
-        """The square of the mean's standard error; from two numbers on."""
+        """Squared standard error of the mean; needs at least two numbers."""
         variance = max(0.0, self.squares / self.count - self.mean**2) * self.count / (self.count - 1)
         return variance / self.count
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Between what is kept and everything, relative to the latter, and as standard errors (Welch 1947)."""
+    """Difference of kept from all, relative to the mean of all, and in standard errors (Welch 1947)."""
 
     relative: float
     errors: float
 
 
 def difference(kept: Sequence[_Moments], lost: Sequence[_Moments]) -> Difference | None:
-    """How far the mean of what is kept is from that of kept and lost together; None where too little is known
-    (fewer than two of each), or there is nothing to be relative to."""
+    """Return the difference between the mean of the kept values and the mean of all values.
+
+    None with fewer than two values on either side, or if the mean of all is not positive.
+    """
     a, b = _together(kept), _together(lost)
     if a.count < 2 or b.count < 2:
         return None
@@ -75,7 +77,7 @@ def _together(parts: Iterable[_Moments]) -> _Moments:
 
 
 class _Comparison:
-    """The two sides of one question, over the last steps."""
+    """Two sides of one comparison, over the last `_STEPS` steps."""
 
     def __init__(self) -> None:
         self._steps: deque[tuple[_Moments, _Moments]] = deque(maxlen=_STEPS)
@@ -93,18 +95,23 @@ class _Comparison:
 
 
 class CollectionWatch:
-    """Compares, over the last steps: the groups that could be used with those that were lost
-    (`collection/bias/...`; groups are independent of each other, rollouts of a group are not), the plays that
-    have a reward with those that failed (`collection/failures/...`), and the rewards of groups without and
-    with failures (`collection/failures/reward`, of groups that have both some and no reward). A play without
-    a sampled token has no length: a refused prompt is left out of the first two."""
+    """Comparisons over the last steps:
+
+    * `collection/bias/...`: used groups with lost groups. Groups are independent of each other; rollouts of a
+      group are not.
+    * `collection/failures/...`: attempts with a reward with failed attempts.
+    * `collection/failures/reward`: mean rewards of groups without and with failed attempts; only groups with
+      at least one reward.
+
+    The first two leave out attempts without a sampled token, such as a refused prompt: they have no length.
+    """
 
     def __init__(self) -> None:
         names = [f"bias/{name}" for name in _MEASURES] + [f"failures/{name}" for name in _MEASURES]
         self._comparisons = {name: _Comparison() for name in (*names, "failures/reward")}
 
     def record(self, collected: Collected) -> dict[str, float]:
-        """What a step's record says of how its batch was collected, and what all steps until now say."""
+        """Add a step's groups, and return its collection metrics with the differences over the last steps."""
         lost = {id(group) for group in collected.lost}
         arrived = [group for group in collected.all_groups if id(group) not in lost]
         plays = [play for group in collected.all_groups for play in group.plays]
@@ -155,5 +162,5 @@ def _means(groups: Iterable[Group], measure: Callable[[Rollout], float]) -> list
 
 
 def _sampled(plays: Iterable[Rollout]) -> list[Rollout]:
-    """Return the plays that the policy sampled a token of."""
+    """Return the attempts with at least one sampled token."""
     return [play for play in plays if play.completion_tokens]

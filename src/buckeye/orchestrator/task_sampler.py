@@ -1,4 +1,4 @@
-"""Which task is played next: a pure function of (seed, group index), so a resumed run continues exactly."""
+"""Choice of the next task: a pure function of (seed, group index), so a resumed run continues exactly."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from buckeye.orchestrator.mixture import Mix
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupTask:
-    """The task of one group. `index` counts groups from the start of the run."""
+    """Task of one group. `index` counts groups from the start of the run."""
 
     index: int
     env: NamedEnvironment
@@ -22,8 +22,9 @@ class GroupTask:
 
 
 class TaskSampler:
-    """Deals train tasks to groups: environments by their ratios, their tasks in a seeded order per epoch. An
-    epoch deals each task once.
+    """Assignment of train tasks to groups: environments by ratio, tasks in a seeded order per epoch.
+
+    An epoch uses each task once.
     """
 
     def __init__(self, environments: Sequence[NamedEnvironment], *, seed: int) -> None:
@@ -40,7 +41,7 @@ class TaskSampler:
         return GroupTask(index=index, env=env, task=tasks[position])
 
     def has_tasks_beside(self, held: Set[str]) -> bool:
-        """Return True if there is anything to play in environments other than `held`."""
+        """Return True if an environment outside `held` has tasks."""
         return any(env.name not in held for env in self._environments)
 
     def environment_of(self, index: int) -> NamedEnvironment:
@@ -51,5 +52,5 @@ class TaskSampler:
 @lru_cache(maxsize=64)
 def _epoch_order(seed: str, size: int) -> list[int]:
     order = list(range(size))
-    random.Random(seed).shuffle(order)  # noqa: S311  chance that keeps no secret
+    random.Random(seed).shuffle(order)  # noqa: S311  not for security
     return order

@@ -1,8 +1,8 @@
-"""The training samples of one rollout: which call goes on with which, and every token exactly once in a loss.
+"""Training samples of one rollout: calls joined to token sequences, each sampled token once in the loss.
 
-A rollout is a tree of turns. A call whose prompt goes on after an earlier turn, token for token, is appended
-to that turn's segment where the segment still ends there; otherwise it begins a segment of its own, which
-repeats the shared tokens as context. So a sampled token has `loss_mask` True in one segment only: the first.
+A rollout is a tree of turns. A call whose prompt continues an earlier turn, token for token, is appended to
+that turn's segment if the segment still ends there. Otherwise it begins a separate segment, which repeats the
+shared tokens as context. So a sampled token has `loss_mask` True in one segment only: the first.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ from buckeye.inference.render import ChatRenderer, Conversation
 
 @dataclass(slots=True)
 class Segment:
-    """One training sample in the making: aligned lists, one entry a token. `turns` counts the rollout's turns
-    from 0. `versions` and `turns` are -1 and `logprobs` is 0.0 where `loss_mask` is False (prompt and
-    environment tokens)."""
+    """Growing training sample: aligned lists with one entry per token.
+
+    `turns` counts the rollout's turns from 0. Where `loss_mask` is False (prompt and environment tokens),
+    `versions` and `turns` are -1 and `logprobs` is 0.0.
+    """
 
     token_ids: list[int] = field(default_factory=list)
     loss_mask: list[bool] = field(default_factory=list)
@@ -38,7 +40,7 @@ class Segment:
         self.turns += [-1] * len(ids)
 
     def add_sampled(self, generation: Generation, turn: int) -> None:
-        """Append sampled tokens verbatim, with the log-probs and versions they were sampled under."""
+        """Append sampled tokens verbatim, with the log-probs and versions from sampling."""
         self.token_ids += generation.token_ids
         self.loss_mask += [True] * len(generation.token_ids)
         self.logprobs += generation.logprobs
@@ -48,8 +50,11 @@ class Segment:
 
 @dataclass(slots=True, eq=False)
 class _Thread:
-    """A segment while it may grow. `text` is that of its last prompt (of a completed text: with the reply);
-    the text of every earlier turn is a prefix of it. `growing`: a call that goes on at its end is open."""
+    """Segment that may still grow.
+
+    `text` is the text of the last prompt (of a completion: with the reply). The text of every earlier turn is
+    a prefix of it. `growing` is True while a call that continues at its end is open.
+    """
 
     segment: Segment = field(default_factory=Segment)
     text: str = ""
@@ -58,8 +63,11 @@ class _Thread:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prompt:
-    """What a call asks the engine. `thread` is the one that it goes on with, None where it begins one;
-    `conversation` is what a chat was rendered to, `text` what a completion goes on after."""
+    """Prompt of one call.
+
+    `thread` is the thread that the prompt continues; None: it begins a new one. `conversation` is set for a
+    chat, and `text` for a text completion.
+    """
 
     ids: list[int]
     conversation: Conversation | None = None
@@ -69,8 +77,11 @@ class Prompt:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Turn:
-    """A sampled reply, and where it lies: tokens `start` to `end` of the thread; `text_end` characters of its
-    text are the prompt (of a completion: with the reply). `messages` is None for what was no chat."""
+    """Sampled reply at tokens `start` to `end` of its thread.
+
+    The first `text_end` characters of the thread's text are the prompt (of a completion: with the reply).
+    `messages` is set only for a chat.
+    """
 
     thread: _Thread
     start: int
@@ -81,38 +92,40 @@ class _Turn:
 
     @property
     def ids(self) -> list[int]:
-        """The tokens up to the end of the reply."""
+        """Token ids of the thread up to the end of the reply."""
         return self.thread.segment.token_ids[: self.end]
 
     @property
     def text(self) -> str:
-        """The text of the prompt; of a completion, with the reply; "" where only token ids are known."""
+        """Text of the prompt (of a completion: with the reply); "" if only token ids are known."""
         return self.thread.text[: self.text_end]
 
     @property
     def is_last(self) -> bool:
-        """Whether its thread ends with it, and nobody is about to go on there."""
+        """True if the thread ends with this turn, and no open call continues there."""
         return self.end == len(self.thread.segment.token_ids) and not self.thread.growing
 
 
 class Samples:
-    """The segments of one rollout, in the order in which they were begun. Calls may be open together."""
+    """Segments of one rollout, in the order in which they were begun. Calls may be concurrent."""
 
     def __init__(self, renderer: ChatRenderer) -> None:
         self._renderer = renderer
         self._turns: list[_Turn] = []
         self.segments: list[Segment] = []
         self.extended = 0
-        """Turns that continue the segment before them."""
+        """Number of turns that continue an earlier segment."""
 
     def chat_prompt(self, messages: Sequence[Message], tools: Sequence[Tool]) -> Prompt:
-        """The prompt for the next assistant message: after the longest chat that it goes on with, else new.
-        Raises `UsageError` if the chat template refuses the messages."""
+        """Return the prompt for the next assistant message. It extends the longest chat that it continues.
+
+        Raise `UsageError` if the chat template rejects the messages.
+        """
         chats = [turn for turn in self._turns if _may_go_on(turn, messages)]
-        # the longest first; among equals one that has not been continued, then the newest
+        # longest first; then a turn that has not been continued, then the newest
         chats.sort(key=lambda turn: (len(turn.messages or ()), turn.is_last, turn.end), reverse=True)
         for number, turn in enumerate(chats):
-            if number == 1:  # a history that is rewritten: most earlier turns can be told by their text alone
+            if number == 1:  # a rewritten history: the text alone rules out most earlier turns
                 text = self._renderer.prompt_text(messages, tools)
             if number and not text.startswith(turn.text):
                 continue
@@ -123,7 +136,7 @@ class Samples:
         return Prompt(ids=conversation.ids, conversation=conversation)
 
     def text_prompt(self, text: str) -> Prompt:
-        """The prompt that goes on with a text."""
+        """Return the prompt for a text; it extends the longest earlier completion that the text continues."""
         known = [
             turn for turn in self._turns if turn.messages is None and turn.text and text.startswith(turn.text)
         ]
@@ -134,7 +147,7 @@ class Samples:
         return Prompt(ids=ids, text=text, thread=_thread_of(turn))
 
     def ids_prompt(self, ids: Sequence[int]) -> Prompt:
-        """The prompt of token ids. Raises `UsageError` for ids that the tokenizer does not have."""
+        """Return the prompt for token ids. Raise `UsageError` for empty ids or ids outside the vocabulary."""
         if ids and not 0 <= min(ids) <= max(ids) < self._renderer.vocab_size:
             raise UsageError(f"There is a token id outside the vocabulary of {self._renderer.vocab_size}.")
         if not ids:
@@ -145,7 +158,7 @@ class Samples:
 
     @contextlib.contextmanager
     def open(self, prompt: Prompt) -> Iterator[None]:
-        """While the reply to `prompt` is sampled: calls that go on at the same place begin segments."""
+        """Mark the thread as growing while its reply is sampled; concurrent calls then begin new segments."""
         if prompt.thread is None:
             yield
             return
@@ -158,8 +171,7 @@ class Samples:
     def record(
         self, prompt: Prompt, generation: Generation, turn: int, *, opening: Sequence[int] = ()
     ) -> None:
-        """Keep what was sampled after `prompt` and the `opening` that was written for the model. A call that
-        failed is never recorded and leaves no trace."""
+        """Record the tokens sampled after `prompt` and the prefilled `opening`. Call it for replies only."""
         thread = prompt.thread
         if thread is None:
             thread = _Thread()
@@ -206,8 +218,10 @@ def _thread_of(turn: _Turn) -> _Thread | None:
 
 
 def _may_go_on(turn: _Turn, messages: Sequence[Message]) -> bool:
-    """Whether it is worth asking the renderer: the messages before the reply are those of the turn, but for
-    what assistants said. (That has several spellings; only the chat template can tell.)"""
+    """Return True if the renderer should try to extend the turn: the messages before the reply are equal.
+
+    Assistant messages are not compared: they have several equivalent forms that only the template can match.
+    """
     if turn.messages is None or len(messages) <= len(turn.messages):
         return False
     if messages[len(turn.messages)]["role"] != "assistant":

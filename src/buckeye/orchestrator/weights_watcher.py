@@ -1,4 +1,4 @@
-"""Bring new weights to the engines as soon as the trainer has published them."""
+"""Update of the engines to new weights as soon as the trainer publishes them."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ _POLL_SECONDS = 0.02
 
 
 class WrongServers:
-    """Asks the launcher to restart a server that runs and is not right. If the newest weights on the disk are
-    damaged, no server would ever take them, and every start would be in vain."""
+    """Requests to the launcher to restart a server that runs but is broken.
+
+    If the newest weights on disk are damaged, no server can load them, and every restart would be useless.
+    """
 
     def __init__(self, output_dir: Path, identity: RunIdentity) -> None:
         self._output_dir = output_dir
@@ -31,12 +33,15 @@ class WrongServers:
         self._reported: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
 
     def report(self, url: str, reason: str) -> None:
-        """A server is not right."""
+        """Queue a restart request for a broken server."""
         self._reported.put_nowait((url, reason))
 
     async def run(self) -> None:
-        """Until cancelled. Raises TransportError if the newest weights are damaged: the run has to go on from
-        its last checkpoint."""
+        """Send queued restart requests, until cancelled.
+
+        Raise `TransportError` if the newest weights are damaged: the run must resume from its last
+        checkpoint.
+        """
         while True:
             url, reason = await self._reported.get()
             await asyncio.to_thread(self._verify)
@@ -49,10 +54,10 @@ class WrongServers:
 
 
 class WeightsWatcher:
-    """Watches `weights/` and updates every engine to the newest version, in flight.
+    """Watcher of `weights/` that updates every engine to the newest version, during rollouts.
 
-    `newest_possible()` is the number of batches handed over so far. The engines pass over no version that is
-    `due()` to be measured, and keep it as long as it is.
+    `newest_possible()` returns the number of batches handed over. The engines stay at a version that is
+    `due()` to be measured until its evaluation ends.
     """
 
     def __init__(
@@ -74,13 +79,15 @@ class WeightsWatcher:
         self._on_update = on_update
         first = due()
         self.version = (first_version if first is None else min(first, first_version)) - 1
-        """What the engines have; before they have anything, one less than what they get first."""
+        """Version of the engines; before the first update, one less than the first version they get."""
         self.update_seconds = 0.0
-        """How long all updates took."""
+        """Total seconds of all updates."""
 
     async def run(self) -> None:
-        """Until cancelled. Raises TransportError or InferenceError if an update fails, or the engines are
-        beyond recovery."""
+        """Update the engines until cancelled.
+
+        Raise `TransportError` or `InferenceError` if an update fails or the engines cannot recover.
+        """
         while True:
             self._client.check()
             found = self._next()
@@ -89,16 +96,20 @@ class WeightsWatcher:
             await asyncio.sleep(_POLL_SECONDS)
 
     def _next(self) -> tuple[int, Path] | None:
-        """The newest version, or the one before it that is to be measured. (The trainer runs no further ahead
-        than it keeps versions.)"""
+        """Return the newest version, or an older one that is due to be measured.
+
+        The older version still exists: the trainer keeps as many versions as it can run ahead.
+        """
         newest, due = newest_weights(self._root, identity=self._identity), self._due()
         if newest is None or due is None or newest[0] <= due:
             return newest
         return due, step_directory(self._root, due)
 
     async def reach(self, version: int, timeout: float) -> None:
-        """Until the engines have `version` or a newer one. Raises RunError after `timeout` seconds, in which
-        nothing was to be measured with the version before."""
+        """Wait until the engines have `version` or a newer one.
+
+        Raise `RunError` after `timeout` seconds; time during an evaluation does not count.
+        """
         if self.version >= version:
             return
         deadline = time.monotonic() + timeout

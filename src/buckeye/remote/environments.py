@@ -27,16 +27,15 @@ from packaging.utils import canonicalize_name
 import buckeye
 from buckeye.base.process import run_program
 from buckeye.config.environments import EnvConfig
-from buckeye.envs.registry import ENTRY_POINT_GROUP, EnvironmentId, bundled
+from buckeye.envs.registry import AGENT, ENTRY_POINT_GROUP, EnvironmentId, bundled
 from buckeye.errors import RemoteError, UsageError
-from buckeye.mcp.environment import NAME
+from buckeye.mcp.environment import is_mcp
 from buckeye.workers.installed import InstalledEnvironment, find_installed
 from buckeye.workers.installed.source import LIBRARIES
 from buckeye.workers.installed.venv import Installer, find_uv
 
 _Packer = Callable[[metadata.Distribution], tuple[str, bytes] | None]
 
-_OWN = (NAME, "agent")
 _BUILD_SECONDS = 600.0
 _NOT_PACKED = ("RECORD", "INSTALLER", "REQUESTED", "direct_url.json")
 _WHEEL = "WHEEL"
@@ -65,7 +64,7 @@ def needed_environments(envs: Iterable[EnvConfig], *, pack: bool = True) -> tupl
     """
     found: dict[str, NeededEnvironment] = {}
     for env in envs:
-        if env.id in _OWN or env.python is not None:
+        if env.id == AGENT or is_mcp(env.id) or env.python is not None:
             continue
         needed = _needed(env.id, wheel_of if pack else lambda _: None)
         if needed is not None:

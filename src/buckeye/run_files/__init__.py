@@ -1,1 +1,1 @@
-"""The files of a run's directory that the launcher writes and everybody reads."""
+"""Files of a run directory that the launcher writes and all other rooms read."""

@@ -1,4 +1,4 @@
-"""The run directory: who owns it, which attempt this is, who asked it to stop, what a run leaves in it."""
+"""Run directory: lock, attempts, stop requests, and the files that a run leaves."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ RUN_FILE = "run.json"
 METRICS_FILE = "metrics.jsonl"
 EARLIER_FOLDER = "earlier_starts"
 REMOTE_FILE = "remote.json"
-"""In the run directory, as long as the run was last started elsewhere."""
+"""File in the run directory while the run's last start was on another machine."""
 LOG_FOLDER = "logs"
 _OURS = (
     "batches",
@@ -41,7 +41,7 @@ _OURS = (
     METRICS_FILE,
     "micro_batch.json",
     RESTART_FOLDER,
-    "servers.json",  # of an older Buckeye
+    "servers.json",  # written by older versions of Buckeye
     "rollouts",
     RUN_FILE,
     "skipped",
@@ -54,15 +54,19 @@ _OURS = (
 
 
 def files_of_a_run(output_dir: Path) -> list[Path]:
-    """What an earlier run left in `output_dir`; files of others are not listed, nor are those of `evals`,
-    which writes next to the evaluations of a run."""
+    """Return the files of an earlier run in `output_dir`.
+
+    Third-party files are not listed, nor are the files that `evals` writes next to a run's evaluations.
+    """
     evaluations = step_directories(output_dir / "evals").values()
     return [*(path for name in _OURS if (path := output_dir / name).exists()), *evaluations]
 
 
 def refuse_used(output_dir: Path, *, resume_command: str, cleans: bool = True) -> None:
-    """Raise UsageError if another run has trained here, or may be doing so, saying how to go on with it.
-    `cleans` says whether the command has a --clean. What `put_aside` takes is no obstacle."""
+    """Raise `UsageError`, with the command to resume, if another run has trained here or may be training.
+
+    `cleans` is True if the command has a --clean flag. Files that `put_aside` can move are allowed.
+    """
     if not files_of_a_run(output_dir) or is_unstarted(output_dir):
         return
     afresh = "add --clean to delete that run" if cleans else "delete this one"
@@ -74,8 +78,10 @@ def refuse_used(output_dir: Path, *, resume_command: str, cleans: bool = True) -
 
 
 def is_unstarted(output_dir: Path) -> bool:
-    """Whether all that is here was left by a start that never reached the end of its first step. False where
-    that cannot be told, as for a run on another machine."""
+    """Return True if all files are from a start that never finished its first step.
+
+    Return False if that is unknown, as for a run on another machine.
+    """
     try:
         attempts = read_json(output_dir / RUN_FILE)["attempts"]
         resumed = any(attempt["resumed_step"] is not None for attempt in attempts)
@@ -94,16 +100,17 @@ def _goes_on_elsewhere(output_dir: Path) -> bool:
         return True
     try:
         record = read_record(output_dir)
-    except UsageError:  # there is none: nothing was started yet
+    except UsageError:  # no valid record: without a file, no run was started
         return (output_dir / STATUS_FILE).exists()
     return record.elsewhere and record.state in GOING_ON
 
 
 def put_aside(output_dir: Path, *, needed: Sequence[Path] = (), also: Sequence[Path] = ()) -> Path | None:
-    """Keep what an unstarted run left, and `also` other files, in a folder of its own, and return that; None
-    if there is none. The copies of the model that it began with go. The caller holds the directory.
+    """Move the files of an unstarted run, and the files in `also`, to a separate folder, and return it.
 
-    Raises UsageError, before anything is moved, if one of the paths `needed` by the new run is among it.
+    Return None if the run is not unstarted. Copies of the initial model are deleted. The caller holds the
+    directory's lock. Raise `UsageError`, before anything is moved, if one of the paths `needed` by the new
+    run would be moved.
     """
     if not is_unstarted(output_dir):
         return None
@@ -115,7 +122,7 @@ def put_aside(output_dir: Path, *, needed: Sequence[Path] = (), also: Sequence[P
     for copy in step_directories(output_dir / "weights").values():
         remove_directory(copy)
     left = [path for path in (*also, *files_of_a_run(output_dir)) if path.exists()]
-    for path in sorted(left, key=lambda path: path.name == RUN_FILE):  # last: without it, nobody goes on here
+    for path in sorted(left, key=lambda path: path.name == RUN_FILE):  # last, so a retry is possible
         kept = aside / path.relative_to(output_dir)
         kept.parent.mkdir(exist_ok=True)
         path.rename(kept)
@@ -123,10 +130,10 @@ def put_aside(output_dir: Path, *, needed: Sequence[Path] = (), also: Sequence[P
 
 
 def clean(output_dir: Path, *, needed: Sequence[Path] = ()) -> list[Path]:
-    """Delete what an earlier run left (only that), because the user asked for it with --clean.
+    """Delete the files of an earlier run, and only these, for --clean.
 
-    Raises UsageError, before anything is deleted, if no run was recorded there, or if one of the paths
-    `needed` by the new run is among what would go.
+    Raise `UsageError`, before anything is deleted, if no run was recorded there, or if one of the paths
+    `needed` by the new run would be deleted.
     """
     removed = files_of_a_run(output_dir)
     if removed and not (output_dir / RUN_FILE).exists():
@@ -136,7 +143,7 @@ def clean(output_dir: Path, *, needed: Sequence[Path] = ()) -> list[Path]:
         )
     _refuse_needed(removed, needed, "--clean would delete")
     removed += [path for path in [output_dir / EARLIER_FOLDER] if path.exists()]
-    removed.sort(key=lambda path: path.name == RUN_FILE)  # last: without it, this would not be done again
+    removed.sort(key=lambda path: path.name == RUN_FILE)  # last: without it, a retry would refuse to clean
     for path in removed:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
@@ -152,14 +159,14 @@ def _refuse_needed(going: Sequence[Path], needed: Sequence[Path], what: str) -> 
 
 
 def begin_attempt(output_dir: Path, *, resumed_step: int | None) -> RunIdentity:
-    """Record that the run is started (again) and return its identity."""
+    """Record a new attempt of the run, and return its identity."""
     path = output_dir / RUN_FILE
     try:
         record = read_json(path)
         identity = RunIdentity(run_id=record["run_id"], attempt=int(record["attempt"]) + 1)
         attempts = list(record["attempts"])
     except FileNotFoundError:
-        # whoever has it carried out elsewhere knows it by an id before it begins
+        # a remote launcher chooses the id before the run starts
         run_id = os.environ.get("BUCKEYE_NEW_RUN_ID") or secrets.token_hex(4)
         identity, attempts = RunIdentity(run_id=run_id, attempt=1), []
     except (ValueError, KeyError, TypeError) as error:
@@ -173,18 +180,20 @@ def begin_attempt(output_dir: Path, *, resumed_step: int | None) -> RunIdentity:
 
 
 def attempt_logs(output_dir: Path, attempt: int) -> Path:
-    """Where what the processes of an attempt print is."""
+    """Return the log folder of an attempt."""
     return output_dir / LOG_FOLDER / f"attempt_{attempt}"
 
 
 def log_path(output_dir: Path, name: str) -> Path:
-    """The usual place of a log, which leads to the newest of its name."""
+    """Return the stable path of a log: a link to the newest log with this name."""
     return output_dir / LOG_FOLDER / name
 
 
 def link_log(output_dir: Path, attempt: int, name: str) -> None:
-    """Let the usual place lead to the log of an attempt, in one step. Where the file system has no links, the
-    logs of the attempts are all there is."""
+    """Point the stable path to the log of an attempt, atomically.
+
+    On file systems without links, only the logs of the attempts exist.
+    """
     link = log_path(output_dir, name)
     temporary = link.with_name(f".{name}.tmp-{os.getpid()}")
     try:
@@ -196,7 +205,7 @@ def link_log(output_dir: Path, attempt: int, name: str) -> None:
 
 
 def earlier_logs(output_dir: Path) -> list[Path]:
-    """The folders of logs that no usual place leads to: of attempts that are over."""
+    """Return the log folders of attempts that are over: no stable path points to them."""
     links = (output_dir / LOG_FOLDER).glob("*.stdout")
     in_use = {path.readlink().parts[0] for path in links if path.is_symlink()}
     return [p for p in sorted((output_dir / LOG_FOLDER).glob("attempt_*")) if p.name not in in_use]
@@ -204,8 +213,10 @@ def earlier_logs(output_dir: Path) -> list[Path]:
 
 @contextmanager
 def claimed(output_dir: Path, *, resumed: bool, resume_command: str) -> Iterator[None]:
-    """Hold the directory for a process that is a run by itself, and give it an identity of its own. Ranks
-    other than the first leave that to the first."""
+    """Lock the directory for a process that is a whole run, and set its run identity.
+
+    Ranks other than 0 leave that to rank 0.
+    """
     if os.environ.get("RANK", "0") != "0":
         yield
         return
@@ -219,14 +230,20 @@ def claimed(output_dir: Path, *, resumed: bool, resume_command: str) -> Iterator
 
 
 def is_in_use(output_dir: Path) -> bool:
-    """Whether a run holds the directory now. Writes nothing."""
+    """Return True if a run holds the directory's lock. Write nothing."""
     return is_locked(output_dir / ".lock")
 
 
 @contextmanager
 def locked(output_dir: Path) -> Iterator[None]:
-    """Hold the directory: a second `rl` on it ends with a message instead of mixing two runs."""
+    """Lock the directory: a second `rl` on it ends with an error instead of mixing two runs.
+
+    If nothing else is written in the meantime, as by a refused start, the created folders and files are
+    removed again.
+    """
+    made = [folder for folder in (output_dir, *output_dir.parents) if not folder.exists()]
     output_dir.mkdir(parents=True, exist_ok=True)
+    before = set(os.listdir(output_dir))
     handle = os.open(output_dir / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         try:
@@ -243,22 +260,27 @@ def locked(output_dir: Path) -> Iterator[None]:
                 output_dir,
                 error.strerror,
             )
-        with suppress(OSError):  # a full disk must not keep anybody from cleaning up
+        with suppress(OSError):  # a full disk must not prevent a cleanup
             os.ftruncate(handle, 0)
             os.pwrite(handle, str(os.getpid()).encode(), 0)
         yield
     finally:
+        with suppress(OSError):
+            if set(os.listdir(output_dir)) == before | {".lock"} != before:
+                (output_dir / ".lock").unlink()
+                for folder in made:
+                    folder.rmdir()
         os.close(handle)
 
 
 STOP_FILE = "stop"
-"""The file in the output directory that asks the launcher, wherever it is, to end its run."""
+"""File in the run directory that requests the launcher, on any machine, to end its run."""
 
 _LOOK_SECONDS = 2.0
 
 
 class Stopping:
-    """Whether the run is to end. Requests that were left for an earlier start do not count."""
+    """Stop requests for a run; requests from before its start do not count."""
 
     def __init__(self, output_dir: Path, stop: StopFlag) -> None:
         self._path = output_dir / STOP_FILE
@@ -268,7 +290,7 @@ class Stopping:
         self._path.unlink(missing_ok=True)
 
     def requested(self) -> bool:
-        """To be called again and again."""
+        """Return True if a stop was requested. Call it repeatedly."""
         now = time.monotonic()
         if now >= self._look_at and not self._asked:
             self._look_at = now + _LOOK_SECONDS
@@ -277,10 +299,10 @@ class Stopping:
 
 
 def request_stop(output_dir: Path) -> None:
-    """Leave a request for the launcher of a run, wherever that is."""
+    """Request a stop from the launcher of a run, on any machine."""
     write_file(output_dir / STOP_FILE, "")
 
 
 def withdraw_stop(output_dir: Path) -> None:
-    """Nobody has answered."""
+    """Withdraw a stop request that no launcher has answered."""
     (output_dir / STOP_FILE).unlink(missing_ok=True)

@@ -13,7 +13,7 @@ from buckeye.base.disk import disk_is_full
 from buckeye.base.json_lines import LineFile, read_json_lines
 
 EVENTS_FILE = "events.jsonl"
-_LATEST = 1e11  # seconds since the epoch; what comes later has no date
+_LATEST = 1e11  # seconds since the epoch; later times cannot be formatted as dates
 
 EventKind = Literal[
     "start",
@@ -34,8 +34,10 @@ EventKind = Literal[
 
 
 def write_event(output_dir: Path, event: EventKind, *, attempt: int, **details: Any) -> None:
-    """Append `{"time": seconds since the epoch, "event": ..., "attempt": ..., **details}`. Where the disk is
-    full, the line is lost: nobody waits for room."""
+    """Append `{"time": seconds since the epoch, "event": ..., "attempt": ..., **details}`.
+
+    On a full disk the line is dropped instead of waiting for room.
+    """
     path = output_dir / EVENTS_FILE
     line = json.dumps({"time": round(time.time(), 3), "event": event, "attempt": attempt, **details})
     try:
@@ -47,8 +49,7 @@ def write_event(output_dir: Path, event: EventKind, *, attempt: int, **details: 
 
 
 def read_events(output_dir: Path) -> Iterator[dict[str, Any]]:
-    """The events of a run in order; none for a run that has no journal. Lines that `write_event` has not
-    written are left out."""
+    """Yield the events of a run in order; none without a journal. Other lines are skipped."""
     return (event for event in read_json_lines(output_dir / EVENTS_FILE) if _is_event(event))
 
 

@@ -1,5 +1,7 @@
-"""The runs that this user has started: one small file each, which names the directory, and of those on
-another machine `remote.json`, what is known of them here from their first second on."""
+"""Runs that this user has started: a small file per run with its directory.
+
+Runs on another machine also have `remote.json`, with the local knowledge of them from their first second on.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,11 @@ log = logging.getLogger(__name__)
 
 
 class JobThere(msgspec.Struct, kw_only=True, frozen=True):
-    """The job of a run on a machine, and the way to it. `pod` is the machine's name if it was rented; `sent`
-    are files of the run directory that came from here and are not fetched."""
+    """Job of a run on a remote machine, and its connection data.
+
+    `pod` is the machine's name if it was rented. `sent` lists the files of the run directory that were
+    uploaded from here and are not downloaded.
+    """
 
     id: str
     pod: str | None
@@ -39,11 +44,11 @@ class JobThere(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class Elsewhere(msgspec.Struct, kw_only=True, frozen=True):
-    """A start of the run `run_id` on another machine. Times are in seconds since the epoch.
+    """Start of the run `run_id` on another machine. Times are in seconds since the epoch.
 
-    It is `starting` until there is a job, then `running`, and `over` when all that is to be done here is
-    done. `doing` is what was told last, at `said`; `stopping` that it was asked to end. `arguments` are the
-    words after `rl` that the run was sent with, from `working_directory` here.
+    `state` is `starting` until a job exists, then `running`, and `over` when all local work is done. `doing`
+    is the last report, made at `said`. `stopping` is True if a stop was requested. `arguments` are the
+    arguments after `rl` of the remote run, and `working_directory` is the local one.
     """
 
     run_id: str
@@ -58,12 +63,12 @@ class Elsewhere(msgspec.Struct, kw_only=True, frozen=True):
 
 
 def write_elsewhere(output_dir: Path, away: Elsewhere) -> None:
-    """Replace `remote.json`, in one step."""
+    """Replace `remote.json` atomically."""
     write_file(output_dir / REMOTE_FILE, msgspec.json.format(msgspec.json.encode(away), indent=1) + b"\n")
 
 
 def read_elsewhere(output_dir: Path) -> Elsewhere | None:
-    """What is known of a run elsewhere; None for one that is here. Raises UsageError if it cannot be read."""
+    """Return the data of a remote run; None for a local run. Raise `UsageError` if it cannot be read."""
     path = output_dir / REMOTE_FILE
     try:
         return msgspec.json.decode(path.read_bytes(), type=Elsewhere)
@@ -74,8 +79,10 @@ def read_elsewhere(output_dir: Path) -> Elsewhere | None:
 
 
 def record_now(output_dir: Path) -> RunRecord:
-    """The record of a run, also of one that has none here: it is being started elsewhere, or could not be.
-    Raises UsageError if nothing is known of it."""
+    """Return the record of a run, also of a remote run that has no local record yet, or failed to start.
+
+    Raise `UsageError` if the directory has no data of a run.
+    """
     away = read_elsewhere(output_dir)
     if away is None:
         return read_record(output_dir)
@@ -87,7 +94,7 @@ def record_now(output_dir: Path) -> RunRecord:
     state: Recorded = "failed" if lost or away.state == "over" else "starting"
     untold = record is not None and record.state in GOING_ON and away.state == "over"
     told_there = away.job is not None and not untold
-    came_to_nothing = away.job is None and state == "failed"  # and the run is as it was before
+    came_to_nothing = away.job is None and state == "failed"  # the previous record stays valid
     if record is not None and (told_there or came_to_nothing):
         return record
     reason = f"who started it was killed after: {away.doing}" if lost else away.doing
@@ -118,7 +125,7 @@ def record_now(output_dir: Path) -> RunRecord:
 
 
 def is_remote(output_dir: Path) -> bool:
-    """Whether the run here was last carried out elsewhere."""
+    """Return True if the run's last start was on another machine."""
     return (output_dir / REMOTE_FILE).exists()
 
 
@@ -127,7 +134,7 @@ _SHORTEST_ID = 4
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KnownRun:
-    """A run and where it is. `registered` is when it was started, or forked, first."""
+    """Run and its directory. `registered` is the time of its first start, or of its fork."""
 
     run_id: str
     directory: Path
@@ -135,19 +142,19 @@ class KnownRun:
 
     @property
     def name(self) -> str:
-        """What it is called: the last part of its directory."""
+        """Name of the run: the last part of its directory."""
         return self.directory.name
 
 
 def register(output_dir: Path, run_id: str) -> None:
-    """Remember a run. That it cannot be remembered is a warning: the run does not depend on it."""
+    """Register a run. A failure is only a warning, as the run does not depend on it."""
     path = _folder() / f"{run_id}.json"
     directory = str(output_dir.absolute())
     entry = {"run_id": run_id, "directory": directory, "registered": time.time()}
     try:
         known = read_json(path).get("directory") if path.exists() else None
         if known is not None and known != directory and _run_id(Path(known)) == run_id:
-            path = path.with_stem(f"{run_id}-{zlib.crc32(os.fsencode(directory)):08x}")  # this is a copy
+            path = path.with_stem(f"{run_id}-{zlib.crc32(os.fsencode(directory)):08x}")  # a copied run
             known = directory if path.exists() else None
         if known == directory:
             return
@@ -157,7 +164,7 @@ def register(output_dir: Path, run_id: str) -> None:
 
 
 def known_runs() -> tuple[list[KnownRun], int]:
-    """The runs whose directories are there, newest first, and the number of those that are gone."""
+    """Return the runs with existing directories, newest first, and the number of deleted ones."""
     found, gone = [], 0
     for path in _folder().glob("*.json"):
         try:
@@ -173,8 +180,11 @@ def known_runs() -> tuple[list[KnownRun], int]:
 
 
 def find_run(word: str | None) -> Path:
-    """The directory of the run that `word` means: a directory, a run's name, or (the beginning of) its id.
-    Without one it is the run in ./outputs, or the newest known. Raises UsageError."""
+    """Return the directory of the run that `word` names: a directory, a run's name, or a prefix of its id.
+
+    Without a word, it is the run in ./outputs, else the newest known run. Raise `UsageError` if no run, or
+    more than one, matches.
+    """
     if word is None:
         return _default_run()
     directory = Path(word)
@@ -220,8 +230,7 @@ def _entry(path: Path) -> KnownRun:
 
 
 def _run_id(directory: Path) -> str | None:
-    """The id of the run that is in a directory now, or that is being started elsewhere; None if there is
-    none."""
+    """Return the id of the run in a directory, or of its remote start; None without one."""
     for name in (RUN_FILE, REMOTE_FILE):
         with suppress(OSError, ValueError, KeyError, TypeError):
             return str(read_json(directory / name)["run_id"])

@@ -1,4 +1,4 @@
-"""What the processes of a run have printed, in the order of time, and what they go on to print."""
+"""Output of a run's processes, in order of time, with an option to follow it."""
 
 from __future__ import annotations
 
@@ -25,8 +25,10 @@ _HALF_A_DAY = timedelta(hours=12)
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """A line and the process that printed it. `time` is that of the line, or of the last line before it that
-    has one, in seconds since the epoch."""
+    """Log line with its process.
+
+    `time`, in seconds since the epoch, is that of the line, or of the last line before it with a time.
+    """
 
     time: float
     process: str
@@ -34,10 +36,10 @@ class LogLine:
 
 
 def read_logs(output_dir: Path, *, attempt: int | None = None, process: str | None = None) -> list[LogLine]:
-    """The lines of one attempt, by default of the newest, in the order of time.
+    """Return the lines of one attempt, by default the newest, in order of time.
 
-    `process` chooses one (`trainer_1`), or those of a kind (`trainer`). Raises UsageError for a process or an
-    attempt that is not there.
+    `process` selects a process (`trainer_1`) or a kind (`trainer`). Raise `UsageError` if the process or the
+    attempt does not exist.
     """
     starts = attempt_starts(output_dir)
     newest = max(starts)
@@ -45,7 +47,7 @@ def read_logs(output_dir: Path, *, attempt: int | None = None, process: str | No
     if chosen not in starts:
         raise UsageError(f"--attempt {chosen}: {output_dir} has the attempts {min(starts)} to {newest}")
     after = min((start for number, start in starts.items() if number > chosen), default=float("inf"))
-    begun = int(starts[chosen])  # most lines carry whole seconds
+    begun = int(starts[chosen])  # most lines have whole seconds
     sources = _sources(output_dir, starts, chosen)
     if process is not None and not any(_is_meant(process, source.process) for source in sources):
         there = ", ".join(source.process for source in sources) or "none"
@@ -55,8 +57,10 @@ def read_logs(output_dir: Path, *, attempt: int | None = None, process: str | No
 
 
 def follow_logs(output_dir: Path, *, process: str | None = None) -> Iterator[list[LogLine]]:
-    """What is new since the last time, beginning with all of the newest attempt; without an end. A run that
-    is resumed goes on under new files, which are found."""
+    """Yield new lines endlessly, beginning with all lines of the newest attempt.
+
+    A resumed run writes to new files, which are found automatically.
+    """
     starts = attempt_starts(output_dir)
     begun = int(starts[max(starts)])
     launcher = _launcher_log(output_dir, starts[max(starts)])
@@ -67,7 +71,7 @@ def follow_logs(output_dir: Path, *, process: str | None = None) -> Iterator[lis
         if new:
             starts = attempt_starts(output_dir)
         for path in new:
-            with suppress(FileNotFoundError):  # its process has not printed yet, or it was deleted
+            with suppress(FileNotFoundError):  # not created yet, or deleted
                 open_files[path] = _ProcessLog(path, _start_of(path, starts))
         sources = [launcher, *open_files.values()] if launcher is not None else list(open_files.values())
         lines = [line for source in sources for line in source.new(whole=True) if line.time >= begun]
@@ -77,7 +81,7 @@ def follow_logs(output_dir: Path, *, process: str | None = None) -> Iterator[lis
 
 
 def attempt_starts(output_dir: Path) -> dict[int, float]:
-    """Attempt -> when it was started, in seconds since the epoch. Raises UsageError where there is no run."""
+    """Return the start of each attempt in seconds since the epoch. Raise `UsageError` without a run."""
     path = output_dir / RUN_FILE
     try:
         attempts: list[dict[str, Any]] = read_json(path)["attempts"]
@@ -90,14 +94,16 @@ def attempt_starts(output_dir: Path) -> dict[int, float]:
 
 
 def _start_of(path: Path, starts: Mapping[int, float]) -> float:
-    """When the attempt began in whose folder a log is; of the newest for a log elsewhere."""
+    """Return the start of the attempt that a log's folder belongs to; else of the newest attempt."""
     _, _, number = path.parent.name.partition("attempt_")
     return starts.get(int(number) if number.isdigit() else -1, starts[max(starts)])
 
 
 def _sources(output_dir: Path, starts: Mapping[int, float], chosen: int) -> list[_Source]:
-    """The logs of an attempt. A server that outlives attempts goes on in the folder of the one that has
-    started it."""
+    """Return the logs of an attempt.
+
+    A server that outlives its attempt keeps writing to the folder of the attempt that started it.
+    """
     newest: dict[str, tuple[Path, float]] = {}
     for attempt in sorted(number for number in starts if number <= chosen):
         for path in attempt_logs(output_dir, attempt).glob("*.stdout"):
@@ -117,13 +123,13 @@ def _is_meant(word: str, name: str) -> bool:
 
 
 def _in_order(lines: list[LogLine], process: str | None) -> list[LogLine]:
-    """By whole seconds, since that is what most lines carry; lines of a process stay in their order."""
+    """Return the selected lines sorted by whole seconds; the order within a process is kept."""
     chosen = [line for line in lines if process is None or _is_meant(process, line.process)]
     return sorted(chosen, key=lambda line: int(line.time))
 
 
 class _Source(ABC):
-    """A growing file. `process` is whose it is; `now` is the time that its last line had."""
+    """Growing log file of `process`; `now` is the time of its last line."""
 
     def __init__(self, path: Path, process: str, started: float) -> None:
         self.process = process
@@ -132,7 +138,7 @@ class _Source(ABC):
         self._rest = b""
 
     def new(self, *, whole: bool) -> list[LogLine]:
-        """The lines since the last call; with `whole` an unfinished last one is left for later."""
+        """Return the lines since the last call; with `whole`, an unfinished last line is kept for later."""
         data = self._rest + self._file.read()
         end = data.rfind(b"\n") + 1 if whole else len(data)
         self._rest = data[end:]
@@ -140,11 +146,11 @@ class _Source(ABC):
 
     @abstractmethod
     def _lines(self, texts: list[str]) -> list[LogLine]:
-        """The texts that count, with their times."""
+        """Return the log lines among these texts, with their times."""
 
 
 class _ProcessLog(_Source):
-    """`<process>.stdout`. Its lines carry the time of day; the day follows from the start of the attempt."""
+    """Log in `<process>.stdout`. Lines have the time of day; the date follows from the attempt's start."""
 
     def __init__(self, path: Path, started: float) -> None:
         super().__init__(path, path.stem, started)
@@ -166,7 +172,7 @@ class _ProcessLog(_Source):
 
 
 class _LauncherLog(_Source):
-    """The launcher's lines in `run.log`, which all processes share and whose lines carry a date."""
+    """Launcher lines in `run.log`, which all processes share. Lines have a date."""
 
     def __init__(self, path: Path, started: float) -> None:
         super().__init__(path, LAUNCHER, started)
@@ -188,7 +194,7 @@ class _LauncherLog(_Source):
 
 
 def prune_logs(output_dir: Path, keep: int | None) -> None:
-    """Delete the logs of attempts that are over, but for the newest `keep` of them (None: all)."""
+    """Delete the logs of finished attempts except the newest `keep`. None: delete nothing."""
     if keep is None:
         return
     by_number = sorted(earlier_logs(output_dir), key=lambda path: int(path.name.removeprefix("attempt_")))

@@ -1,4 +1,4 @@
-"""`status.json`: what the launcher says about its run. A reader checks it against the processes there are."""
+"""`status.json`: the launcher's record of its run. Readers check it against the running processes."""
 
 from __future__ import annotations
 
@@ -18,19 +18,24 @@ from buckeye.errors import UsageError
 
 STATUS_FILE = "status.json"
 PLACE_VARIABLE = "BUCKEYE_RUN_PLACE"
-"""The environment variable that tells the processes of a run from those of a copy of its directory."""
+"""Environment variable that separates the processes of a run from those of a copy of its directory."""
 
 Recorded = Literal["starting", "running", "stopping", "finished", "failed", "stopped"]
 State = Literal["starting", "running", "stopping", "paused", "finished", "failed", "stopped", "dead"]
-"""What is recorded, and two states that only a reader can see: a launcher that is suspended, and one that is
-gone without having said how the run ended."""
+"""Recorded state, or a state that only readers detect.
+
+`paused`: the launcher is suspended. `dead`: the launcher ended without recording the end of the run.
+"""
 
 GOING_ON: frozenset[State] = frozenset({"starting", "running", "stopping", "paused"})
 
 
 def birth_of(pid: int) -> float:
-    """When a process started, on a clock that nobody sets (on Linux; elsewhere in seconds since the epoch):
-    tells it from others with the same pid. Raises psutil.NoSuchProcess if there is none."""
+    """Return the start time of a process, to tell it from later processes with its pid.
+
+    On Linux it is in clock ticks since boot, which clock changes do not affect; elsewhere it is in seconds
+    since the epoch. Raise `psutil.NoSuchProcess` if the process does not exist.
+    """
     if sys.platform != "linux":
         return float(psutil.Process(pid).create_time())
     try:
@@ -41,10 +46,13 @@ def birth_of(pid: int) -> float:
 
 
 class ProcessRecord(msgspec.Struct, kw_only=True, frozen=True):
-    """A process of a run, `started` at a time in seconds since the epoch; its `birth` tells it from a later
-    one with the same pid, also when the clock is set. It is on `node` of the run, 0 for that of the launcher.
-    `log` is its file in `logs/`. What it does is `doing`,
-    since `since`; with `on` it waits for that kind of process. It was started again `restarts` times."""
+    """Process of a run.
+
+    `started` is in seconds since the epoch. `birth` tells the process from a later one with an equal pid,
+    even after clock changes. `node` is its node in the run; 0 is the launcher's. `log` is its file in
+    `logs/`. `doing` is its activity since `since`; `on` is the kind of process that it waits for. It was
+    restarted `restarts` times.
+    """
 
     title: str
     pid: int
@@ -60,7 +68,7 @@ class ProcessRecord(msgspec.Struct, kw_only=True, frozen=True):
     restarts: int = 0
 
     def process(self) -> psutil.Process | None:
-        """The process, if it is still there, and on this host."""
+        """Return the process if it still runs on this host, else None."""
         if self.node:
             return None
         try:
@@ -75,9 +83,12 @@ _KILLED = "its launcher ended without a word: it was killed, or the machine went
 
 
 class RunRecord(msgspec.Struct, kw_only=True, frozen=True):
-    """The content of `status.json`. `arguments` are the words after `rl` that started the newest attempt, in
-    `working_directory`; `start_step` is the step that it went on from; times are seconds since the epoch.
-    `place` is the directory itself, whatever it is called: a copy of it is another one."""
+    """Content of `status.json`. Times are in seconds since the epoch.
+
+    `arguments` are the arguments after `rl` of the newest attempt, in `working_directory`. `start_step` is
+    the step that it started from. `place` identifies the directory itself, even after a rename, so a copy has
+    another one.
+    """
 
     run_id: str
     attempt: int
@@ -99,15 +110,15 @@ class RunRecord(msgspec.Struct, kw_only=True, frozen=True):
 
     @property
     def elsewhere(self) -> bool:
-        """Whether the run was started on another machine, whose processes cannot be looked at."""
+        """True if the run was started on another machine, so its processes cannot be inspected."""
         return self.host != socket.gethostname()
 
     def launcher_process(self) -> psutil.Process | None:
-        """The process of `rl`, if it is still there."""
+        """Return the process of `rl` if it still runs, else None."""
         return self.launcher.process() if self.launcher is not None and not self.elsewhere else None
 
     def actual_state(self) -> State:
-        """The recorded state, unless the launcher is suspended or gone."""
+        """Return the recorded state; `paused` or `dead` if the launcher is suspended or gone."""
         if self.state not in GOING_ON or self.elsewhere:
             return self.state
         launcher = self.launcher_process()
@@ -116,37 +127,39 @@ class RunRecord(msgspec.Struct, kw_only=True, frozen=True):
         return "paused" if launcher.status() == psutil.STATUS_STOPPED else self.state
 
     def actual_reason(self) -> str | None:
-        """Why it ended, as far as that is known."""
+        """Return the reason for the end of the run, if known."""
         return _KILLED if self.actual_state() == "dead" else self.reason
 
 
 @dataclass(frozen=True, slots=True)
 class LeftProcess:
-    """A process that belongs to a run, and what it is called."""
+    """Running process of a run, with its title."""
 
     process: psutil.Process
     title: str
 
 
 def write_record(output_dir: Path, record: RunRecord) -> None:
-    """Replace `status.json`, in one step."""
+    """Replace `status.json` atomically."""
     write_file(output_dir / STATUS_FILE, msgspec.json.format(msgspec.json.encode(record), indent=1))
 
 
 def place_of(output_dir: Path) -> str:
-    """What tells a directory from its copies: its number in the file system, and its path."""
+    """Return an identifier of a directory that its copies do not share: device, inode and path."""
     found = output_dir.stat()
     return f"{found.st_dev}:{found.st_ino} {output_dir.resolve()}"
 
 
 def _is_same_place(one: str, other: str) -> bool:
-    """A directory that is renamed keeps its number; some file systems give it another one now and then."""
+    """Return True if inode or path are equal. A rename keeps the inode; some file systems change inodes."""
     return any(a == b for a, b in zip(one.split(" ", 1), other.split(" ", 1), strict=False))
 
 
 def read_record(output_dir: Path) -> RunRecord:
-    """The record of a run. In a copy of a run's directory it names no processes: they are the other's. Raises
-    UsageError if there is none, or none that can be read."""
+    """Return the record of a run. In a copy of the directory, it has no processes.
+
+    Raise `UsageError` if the record is missing or cannot be read.
+    """
     path = output_dir / STATUS_FILE
     try:
         record = msgspec.json.decode(path.read_bytes(), type=RunRecord)
@@ -163,14 +176,16 @@ def read_record(output_dir: Path) -> RunRecord:
 
 
 def this_process(title: str) -> ProcessRecord:
-    """The record of the process that asks."""
+    """Return the record of the current process."""
     started = psutil.Process().create_time()
     return ProcessRecord(title=title, pid=os.getpid(), started=started, birth=birth_of(os.getpid()))
 
 
 def processes_left(record: RunRecord) -> list[LeftProcess]:
-    """Every process of a run that is still there: the recorded ones, and whatever carries the run's id in its
-    environment (such as the workers of an engine)."""
+    """Return all running processes of a run.
+
+    These are the recorded ones, and all with the run's id in their environment, such as engine workers.
+    """
     named = [record.launcher, *record.processes] if record.launcher is not None else record.processes
     found = {
         process.pid: LeftProcess(process, known.title)
@@ -192,5 +207,5 @@ def _of_run(run_id: str, place: str | None) -> Iterable[psutil.Process]:
                 continue
             if place is None or environment.get(PLACE_VARIABLE, place) == place:
                 yield process
-        except psutil.Error:  # gone, or another user's
+        except psutil.Error:  # ended, or owned by another user
             continue

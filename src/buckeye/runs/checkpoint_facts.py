@@ -1,4 +1,4 @@
-"""The facts of a run and of one of its checkpoints, without paths and secrets of this machine."""
+"""Facts of a run and one of its checkpoints, without paths and secrets of this machine."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from buckeye.transport.checkpoint import (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Choice:
-    """A checkpoint, and why it is this one."""
+    """Chosen checkpoint, and the reason for the choice."""
 
     info: CheckpointInfo
     reason: str
 
 
 def choose_checkpoint(run: Path, step: str | None, scores: Sequence[Score]) -> Choice:
-    """The checkpoint of `run` that `step` means: `best`, `last`, a number, or None for the best one
-    where that is known, else the newest.
+    """Return the checkpoint of `run` for `step`: `best`, `last`, a number, or None.
 
-    The best one has the highest mean reward over all evaluated environments (see `scores_of`); in a run of
-    supervised fine-tuning, the lowest validation loss. Of equals it is the later one. Raises UsageError where
-    `best` is asked for and nothing was measured, and CheckpointError where there is no such checkpoint.
+    None selects the best checkpoint if it is known, else the newest. The best one has the highest mean reward
+    over all evaluated environments (see `scores_of`). In supervised fine-tuning, it has the lowest validation
+    loss. Ties go to the later checkpoint. Raise `UsageError` for `best` without any evaluation, and
+    `CheckpointError` if the checkpoint does not exist.
     """
     root = run / "checkpoints"
     if step == "last":
@@ -46,7 +46,7 @@ def choose_checkpoint(run: Path, step: str | None, scores: Sequence[Score]) -> C
         return Choice(info=resolve_checkpoint(root, int(step)), reason="as asked for")
     if step not in (None, "best"):
         raise UsageError(f"--step {step}: write best, last, or the number of a checkpoint's step")
-    newest = resolve_checkpoint(root, -1)  # says so if there is none at all
+    newest = resolve_checkpoint(root, -1)  # raises if the run has no checkpoint
     checkpoints = {info.step: info for info in list_checkpoints(root)}
     best = _best_by_reward(checkpoints, scores) or _best_by_loss(checkpoints, run)
     if best is None and step == "best":
@@ -84,10 +84,12 @@ _UNKNOWN = "unknown"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunFacts:
-    """`base` is the model that training started from, a directory or a name on the hub; `base_id` is the same
-    if it is such a name. `trained_on` are its environments, or its data. `before` and `after` are evaluations
-    at the start and of the exported checkpoint; `losses` are validation losses of the same, None where there
-    was none that is a number."""
+    """Facts of a run for its model card.
+
+    `base` is the initial model, a directory or a name on the hub; `base_id` is set only for a hub name.
+    `trained_on` names the environments or the data. `before` and `after` are the evaluations at the start and
+    of the exported checkpoint. `losses` are their validation losses, with None for a non-finite one.
+    """
 
     kind: str
     base: str
@@ -101,8 +103,10 @@ class RunFacts:
 
 
 def read_config(run: Path) -> tuple[str, dict[str, Any]]:
-    """Return the kind of a run, `rl` or `sft`, and its resolved configuration. Raise UsageError where that
-    lacks the model's name."""
+    """Return the kind of a run, `rl` or `sft`, and its resolved configuration.
+
+    Raise `UsageError` if the configuration lacks the model's name.
+    """
     for kind, model in (("rl", "trainer.model.name"), ("sft", "model.name")):
         path = run / "configs" / f"{kind}.json"
         if path.exists():
@@ -117,7 +121,7 @@ def read_config(run: Path) -> tuple[str, dict[str, Any]]:
 
 
 def gather_facts(run: Path, choice: Choice, scores: Sequence[Score]) -> RunFacts:
-    """Read all that a model card says from the run directory."""
+    """Return the facts for a model card, from the run directory."""
     kind, config = read_config(run)
     trainer = config["trainer"] if kind == "rl" else config
     base = str(trainer["model"]["name"])
@@ -138,13 +142,15 @@ def gather_facts(run: Path, choice: Choice, scores: Sequence[Score]) -> RunFacts
 
 
 def public_name(name: str) -> str:
-    """A name that says nothing of this machine: that of a local file or directory is its last part."""
+    """Return a name without local folders: a local path is reduced to its last part."""
     return Path(name).name if _is_local(name) else name
 
 
 def _is_local(name: str) -> bool:
-    """Whether a name is a path. What is in the current directory says nothing: a run records the models and
-    data that it found there by their absolute paths."""
+    """Return True if a name is a path.
+
+    The current directory does not matter: a run records local models and data by their absolute paths.
+    """
     return name.startswith((".", "/", "~")) or name.count("/") > 1
 
 

@@ -1,4 +1,4 @@
-"""What in a run's directory can be deleted without ending its usefulness, and how much that frees."""
+"""Files in a run directory that can be deleted without harm to the run, and their sizes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from buckeye.transport.checkpoint import checkpoints_by_age
 Kind = Literal["weights", "rollouts", "batches", "trained", "skipped", "logs", "unfinished", "checkpoints"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 IN_USE: tuple[Kind, ...] = ("weights", "batches")
-"""What the processes of a run that goes on read."""
+"""Kinds of files that the processes of an active run read."""
 
 WHAT_THEY_ARE: dict[Kind, str] = {
     "weights": "all versions but the newest",
@@ -34,7 +34,7 @@ WHAT_THEY_ARE: dict[Kind, str] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Deletable:
-    """A file or directory, and its bytes."""
+    """File or directory that can be deleted, with its size in bytes."""
 
     kind: Kind
     path: Path
@@ -44,11 +44,11 @@ class Deletable:
 def deletable(
     output_dir: Path, *, kinds: Collection[Kind] = KINDS, keep_checkpoints: int | None = None
 ) -> list[Deletable]:
-    """What can be deleted in the directory of a run; if it goes on, nothing that is `IN_USE` must be among
-    `kinds`.
+    """Return the files that can be deleted in a run directory.
 
-    Checkpoints only with `keep_checkpoints`, the number of the newest ones that stay (1 or more); the best
-    one by evaluation stays too. Neither the newest weights nor evaluations, metrics or exports are listed.
+    For an active run, `kinds` must not contain any of `IN_USE`. Checkpoints are listed only with
+    `keep_checkpoints`, the number of newest ones to keep (1 or more); the best one by evaluation is kept too.
+    The newest weights, evaluations, metrics and exports are never listed.
     """
     found: dict[Kind, Sequence[Path]] = {
         "weights": list(step_directories(output_dir / "weights").values())[:-1],
@@ -69,7 +69,7 @@ def deletable(
 
 
 def delete(items: Sequence[Deletable]) -> None:
-    """Delete them; a step's directory so that a reader sees all of it or none of it."""
+    """Delete the items. A step directory is removed atomically: readers see all of it or nothing."""
     for item in items:
         if item.kind == "unfinished" and item.path.is_dir():
             shutil.rmtree(item.path)
@@ -81,7 +81,7 @@ def delete(items: Sequence[Deletable]) -> None:
 
 def _unfinished(output_dir: Path) -> list[Path]:
     folders = [output_dir, *(path for path in files_of_a_run(output_dir) if path.is_dir())]
-    downloads = (output_dir / "checkpoints").glob(".*.download")  # from an object store
+    downloads = (output_dir / "checkpoints").glob(".*.download")  # partial downloads from an object store
     return [*(path for folder in folders for path in leftovers(folder)), *downloads]
 
 
@@ -89,7 +89,7 @@ def _old_checkpoints(output_dir: Path, keep: int) -> list[Path]:
     by_age = checkpoints_by_age(output_dir / "checkpoints")
     try:
         best = find_checkpoint(output_dir, "best").path
-    except BuckeyeError:  # none, or none was evaluated
+    except BuckeyeError:  # no checkpoint, or no evaluation
         best = None
     old = by_age[: max(0, len(by_age) - keep)]
-    return [info.path for info in old if info.path != best and not is_locked(info.path)]  # or is uploaded now
+    return [info.path for info in old if info.path != best and not is_locked(info.path)]  # lock: an upload

@@ -1,4 +1,4 @@
-"""Exporting one checkpoint: choose, write, verify, describe, push."""
+"""Export of one checkpoint: choose, write, verify, describe, push."""
 
 from __future__ import annotations
 
@@ -27,9 +27,11 @@ _MADE_BY_THE_HUB = {".gitattributes"}
 
 
 class Hub:
-    """A model repository `org/name` that is to be filled, and made, `private` or public, if it is not
-    there. Raises UsageError, before anything is exported, for a name that is none, without a token in
-    HF_TOKEN, and for a repository that already has files."""
+    """Model repository `org/name` on the hub, created as `private` or public if it does not exist.
+
+    Raise `UsageError`, before anything is exported, for an invalid name, without a token in HF_TOKEN, and for
+    a repository that already has files.
+    """
 
     def __init__(self, name: str, *, private: bool) -> None:
         from huggingface_hub import HfApi
@@ -46,7 +48,7 @@ class Hub:
 
     @property
     def visibility(self) -> str:
-        """Who will see what is uploaded."""
+        """Visibility of the upload, as text."""
         if self._there:
             return "which exists, and stays as private or public as it is"
         return "a new private repository" if self._private else "a new public one; --private changes that"
@@ -60,7 +62,7 @@ class Hub:
                 folder_path=directory,
                 commit_message="Model exported by Buckeye",
             )
-        except Exception as error:  # network, rights, quota: one message whatever the library raises
+        except Exception as error:  # network, rights, quota: one message for any exception of the library
             raise RunError(
                 f"The model is complete in {directory}; uploading it to {self.name} failed: "
                 f"{_reason(error)}\n"
@@ -69,7 +71,7 @@ class Hub:
         return str(url)
 
     def _refuse_used(self) -> bool:
-        """Whether the repository exists; one that does is empty."""
+        """Return True if the repository exists. Raise `UsageError` if it has files."""
         from huggingface_hub.errors import RepositoryNotFoundError
 
         try:
@@ -96,9 +98,12 @@ _ADAPTER_CONFIG = "adapter_config.json"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExportRequest:
-    """`step` is best, last, a number, or None (see `choose_checkpoint`); `output` is None for
-    `<run>/exports/step_<N>`, of a merged adapter `step_<N>-merged`; `push` is a model repository of the hub
-    or None, which is made `private` or not."""
+    """Request to export a checkpoint.
+
+    `step` is best, last, a number, or None (see `choose_checkpoint`). `output` defaults to
+    `<run>/exports/step_<N>`, or `step_<N>-merged` for a merged adapter. `push` is a model repository on the
+    hub, created as `private` or public; None: no upload.
+    """
 
     run: Path
     step: str | None
@@ -110,7 +115,7 @@ class ExportRequest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Exported:
-    """Where the model is now; `url` on the hub, if it was pushed. An `adapter` needs its base."""
+    """Exported model: its directory, and its `url` if it was pushed. An `adapter` needs its base model."""
 
     directory: Path
     step: int
@@ -119,12 +124,14 @@ class Exported:
 
 
 def export_model(request: ExportRequest, tell: Callable[[str], None]) -> Exported:
-    """Export a checkpoint of a run. What is in `directory` afterwards has been loaded with transformers and
-    compared with the checkpoint; nothing that exists is overwritten. An export under the default name that
-    is newer than its checkpoint is pushed as it is, such as one whose upload has failed.
+    """Export a checkpoint of a run, verify it, and push it if requested.
 
-    Raises UsageError, before anything is written, for what cannot be exported; RunError if what was written
-    is not the checkpoint's model, or if the upload fails.
+    The export is loaded with transformers and compared with the checkpoint. Existing files are never
+    overwritten. An export under the default name that is newer than its checkpoint is pushed unchanged, for
+    example after a failed upload.
+
+    Raise `UsageError`, before anything is written, for an invalid request. Raise `RunError` if the export
+    differs from the checkpoint's model, or if the upload fails.
     """
     kind, config = read_config(request.run)
     if request.private and request.push is None:
@@ -154,7 +161,7 @@ def export_model(request: ExportRequest, tell: Callable[[str], None]) -> Exporte
 
 
 def _exported_before(directory: Path, info: CheckpointInfo, request: ExportRequest) -> bool:
-    """Whether a directory, which is only ever written whole, is what the request asks for."""
+    """Return True if the directory holds the requested export. Exports are written atomically."""
     if not (directory / "README.md").exists():
         return False
     adapter = (directory / _ADAPTER_CONFIG).exists()
@@ -164,7 +171,7 @@ def _exported_before(directory: Path, info: CheckpointInfo, request: ExportReque
 
 
 def _check_pushed(request: ExportRequest, info: CheckpointInfo, facts: RunFacts) -> None:
-    """Refuse to upload an adapter on a model that nobody else has."""
+    """Raise `UsageError` for the upload of an adapter whose base model is only on this machine."""
     adapter = (trainer_state(info) / "adapter").is_dir() and not request.merge_lora
     if request.push is not None and adapter and facts.base_id is None:
         raise UsageError(
@@ -212,7 +219,7 @@ def _write(
     merge_lora: bool,
     tell: Callable[[str], None],
 ) -> str:
-    """Write the model, or the adapter, and return what its verification says."""
+    """Write the model or the adapter, and return the verification result as text."""
     from buckeye.trainer.output.release import MUCH, has_adapter, write_adapter, write_merged, write_model
 
     if not has_adapter(state):
@@ -249,8 +256,7 @@ def _write(
 
 
 def _base_dtype(base: str) -> str | None:
-    """What the weights of the model that training started from are stored as; None if it is not here any
-    more."""
+    """Return the stored dtype of the initial model; None if the model is not on this machine."""
     found = find_model(base)
     if found is None:
         return None

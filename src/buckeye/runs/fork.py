@@ -1,4 +1,4 @@
-"""A new run that goes on from a checkpoint of another one, which stays as it is."""
+"""Fork: a new run that continues from a checkpoint of another run, which is not changed."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from buckeye.transport.checkpoint import CheckpointInfo, verify_checkpoint
 
 
 def fork_run(output_dir: Path, *, step: str, target: Path | None) -> Path:
-    """Make the directory of a new run from the checkpoint `step` (best, last or a number) of another, and
-    return it. Without a `target` it is made beside the old one.
+    """Create the directory of a new run from the checkpoint `step` (best, last or a number) of another.
 
-    Checkpoint files are hard links where the file system can, since nobody writes to them again. Raises
-    UsageError if the target exists, CheckpointError if there is no such checkpoint or it is damaged.
+    Return the directory, by default next to the old one. Checkpoint files are hard links where the file
+    system supports them, because finished checkpoints never change. Raise `UsageError` if the target exists,
+    and `CheckpointError` if the checkpoint is missing or damaged.
     """
     record = read_record(output_dir)
     info = find_checkpoint(output_dir, step)
@@ -57,8 +57,10 @@ def fork_run(output_dir: Path, *, step: str, target: Path | None) -> Path:
 
 
 def _record_of(record: RunRecord, info: CheckpointInfo, source: Path, final: Path) -> RunRecord:
-    """As of a run that was stopped at the step. Its next attempt is later than the checkpoint's, so that its
-    own checkpoints count as newer."""
+    """Return the record of a run stopped at the step.
+
+    Its next attempt has a higher number than the checkpoint's, so its own checkpoints count as newer.
+    """
     now = time.time()
     return msgspec.structs.replace(
         record,
@@ -84,7 +86,7 @@ def _write_identity(directory: Path, forked: RunRecord) -> None:
 
 
 def _copy_config(source: Path, directory: Path, final: Path) -> None:
-    """`configs/rl.json` with the new directory; those of the processes are written at the start."""
+    """Copy `configs/rl.json` with the new directory. The process configurations are written at the start."""
     config = read_json(source / "configs" / "rl.json")
     config["output_dir"] = str(final)
     write_file(

@@ -1,7 +1,7 @@
-"""The index of what a run has played: a row a rollout without its texts, in `rollouts/index.sqlite`.
+"""Index of a run's rollouts: one row per rollout, without its texts, in `rollouts/index.sqlite`.
 
-The JSON Lines in `rollouts/` and `evals/` are the truth. The index is made of them and can be deleted at any
-time; where it cannot be written, it is made anew in a temporary file.
+The JSON Lines in `rollouts/` and `evals/` are the source of truth. The index is derived from them and can be
+deleted at any time. If it cannot be written, it is rebuilt in a temporary file.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 INDEX_FILE = "index.sqlite"
 _VERSION = 2
-_WAIT_SECONDS = 5.0  # for another reader that writes the index
+_WAIT_SECONDS = 5.0  # for another reader that is writing the index
 _FILES = "CREATE TABLE files (path TEXT PRIMARY KEY, step INT, size INT, changed INT, unreadable INT)"
 _ROLLOUTS = (
     "CREATE TABLE rollouts (path TEXT, at INT, bytes INT, split TEXT, step INT, grp INT, number INT, "
@@ -34,7 +34,7 @@ _ROLLOUTS = (
 )
 _BY_STEP = "CREATE INDEX by_step ON rollouts (split, step, grp, number)"
 _MADE = (_FILES, _ROLLOUTS, _BY_STEP)
-_INSERT = f"INSERT INTO rollouts VALUES ({', '.join('?' * 28)})"  # noqa: S608  nothing from outside
+_INSERT = f"INSERT INTO rollouts VALUES ({', '.join('?' * 28)})"  # noqa: S608  constant
 _SHORTEST_ECHO = 2
 
 
@@ -44,7 +44,7 @@ class _Message(msgspec.Struct):
 
 
 class _Line(msgspec.Struct):
-    """What of a line is looked at; of evaluations some is not there."""
+    """Indexed fields of a line; lines of evaluations lack some of them."""
 
     task_id: str
     group: int = 0
@@ -75,12 +75,12 @@ _encode = msgspec.json.Encoder().encode
 
 
 def open_index(run: Path) -> sqlite3.Connection:
-    """The index of the run in a directory, brought up to date: what is new is read, and no text is kept."""
+    """Return the index of the run in a directory, updated with new files. It holds no texts."""
     path = run / ROLLOUTS_FOLDER / INDEX_FILE
     try:
         if path.parent.is_dir():
             return _updated(sqlite3.connect(path, timeout=_WAIT_SECONDS), run)
-    except sqlite3.DatabaseError as error:  # locked, damaged, or on a disk that is full or read only
+    except sqlite3.DatabaseError as error:  # locked, damaged, or on a full or read-only disk
         log.debug("%s is not used: %s", path, error)
     return _updated(sqlite3.connect(""), run)  # a temporary file
 
@@ -112,7 +112,7 @@ _KNOWN = "SELECT path, size, changed FROM files"
 
 
 def _is_ours(index: sqlite3.Connection) -> bool:
-    """Whether it has our tables and nothing else, as this version makes them."""
+    """Return True if the database has exactly the tables of this version."""
     made = {sql for (sql,) in index.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL")}
     return made == set(_MADE) and index.execute("PRAGMA user_version").fetchone() == (_VERSION,)
 
@@ -128,7 +128,7 @@ def _make(index: sqlite3.Connection) -> None:
 
 
 def _files_of(run: Path) -> Iterator[tuple[int, Path]]:
-    """Every file of rollouts, of training and of evaluations, with its step."""
+    """Yield (step, path) of every rollout file, of training and evaluations."""
     yield from rollouts_files(run / ROLLOUTS_FOLDER)
     for step, folder in step_directories(run / "evals").items():
         for path in folder.glob("*.jsonl"):
@@ -138,13 +138,13 @@ def _files_of(run: Path) -> Iterator[tuple[int, Path]]:
 def _stamp(path: Path) -> tuple[int, int] | None:
     try:
         seen = path.stat()
-    except FileNotFoundError:  # removed in the meantime
+    except FileNotFoundError:  # deleted in the meantime
         return None
     return seen.st_size, seen.st_mtime_ns
 
 
 def _gone(index: sqlite3.Connection, there: dict[str, tuple[int, Path]]) -> list[str]:
-    """The files that are no more. Figures of texts that were deleted for their age stay."""
+    """Return the indexed files that no longer exist. Figures of files deleted by age are kept."""
     oldest = min((step for step, _ in there.values()), default=None)
     known = index.execute("SELECT path, step FROM files")
     return [path for path, step in known if path not in there and oldest is not None and step >= oldest]
@@ -159,7 +159,7 @@ def _read(index: sqlite3.Connection, name: str, step: int, path: Path) -> None:
 
 
 def _rows(name: str, step: int, path: Path, unreadable: list[int]) -> Iterator[tuple[Any, ...]]:
-    """A row a line; lines that are no rollouts are counted."""
+    """Yield one row per line, and count invalid lines."""
     numbers: Counter[int] = Counter()
     groups: dict[str, int] = {}
     is_eval, at = path.parent.name != ROLLOUTS_FOLDER, 0
@@ -187,7 +187,7 @@ def _rows(name: str, step: int, path: Path, unreadable: list[int]) -> Iterator[t
 
 
 def _said(one: _Line) -> tuple[str, str]:
-    """What stood before the first reply, and the last reply, "" of one that is no text."""
+    """Return the text before the first reply, and the last reply; "" if that is not text."""
     before, reply, begun = list[str](), msgspec.Raw(), False
     for message in one.messages:
         if message.role == "assistant":
@@ -205,7 +205,7 @@ def _text(content: msgspec.Raw) -> str | None:
 
 
 def _echoes(prompt: str, reply: str) -> bool | None:
-    """Whether the whole reply stands in the prompt; None of one that is too short to say."""
+    """Return True if the prompt contains the whole reply; None if the reply is too short."""
     return reply in prompt if len(reply) >= _SHORTEST_ECHO and prompt else None
 
 
@@ -214,6 +214,6 @@ def _mean(values: list[float] | None) -> float | None:
 
 
 def _hash(text: str) -> int:
-    """A number of 64 bits by which equal texts are found."""
+    """Return a 64-bit hash to find equal texts."""
     digest = hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)

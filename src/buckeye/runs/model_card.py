@@ -1,4 +1,4 @@
-"""The model card of an exported model."""
+"""Model card of an exported model."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ _KINDS = {"rl": "reinforcement learning", "sft": "supervised fine-tuning"}
 
 
 def model_card(facts: RunFacts, *, title: str, reason: str, verified: str, adapter: bool) -> str:
-    """The text of `README.md`: the hub's header, then what was trained, how, and to what effect."""
-    local = facts.base if adapter else public_name(facts.base)  # without its base an adapter is nothing
+    """Return the text of `README.md`: the hub's header, then the training, its settings and its results."""
+    local = facts.base if adapter else public_name(facts.base)  # an adapter needs the full path of its base
     base = facts.base_id or f"a local model, `{local}`"
     what = "An adapter (LoRA) for" if adapter else "Made from"
     parts = [

@@ -1,6 +1,6 @@
-"""A run, read: its figures, what happened, what was played and what was trained on.
+"""Reader of a run: its metrics, events, rollouts and training batches.
 
-It may go on, be finished, have crashed, or be a copy. What is not asked for is not read.
+The run may be active, finished, crashed, or a copy. Data is read on first use.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def value_at(settings: Any, name: str) -> Any:
-    """Return a value of recorded settings, as `trainer.optim.lr`; None where it is not recorded."""
+    """Return a value of recorded settings, such as `trainer.optim.lr`; None if it is not recorded."""
     for part in name.split("."):
         settings = settings.get(part) if isinstance(settings, dict) else None
     return settings
@@ -37,8 +37,7 @@ _OF_A_RUN = ("metrics.jsonl", "events.jsonl", "run.json", "status.json", "rollou
 
 
 def open_run(run: str | Path) -> Run:
-    """The run in a directory, or that a name or the beginning of an id means. Raises UsageError where there
-    is none."""
+    """Return the run in a directory, or with a name or id prefix. Raise `UsageError` if it is not found."""
     path = Path(run)
     if not any((path / name).exists() for name in _OF_A_RUN):
         path = find_run(str(run))
@@ -47,20 +46,22 @@ def open_run(run: str | Path) -> Run:
 
 @dataclass(frozen=True)
 class Run:
-    """What is in a run's directory; docs/reading-runs.md says how to read it. `unreadable` fills with what is
-    damaged and was left out."""
+    """Contents of a run directory; docs/reading-runs.md explains how to read them.
+
+    `unreadable` collects the damaged parts that were skipped.
+    """
 
     path: Path
     unreadable: list[str] = field(default_factory=list)
 
     @cached_property
     def steps(self) -> list[Step]:
-        """What the processes recorded, joined by step, in order."""
+        """Recorded metrics of all processes, joined by step, in order."""
         return read_run(self.path / "metrics.jsonl").steps()
 
     @cached_property
     def settings(self) -> Mapping[str, Any]:
-        """The settings of the whole run, as `configs/rl.json` has them; empty where that cannot be read."""
+        """Settings of the whole run from `configs/rl.json`; empty if the file cannot be read."""
         try:
             found = read_json(self.path / "configs" / "rl.json")
         except (OSError, ValueError):
@@ -68,26 +69,26 @@ class Run:
         return found if isinstance(found, dict) else {}
 
     def setting(self, name: str) -> Any:
-        """Return one of them, as `trainer.optim.lr`; None where it is not recorded."""
+        """Return one setting, such as `trainer.optim.lr`; None if it is not recorded."""
         return value_at(self.settings, name)
 
     @cached_property
     def index(self) -> sqlite3.Connection:
-        """The index of what was played, with the table `rollouts`; as it is now."""
+        """Up-to-date index of the rollouts, with the table `rollouts`."""
         return open_index(self.path)
 
     def query(self, sql: str, *values: Any) -> list[tuple[Any, ...]]:
-        """The rows of a question to the index."""
+        """Return the rows of a query to the index."""
         return self.index.execute(sql, values).fetchall()
 
     @property
     def kept_steps(self) -> list[int]:
-        """The steps of which the batch was kept, in order."""
+        """Steps whose batch was kept, in order."""
         return list(step_directories(self.path / "trained"))
 
     def trained(self, step: int) -> TrainedStep | None:
-        """The batch of a step and what was made of it; None if it was not kept, or is damaged."""
-        from buckeye.runs.trained import read_step  # needs numpy, which commands that read no tokens do not
+        """Return the batch of a step with the trainer's results; None if it was not kept, or is damaged."""
+        from buckeye.runs.trained import read_step  # numpy: not for commands that read no tokens
 
         try:
             return read_step(self.path, step, self.query(_SEGMENTS, step))
@@ -96,13 +97,13 @@ class Run:
             return None
 
     def text_of(self, step: int, group: int, number: int) -> PlayedRollout | None:
-        """A rollout of training with all its texts; None if these were deleted."""
+        """Return a training rollout with all its texts; None if these were deleted."""
         places = self.query(_PLACE, step, group, number)
         found = (self.text_at(path, at, size, group, number) for path, at, size in places)
         return next((rollout for rollout in found if rollout is not None), None)
 
     def text_at(self, path: str, at: int, size: int, group: int, number: int) -> PlayedRollout | None:
-        """The rollout in so many bytes of a file, as the index names them; None if it is not there."""
+        """Return the rollout at `size` bytes from offset `at` of a file; None if it cannot be read."""
         try:
             with (self.path / path).open("rb") as file:
                 file.seek(at)

@@ -1,4 +1,4 @@
-"""What is known of a run, put together from its directory and the processes there are."""
+"""Status of a run, from its directory and its processes."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from buckeye.runs.checkpoint_facts import choose_checkpoint
 from buckeye.transport.checkpoint import UPLOADS_FILE, CheckpointInfo, read_scores
 
 TREND_STEPS = 10
-"""Over how many steps the reward is averaged."""
+"""Number of steps that the reward is averaged over."""
 
 STALE_SECONDS = 60.0
-"""How long a run that goes on may say nothing, before that is called stale."""
+"""Seconds without a report after which an active run is called stale."""
 
 _PACE_STEPS = 20
 _ERROR_LINE = re.compile(r"\] +ERROR (.*)")
 _LAST_WORDS = re.compile(r"^ *\| (?:error: |.*\] +ERROR |(?=[\w.]+(?:Error|Exception): ))(.*)")
-"""In the reason of a failure, a line of the failed process: its message, or the end of a traceback."""
+"""Matches a line of the failed process in a failure's reason: its message, or the end of a traceback."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProcessStatus:
-    """A process of a run that goes on."""
+    """Process of an active run."""
 
     title: str
     pid: int
@@ -49,11 +49,14 @@ class ProcessStatus:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunStatus:
-    """A run as it is now. `step` counts the trained steps; `reward` is that of the last of them,
-    `reward_mean` the mean of the last `TREND_STEPS`, and `reward_change` that less the mean of as many
-    before; sizes are in bytes, times in seconds since the epoch. What is not known is None. `uploads` say
-    what of the checkpoints is in an object store, `findings` why nothing is learnt now. `state` is as it was
-    `seen` last, and `stale` if a run that goes on has said nothing for longer than it ever does."""
+    """Current status of a run, with None for unknown values.
+
+    `step` counts the trained steps. `reward` is that of the last one, `reward_mean` the mean of the last
+    `TREND_STEPS`, and `reward_change` the difference from the mean of the `TREND_STEPS` before. Sizes are in
+    bytes, times in seconds since the epoch. `uploads` has the state of the checkpoints in an object store,
+    and `findings` the reasons why the run does not learn. `state` is as of `seen`. `stale` is True for an
+    active run without a report for `STALE_SECONDS`.
+    """
 
     name: str
     run_id: str
@@ -86,7 +89,7 @@ class RunStatus:
 
 
 def run_status(output_dir: Path, *, measure_disk: bool = True) -> RunStatus:
-    """Look at a run. Raises UsageError if nothing is recorded there."""
+    """Return the status of a run. Raise `UsageError` if the directory has no record of a run."""
     record = record_now(output_dir)
     state = record.actual_state()
     seen = last_seen(output_dir)
@@ -127,7 +130,7 @@ def run_status(output_dir: Path, *, measure_disk: bool = True) -> RunStatus:
 
 
 def last_seen(output_dir: Path) -> float:
-    """When somebody said last how the run is: the launcher of one that goes on does so every few seconds."""
+    """Return the time of the last report on the run. The launcher of an active run reports regularly."""
     away = read_elsewhere(output_dir)
     status = output_dir / STATUS_FILE
     if away is not None and (away.job is None or not status.exists()):
@@ -136,7 +139,7 @@ def last_seen(output_dir: Path) -> float:
 
 
 def newest_step(output_dir: Path) -> int | None:
-    """The step of the checkpoint that a resume would start from; None without one."""
+    """Return the step of the checkpoint that a resume would start from; None without one."""
     info = where_it_left_off(output_dir)
     return None if info is None else info.step
 
@@ -150,14 +153,19 @@ def _uploads(output_dir: Path) -> Mapping[str, Any] | None:
 
 
 def find_checkpoint(output_dir: Path, step: str) -> CheckpointInfo:
-    """The checkpoint that best, last or a number means. Raises UsageError for a best one where nothing was
-    evaluated, and CheckpointError where there is no such checkpoint."""
+    """Return the checkpoint for best, last or a number.
+
+    Raise `UsageError` for best without any evaluation, and `CheckpointError` if it does not exist.
+    """
     return choose_checkpoint(output_dir, step, read_scores(output_dir)).info
 
 
 def _trained(output_dir: Path, record: RunRecord) -> list[Step]:
-    """The steps that are trained, in order; without those that an earlier attempt did beyond the checkpoint
-    from which the newest one goes on, also while that has done none."""
+    """Return the trained steps, in order.
+
+    Steps of an earlier attempt after the checkpoint of the newest attempt do not count, even before the
+    newest attempt has trained a step.
+    """
     return [
         step
         for step in read_run(output_dir / "metrics.jsonl").steps()
@@ -166,7 +174,7 @@ def _trained(output_dir: Path, record: RunRecord) -> list[Step]:
 
 
 def _is_new(trained: Record, record: RunRecord) -> bool:
-    """Whether it is of the newest attempt. Its time says nothing: clocks are set."""
+    """Return True if the record is from the newest attempt. Times cannot tell: clocks may be changed."""
     return bool(trained.get("attempt", record.attempt) == record.attempt)
 
 
@@ -178,12 +186,12 @@ def _reward_change(rewards: Sequence[float]) -> float | None:
 
 
 def _seconds_left(record: RunRecord, trained: Sequence[Step]) -> float | None:
-    """At the pace of the last steps of this attempt."""
+    """Return the seconds left, at the pace of the last steps of this attempt."""
     new = [step for step in trained if step.trained is not None and _is_new(step.trained, record)]
     times = [at for step in new[-_PACE_STEPS:] if (at := step.value("trainer/time")) is not None]
     if record.max_steps is None or len(times) < 2:
         return None
-    per_step = statistics.median(later - earlier for earlier, later in pairwise(times))  # one may be a jump
+    per_step = statistics.median(later - earlier for earlier, later in pairwise(times))  # robust to jumps
     steps = record.max_steps - trained[-1].number - 1
     return max(0.0, per_step * steps - max(0.0, time.time() - times[-1]))
 
@@ -201,7 +209,7 @@ def _process_status(known: ProcessRecord, record: RunRecord) -> ProcessStatus:
 
 
 def _last_error(output_dir: Path, record: RunRecord) -> str | None:
-    """What the process said that ended the run; where that is not known, the newest error in the log."""
+    """Return the message of the process that ended the run, else the newest error in the log."""
     reason = record.reason if record.state == "failed" and record.reason is not None else ""
     for line in reversed(reason.splitlines()):
         if match := _LAST_WORDS.search(line):

@@ -1,4 +1,4 @@
-"""Stop a run from outside, and build the arguments that continue it."""
+"""Stop of a run from outside, and the arguments that continue it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _KILL_SECONDS = 15.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stopped:
-    """How a run is after it was stopped. `was_running` is False if there was nothing to stop."""
+    """State of a run after a stop. `was_running` is False if no process had to be stopped."""
 
     state: State
     was_running: bool
@@ -55,18 +55,18 @@ class Stopped:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Continuation:
-    """The words after `rl` that continue a run, and where to type them."""
+    """Arguments after `rl` that continue a run, and their working directory."""
 
     arguments: list[str]
     working_directory: Path
 
 
 def stop_run(output_dir: Path, *, now: bool, timeout: float | None, tell: Callable[[str], None]) -> Stopped:
-    """End a run and return when nothing is left of it. The trainer finishes its step and checkpoints, unless
-    it is to be `now`. `tell` hears what is waited for.
+    """End a run, and return when all its processes have ended.
 
-    `timeout` is in seconds; by default it is as long as the trainer may take, and three minutes. Raises
-    RunError when it is over, and UsageError for a run of another machine that is to end `now`.
+    The trainer finishes its step and checkpoints, unless `now` is set. `tell` is called with the processes
+    still running. `timeout` is in seconds; the default is the trainer's maximum plus three minutes. Raise
+    `RunError` when it expires, and `UsageError` for `now` with a run on another machine.
     """
     record = read_record(output_dir)
     if record.elsewhere and record.state in GOING_ON:
@@ -75,7 +75,7 @@ def stop_run(output_dir: Path, *, now: bool, timeout: float | None, tell: Callab
     if left:
         if now:
             _kill(record, left)
-            _kill(record, processes_left(record))  # what they had started meanwhile
+            _kill(record, processes_left(record))  # processes started in the meantime
         else:
             _ask(record, left)
         patience = timeout if timeout is not None else record.stop_seconds + _AFTER_TRAINER_SECONDS
@@ -85,11 +85,10 @@ def stop_run(output_dir: Path, *, now: bool, timeout: float | None, tell: Callab
 
 
 def continuation(output_dir: Path, extra: Sequence[str]) -> Continuation:
-    """How to continue a run from its newest checkpoint, or from its start if it has none, as it was started,
-    with `extra` flags.
+    """Return the arguments that continue a run from its newest checkpoint, or from its start without one.
 
-    Raises UsageError if it goes on, or is finished and `extra` does not change that, or if its files say
-    something else now.
+    They are those of its start plus the `extra` flags. Raise `UsageError` if the run is active, if it is
+    finished and `extra` is empty, or if its files now give other settings.
     """
     record = read_record(output_dir)
     state = record.actual_state()
@@ -105,13 +104,13 @@ def continuation(output_dir: Path, extra: Sequence[str]) -> Continuation:
             f"buckeye rl resume {output_dir} --max-steps N"
         )
     away = read_elsewhere(output_dir)
-    if away is not None:  # what was sent from here counts, and not what that machine says of itself
+    if away is not None:  # the arguments sent from here take precedence over the remote record
         record = msgspec.structs.replace(
             record, arguments=away.arguments, working_directory=away.working_directory
         )
     directory = Path(record.working_directory)
     arguments = with_output_dir(to_resume(record.arguments), output_dir)
-    if not os.path.isdir(record.working_directory):  # whatever is written there
+    if not os.path.isdir(record.working_directory):  # safe for any recorded text
         raise UsageError(
             f"The run was started in {directory}, which is gone. Type its command where its files are: "
             f"{shlex.join(['rl', *arguments, *extra])}"
@@ -123,7 +122,7 @@ def continuation(output_dir: Path, extra: Sequence[str]) -> Continuation:
 def _stop_elsewhere(
     output_dir: Path, record: RunRecord, now: bool, timeout: float | None, tell: Callable[[str], None]
 ) -> Stopped:
-    """Ask by way of the directory, which the machine of the run must share with this one."""
+    """Request a stop through the run directory, which both machines must share."""
     if now:
         raise UsageError(f"{output_dir} is a run on {record.host}. Kill it there. {_if_it_ended(record)}")
     request_stop(output_dir)
@@ -159,8 +158,7 @@ def _if_it_ended(record: RunRecord) -> str:
 def _refuse_changed(
     output_dir: Path, record: RunRecord, arguments: Sequence[str], extra: Sequence[str]
 ) -> None:
-    """Raise UsageError if the files and variables that the run was started with, or the defaults of settings,
-    say something else now."""
+    """Raise `UsageError` if the run's files, variables or default settings now give other settings."""
     try:
         with contextlib.chdir(record.working_directory):
             config, _ = load_with_warnings(RLConfig, record.arguments)
@@ -180,20 +178,20 @@ def _refuse_changed(
 
 
 def with_output_dir(arguments: Sequence[str], output_dir: Path) -> list[str]:
-    """The words with `--output-dir` set to this directory, wherever they are typed."""
+    """Return the arguments with `--output-dir` set to this directory, as an absolute path."""
     return [*without_flags(arguments, ("--output-dir",)), "--output-dir", str(output_dir.absolute())]
 
 
 def _ask(record: RunRecord, left: Sequence[LeftProcess]) -> None:
-    """SIGTERM for the launcher, which ends the others in good order; without one, for all that is left."""
+    """Send SIGTERM to the launcher, which ends the others in order; without one, to all processes left."""
     launcher = record.launcher_process()
     for process in [launcher] if launcher is not None else [each.process for each in left]:
         _signal(process, signal.SIGTERM)
-        _signal(process, signal.SIGCONT)  # a suspended one would hear of it only later
+        _signal(process, signal.SIGCONT)  # a suspended process would handle SIGTERM only later
 
 
 def _kill(record: RunRecord, left: Sequence[LeftProcess]) -> None:
-    """The launcher first: it would start its servers again."""
+    """Kill the launcher first, as it would restart its servers, then the others."""
     launcher = record.launcher_process()
     if launcher is not None:
         _signal(launcher, signal.SIGKILL)
@@ -233,7 +231,7 @@ def _wait_until_gone(
 
 
 def _settle(output_dir: Path, reason: str | None) -> State:
-    """A launcher that was killed could not say how the run ended: say it in its place."""
+    """Record the end of the run in place of a launcher that was killed, and return the state."""
     record = read_record(output_dir)
     if record.state in GOING_ON and not record.elsewhere:
         with locked(output_dir):

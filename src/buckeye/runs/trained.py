@@ -1,4 +1,4 @@
-"""What was trained on in one step, token by token, and which rollout each sample is of."""
+"""Trained tokens of one step, and the rollout of each sample."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class TrainedStep:
-    """The batch of a step, and what the trainer made of it.
+    """Batch of a step, with the trainer's results.
 
-    `logprobs` f32[T] are the trainer's of all T tokens of all samples, one after the other, NaN where there
-    is none: of context, and of samples that did not go through the model. `starts` i64[N + 1] is where each
-    of the N samples begins in them. `origins` has (group, rollout, segment, cut off) of each; it is empty
-    where the rollouts of the step are not known, or are of another attempt.
+    `logprobs` f32[T] are the trainer's, for all T tokens of all samples in order. They are NaN for context,
+    and for samples that did not go through the model. `starts` i64[N + 1] has the first token of each of the
+    N samples, and T. `origins` has (group, rollout, segment, cut off) per sample. It is empty if the rollouts
+    of the step are unknown or from another attempt.
     """
 
     batch: Batch
@@ -32,24 +32,23 @@ class TrainedStep:
     origins: Sequence[tuple[int, int, int, bool]]
 
     def column(self, name: str) -> Array:
-        """One of the arrays of `Sample`, of all samples one after the other."""
+        """Return one array of `Sample`, concatenated over all samples."""
         return np.concatenate([getattr(sample, name) for sample in self.batch.samples] or [np.empty(0)])
 
     @property
     def sample_numbers(self) -> Array:
-        """i32[T], which sample a token is of."""
+        """Sample index of each token, i32[T]."""
         return np.repeat(np.arange(len(self.starts) - 1, dtype=np.int32), np.diff(self.starts))
 
     @property
     def positions(self) -> Array:
-        """i32[T], where in its sample a token is."""
+        """Position of each token in its sample, i32[T]."""
         return (np.arange(self.starts[-1]) - np.repeat(self.starts[:-1], np.diff(self.starts))).astype(
             np.int32
         )
 
     def turns(self) -> Array:
-        """i32[T], which of the rollout's turns wrote a token; -1 for context. Turns are told by the context
-        between them."""
+        """Return the rollout turn of each token, i32[T]; -1 for context. Context separates turns."""
         mask, begins = self.column("loss_mask"), self.positions == 0
         starts_turn = mask & ~np.concatenate([[False], mask[:-1] & ~begins[1:]])
         number = np.cumsum(starts_turn)
@@ -63,8 +62,10 @@ class TrainedStep:
         return np.where(mask, turns, -1).astype(np.int32)
 
     def token_columns(self) -> Mapping[str, Any]:
-        """Return a column for each figure of the tokens of all samples. A column with nulls is a pair: the
-        values, and a bool array that is True where there is none."""
+        """Return the columns of all tokens of all samples, by name.
+
+        A nullable column is a pair: the values, and a bool array that is True for nulls.
+        """
         mask, computed = self.column("loss_mask"), ~np.isnan(self.logprobs)
         return {
             "step": np.full(len(mask), self.batch.step, np.int32),
@@ -82,8 +83,11 @@ class TrainedStep:
 
 
 def read_step(run: Path, step: int, rollouts: Sequence[tuple[int, int, int, int]]) -> TrainedStep:
-    """The step of a run. `rollouts` are (group, number, segments, truncated) of those that were trained on,
-    in the order of their file. Raises `TransportError`."""
+    """Return a trained step of a run.
+
+    `rollouts` has (group, number, segments, truncated) of the trained rollouts, in file order. Raise
+    `TransportError` if the batch was not kept or is damaged.
+    """
     batch, trained = read_trained(run / "trained", step)
     starts = np.concatenate([[0], np.cumsum([len(sample.token_ids) for sample in batch.samples])])
     logprobs = np.full(int(starts[-1]), np.nan, np.float32)
@@ -103,7 +107,7 @@ def read_step(run: Path, step: int, rollouts: Sequence[tuple[int, int, int, int]
 
 
 def _put(batch: Batch, trained: TrainedBatch, starts: Array, logprobs: Array) -> None:
-    """Put the trainer's log-probs where their tokens are."""
+    """Write the trainer's log-probs to the positions of their tokens in `logprobs`."""
     at = 0
     for number in trained.samples:
         places = starts[number] + np.flatnonzero(batch.samples[number].loss_mask)

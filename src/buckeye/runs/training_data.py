@@ -1,4 +1,4 @@
-"""What a run was trained on, as far as the run has kept it."""
+"""Training data of a run, as far as the run has kept it."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ if TYPE_CHECKING:
     from buckeye.trainer.output.release import Passages
 
 _LINES = 64
-"""Of a file, where rollouts may be long."""
+"""Maximum number of lines to read from a file, as rollouts may be long."""
 _MOST = 4
 
 
 def passages_of(run: Path, kind: str, config: Mapping[str, Any], step: int) -> Passages:
-    """The newest rollouts before `step` of a run of `rl`, conversations of the data of a run of `sft`; none
-    where they are gone or cannot be read."""
+    """Return passages from training: the newest rollouts before `step` for `rl`, the data's chats for `sft`.
+
+    Empty if they are deleted or cannot be read.
+    """
     from buckeye.trainer.output.release import Passages  # needs torch
 
     if kind == "sft":
@@ -49,5 +51,5 @@ def _read(path: Path) -> list[dict[str, Any]]:
 
 
 def _some(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A few, evenly: rollouts of one task are beside each other."""
+    """Return a few rows, evenly spaced, as rollouts of one task are adjacent."""
     return rows[:: max(1, len(rows) // _MOST)][:_MOST]

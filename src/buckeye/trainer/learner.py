@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, replace
 
 import torch
 
+from buckeye.monitor.signals import is_told
 from buckeye.trainer.data.packing import PackedMicroBatch
 from buckeye.trainer.micro_batch_size import MicroBatchSize
 from buckeye.trainer.model.adapter_files import has_adapter
@@ -142,13 +143,14 @@ class Learner:
         if not (skipped or empty):
             clip_gradients(parameters.values(), norm, self.max_norm)
             self.optimizer.step(rate)
-        elif empty:
+        elif empty and is_told(count := self.progress.empty + 1):
             logger.warning(
-                "Step %d has a gradient of 0: no trained token has an advantage, or the loss masks all that "
-                "have one. The weights are unchanged.",
+                "Step %d has a gradient of 0 (%d such steps so far): no trained token has an advantage, or "
+                "the loss masks all that have one. The weights are unchanged.",
                 self.progress.step,
+                count,
             )
-        else:
+        elif skipped:
             logger.warning(
                 "Step %d left out: loss %s, gradient norm %s. The weights are unchanged.",
                 self.progress.step,

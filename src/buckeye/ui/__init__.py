@@ -1,6 +1,6 @@
-"""Runs in a browser. It only reads them."""
+"""Browser interface to runs. It only reads them."""
 
 from pathlib import Path
 
 STATIC = Path(__file__).parent / "static"
-"""The files of the page."""
+"""Folder with the files of the page."""

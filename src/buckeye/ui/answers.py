@@ -1,4 +1,4 @@
-"""The questions about one run, by name: `/api/runs/RUN/NAME` answers one, a report holds all answers."""
+"""API answers about one run: `/api/runs/RUN/NAME` returns one, and a report contains all of them."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from buckeye.ui.tokens import tokens
 
 
 class Nothing(msgspec.Struct, forbid_unknown_fields=True):
-    """No parameters."""
+    """Empty set of parameters."""
 
 
 class Pattern(msgspec.Struct, forbid_unknown_fields=True):
-    """Which numbers: a regular expression of their names, and how many at most."""
+    """Selection of metrics: a regular expression for their names, and their maximum number."""
 
     pattern: str
     most: int = 80
@@ -33,15 +33,17 @@ class Pattern(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """How a question is answered: its `parameters`, and the function that answers."""
+    """Handler of a question: the type of its `parameters`, and the function that answers."""
 
     parameters: type[msgspec.Struct]
     give: Callable[[OpenRun, Any], Any]
 
 
 def answer(run: OpenRun, name: str, given: Mapping[str, str]) -> Any:
-    """What the question `name` about a run is answered with: a value of JSON. Raises UsageError for a
-    question or parameters that there are not."""
+    """Return the answer to the question `name` about a run, as JSON values.
+
+    Raise `UsageError` for an unknown question or invalid parameters.
+    """
     known = ANSWERS.get(name)
     if known is None:
         raise UsageError(f"Nobody can answer {name!r} of a run. There are: {', '.join(ANSWERS)}.")
@@ -53,7 +55,7 @@ def answer(run: OpenRun, name: str, given: Mapping[str, str]) -> Any:
 
 
 def summary(run: OpenRun) -> dict[str, Any]:
-    """A run in a line of the list."""
+    """Return the entry of a run in the list of runs."""
     record, steps = _record(run), run.steps
     trained = [step for step in steps if step.trained is not None]
     newest = trained[-1] if trained else None
@@ -71,8 +73,8 @@ def summary(run: OpenRun) -> dict[str, Any]:
 
 
 def status(run: OpenRun) -> dict[str, Any]:
-    """How a run is now. Of a directory without a record it is what the numbers tell."""
-    from buckeye.launch.waits import sentence  # settings are behind them, which take most of a second
+    """Return the current status of a run; without a record, only the part known from metrics."""
+    from buckeye.launch.waits import sentence  # slow: it imports the settings, most of a second
     from buckeye.runs.status import run_status
 
     known = {**summary(run), "now": time.time(), "stamp": run.stamp()}
@@ -82,7 +84,7 @@ def status(run: OpenRun) -> dict[str, Any]:
         return {**known, "going_on": False, "reason": str(error)}
     told = {**dataclasses.asdict(seen), **known, "going_on": seen.state in GOING_ON}
     told["waits"] = [sentence(wait, known["now"]) for wait in seen.waits]
-    del told["findings"]  # `findings` has all of them
+    del told["findings"]  # the question `findings` returns all of them
     return told
 
 

@@ -1,4 +1,4 @@
-"""A run as one file: the page with everything in it, and as many texts as fit. It opens offline."""
+"""Export of a run as one HTML file that opens offline, with as many rollout texts as fit."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ _STYLE = re.compile(r'<link rel="stylesheet" href="([^"]+)">')
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Exported:
-    """How many of a run's groups have their texts in the file."""
+    """Number of groups with texts in the file, of all groups."""
 
     groups: int
     of: int
 
 
 def export(run: OpenRun, path: Path) -> Exported:
-    """Write a run into one file. Raises BuckeyeError for a run of which nothing is recorded."""
+    """Write a run to one file. Raise `BuckeyeError` for a run without any recorded step."""
     if not run.steps and not step_directories(run.path / "evals"):
         raise BuckeyeError(f"{run.path}: no step is recorded yet")
     answers, exported = _answers(run)
@@ -45,8 +45,10 @@ def export(run: OpenRun, path: Path) -> Exported:
 
 
 def _public(value: Any, run: Path) -> Any:
-    """Return the value without keys and without folders of this machine in its texts: a report is sent. Names
-    of columns, such as `tokens`, are not names of secrets."""
+    """Return the value with keys and local folders removed from its texts, as reports are shared.
+
+    Column names such as `tokens` are not treated as names of secrets.
+    """
     if isinstance(value, Mapping):
         return {name: _public(item, run) for name, item in value.items()}
     if isinstance(value, list | tuple) and not all(isinstance(item, str) for item in value):
@@ -64,7 +66,7 @@ def _without_folders(text: str, run: Path) -> str:
 
 
 def _answers(run: OpenRun) -> tuple[dict[str, Any], Exported]:
-    """Collect every answer by its address, as the page asks for it."""
+    """Return all answers by the address that the page requests."""
     answers: dict[str, Any] = {"runs": {"runs": [summary(run)], "only": run.name}}
     for name in _WHOLE:
         answers[address(run, name)] = answer(run, name, {})
@@ -87,7 +89,7 @@ def _answers(run: OpenRun) -> tuple[dict[str, Any], Exported]:
 
 
 def _texts(run: OpenRun, asked: Mapping[str, Any]) -> dict[str, Any]:
-    """A group, its rollouts, and their tokens where they were kept."""
+    """Return the answers for a group, its rollouts, and their tokens if these were kept."""
     given = {name: str(value) for name, value in asked.items()}
     found = {address(run, "group", given): (group := answer(run, "group", given))}
     for one in group["rollouts"]:
@@ -95,13 +97,13 @@ def _texts(run: OpenRun, asked: Mapping[str, Any]) -> dict[str, Any]:
         for name in ("rollout", "tokens"):
             try:
                 found[address(run, name, of)] = answer(run, name, of)
-            except BuckeyeError:  # no tokens: the page says so
+            except BuckeyeError:  # tokens were not kept; the page shows that
                 continue
     return found
 
 
 def _spread(count: int) -> Iterator[int]:
-    """All numbers below `count`, the first ones spread evenly: the ends, the middle, and so on."""
+    """Yield all numbers below `count`, spread evenly: the ends, the middle, and so on."""
     given, parts = set[int](), 1
     while len(given) < count:
         for part in range(parts + 1):
@@ -113,15 +115,17 @@ def _spread(count: int) -> Iterator[int]:
 
 
 def address(run: OpenRun, question: str, given: Mapping[str, Any] | None = None) -> str:
-    """How the page asks: `URLSearchParams` of what is given, in the order of its names."""
+    """Return the address of a question as the page builds it: sorted `URLSearchParams` of `given`."""
     words = urlencode(sorted((given or {}).items())).replace("~", "%7E").replace("%2A", "*")
     name = quote(run.name, safe="!~*'()")
     return f"runs/{name}/{question}" + (f"?{words}" if words else "")
 
 
 def page(answers: Mapping[str, Any]) -> str:
-    """The page in one piece. Only the scripts and styles in it may run, by their hashes; text cannot end the
-    element that it is in."""
+    """Return the page as one HTML text.
+
+    A content security policy allows only its own scripts and styles, by hash. Data cannot close its element.
+    """
     html = (STATIC / "index.html").read_text(encoding="utf-8")
     scripts = [_file(name) for name in _SCRIPT.findall(html)]
     styles = [_file(name) for name in _STYLE.findall(html)]

@@ -1,4 +1,4 @@
-"""The numbers of a run as the page draws them: a column for each, a value for each step."""
+"""Metrics of a run for the page's charts: one column per metric, one value per step."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ CHARTS: Mapping[str, Sequence[tuple[str, str, tuple[str, ...]]]] = {
         ("Memory", "GiB", ("*/peak_memory_gib",)),
     ),
 }
-"""What the overview shows, by section: title, unit, and names, in which `*` stands for anything."""
+"""Charts of the overview by section: title, unit, and metric names, where `*` matches any text."""
 
 LABELS = {
     "trainer/entropy_fresh": "of the present weights",
@@ -119,7 +119,7 @@ LABELS = {
     "orchestrator/time/rollout/sampling/mean": "sampling",
     "orchestrator/time/rollout/environment/mean": "environment",
 }
-"""What a line is called, where its name alone would not say it."""
+"""Labels of chart lines whose metric names are not clear enough."""
 _BEGINNINGS = re.compile(r"^[^/]+/(?:time/|metrics/|rollouts/|groups/dropped_|env/(?=.*/reward/played$))?")
 _ENDINGS = re.compile(r"/reward/played$")
 
@@ -128,7 +128,7 @@ _ENOUGH_GROUPS = 2
 
 
 def names_in(steps: Sequence[Step]) -> list[str]:
-    """Every number that was recorded, as `trainer/loss`, in the order of the alphabet."""
+    """Return all recorded metric names, such as `trainer/loss`, in alphabetical order."""
     keys: dict[str, set[str]] = defaultdict(set)
     for step in steps:
         for process, record in step.records.items():
@@ -137,7 +137,7 @@ def names_in(steps: Sequence[Step]) -> list[str]:
 
 
 def overview(run: OpenRun) -> dict[str, Any]:
-    """The charts that matter, those of them for which there are numbers."""
+    """Return the charts of the overview that have data, with steps, rewards and evaluations."""
     steps = run.steps
     names = names_in(steps)
     sections = [
@@ -169,13 +169,13 @@ def _chart(
 
 
 def columns(steps: Sequence[Step], names: Sequence[str]) -> list[dict[str, Any]]:
-    """The numbers of some names, a value for each step; those that are nowhere a number are left out."""
+    """Return the values of metrics, one per step. Metrics without any number are left out."""
     found = [{"name": name, "values": [step.value(name) for step in steps]} for name in names]
     return [one for one in found if any(value is not None for value in one["values"])]
 
 
 def matching(run: OpenRun, pattern: str, most: int) -> dict[str, Any]:
-    """The numbers whose names match a regular expression. Raises UsageError for one that is none."""
+    """Return the metrics with names that match a regular expression. Raise `UsageError` if it is invalid."""
     try:
         looked_for = re.compile(pattern, re.IGNORECASE)
     except re.error as error:
@@ -193,7 +193,7 @@ def _time(step: Step) -> float | None:
 
 
 def _evaluations(run: Path) -> Iterator[dict[str, Any]]:
-    """Every evaluation: its step, environment, mean reward, and the share that passed with its interval."""
+    """Yield every evaluation: step, environment, mean reward, and pass rate with its interval."""
     for step, folder in sorted(step_directories(run / "evals").items()):
         for path in sorted(folder.glob("*.json")):
             try:
@@ -206,7 +206,7 @@ def _evaluations(run: Path) -> Iterator[dict[str, Any]]:
 
 
 def reward_intervals(run: OpenRun) -> dict[str, Any]:
-    """The 95 % interval of each batch's mean reward over its groups; groups are what was drawn."""
+    """Return the 95 % interval of each batch's mean reward over its groups, the independent draws."""
     means: dict[int, list[float]] = defaultdict(list)
     with run.read() as opened:
         for step, mean in opened.query(_MEANS):
@@ -233,7 +233,7 @@ _MEANS = (
 
 
 def sparkline(steps: Sequence[Step], points: int = 60) -> list[float]:
-    """The reward in so many points, each a mean over equally many steps."""
+    """Return the reward in at most `points` values, each a mean over an equal number of steps."""
     rewards = [step.reward for step in steps if step.reward is not None]
     size = max(1, -(-len(rewards) // points))
     return [statistics.fmean(rewards[at : at + size]) for at in range(0, len(rewards), size)]

@@ -1,4 +1,4 @@
-"""What `rl diagnose` says of a run, in a process of its own: it may read hundreds of megabytes."""
+"""Findings of `rl diagnose`, from a separate process, as it may read hundreds of megabytes."""
 
 from __future__ import annotations
 
@@ -14,15 +14,18 @@ from buckeye.base.process import ChildProcess
 from buckeye.ui.sources import OpenRun
 
 _SECONDS = 900.0
-_REST = 30.0  # seconds between two looks at a run that goes on
+_REST = 30.0  # minimum seconds between two diagnoses of an active run
 _READ_BY_IT = ("metrics", "events", "rollouts", "evals")
 _few = threading.Semaphore(2)
 _running: list[ChildProcess] = []
 
 
 def findings_of(run: OpenRun) -> dict[str, Any]:
-    """`findings` with evidence and commands, the surest first, `not_looked_at`, and the `step` they are of;
-    or in `missing` why there are none. Of a run that has gone on a little they may be those of before."""
+    """Return `findings` with evidence and commands, by confidence, with `not_looked_at` and their `step`.
+
+    If the diagnosis failed, `missing` has the reason. For an active run, findings up to `_REST` seconds old
+    are reused.
+    """
     with run.diagnosing:
         stamp = [run.stamp()[name] for name in _READ_BY_IT]
         seen, asked, told = run.kept.get("findings", (None, 0.0, {}))
@@ -37,7 +40,7 @@ def findings_of(run: OpenRun) -> dict[str, Any]:
 
 
 def stop() -> None:
-    """End whoever still looks."""
+    """End all running diagnoses."""
     for child in list(_running):
         child.end(1.0, session=True)
 
@@ -48,8 +51,9 @@ def _diagnose(run: OpenRun) -> dict[str, Any]:
         child = ChildProcess(argv, stdout=out.fileno(), stderr=err.fileno(), guarded=True)
         _running.append(child)
         try:
-            child.wait(_SECONDS)
+            ended = f"it ended with exit code {child.wait(_SECONDS)}"
         except subprocess.TimeoutExpired:
+            ended = f"it did not end within {_SECONDS:g} s"
             child.end(1.0, session=True)
         finally:
             _running.remove(child)
@@ -58,6 +62,6 @@ def _diagnose(run: OpenRun) -> dict[str, Any]:
         try:
             told = json.load(out)
         except ValueError:
-            said = err.read().decode(errors="replace").strip().splitlines() or ["it did not end in time"]
+            said = err.read().decode(errors="replace").strip().splitlines() or [ended]
             return {"findings": [], "missing": f"This run could not be diagnosed: {said[-1]}"}
     return dict(told)

@@ -1,4 +1,4 @@
-"""What a run played: its groups, the answers of one, and a rollout in full. Texts are read on demand."""
+"""Rollouts of a run: its groups, the replies of one group, and a full rollout. Texts are read on demand."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from buckeye.monitor.rollouts import shortened
 from buckeye.runs import Run
 from buckeye.ui.sources import OpenRun
 
-_MOST_GROUPS = 100_000  # of the newest steps; a page holds them all
-_LONGEST_LINE = 64_000_000  # bytes of a rollout that is read at all
-_LONGEST_TEXT = 200_000  # characters of one message that are sent, half from each end
-_LONGEST_GLANCE = 4_000  # the same where answers stand side by side
+_MOST_GROUPS = 100_000  # from the newest steps; the page holds all of them
+_LONGEST_LINE = 64_000_000  # bytes; longer rollouts are not read
+_LONGEST_TEXT = 200_000  # characters sent of one message, half from each end
+_LONGEST_GLANCE = 4_000  # characters sent of one message where replies are shown in columns
 _MOST_MESSAGES = 500
-_MOST_CALLS = 100  # of a message
+_MOST_CALLS = 100  # per message
 _MOST_SEARCHED = 256_000_000  # bytes
 
 _COLUMNS = {
@@ -42,7 +42,7 @@ _COLUMNS = {
     "version": "min(oldest_version)",
 }
 _GROUPS = (
-    f"SELECT {', '.join(_COLUMNS.values())} FROM rollouts WHERE retried = 0 "  # noqa: S608  our own names
+    f"SELECT {', '.join(_COLUMNS.values())} FROM rollouts WHERE retried = 0 "  # noqa: S608  constant names
     "GROUP BY split, step, env, grp, dropped ORDER BY step DESC, split DESC, env, grp LIMIT ?"
 )
 _OF_GROUP = (
@@ -58,7 +58,7 @@ _FIGURES = (
 
 
 class Group(msgspec.Struct, forbid_unknown_fields=True):
-    """A group of rollouts; `env` tells those of evaluations apart."""
+    """Address of a group of rollouts; `env` distinguishes groups of evaluations."""
 
     step: int
     group: int
@@ -67,13 +67,13 @@ class Group(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Rollout(Group):
-    """A rollout of it."""
+    """Address of a rollout of a group."""
 
     number: int = 0
 
 
 class Search(msgspec.Struct, forbid_unknown_fields=True):
-    """A text that is looked for in what was said in a step."""
+    """Search for a text in the messages of a step's rollouts."""
 
     step: int
     text: str
@@ -81,8 +81,10 @@ class Search(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def groups(run: OpenRun) -> dict[str, Any]:
-    """A column for each figure of all groups, the newest step first; `left_out` is how many more there
-    are, `unreadable` how many lines are no rollouts."""
+    """Return the figures of all groups in columns, the newest step first.
+
+    `left_out` is the number of older groups, and `unreadable` the number of invalid lines.
+    """
     stamp = (run.stamp()["rollouts"], run.stamp()["evals"])
     if run.kept.get("groups", (None,))[0] == stamp:
         return dict(run.kept["groups"][1])
@@ -102,7 +104,7 @@ _COUNT = (
 
 
 def group(run: OpenRun, asked: Group) -> dict[str, Any]:
-    """What was asked, and the answers of a group with what each earned and why; long texts are cut."""
+    """Return the prompt of a group and its replies with their rewards; long texts are shortened."""
     with run.read() as opened:
         found = list(_rollouts(opened, asked, ""))
     shown = [_told(figures, line, _LONGEST_GLANCE) for figures, line in found]
@@ -114,14 +116,14 @@ def group(run: OpenRun, asked: Group) -> dict[str, Any]:
 
 
 def rollout(run: OpenRun, asked: Rollout) -> dict[str, Any]:
-    """A rollout with its conversation. `messages` is null where its text was deleted."""
+    """Return a rollout with its conversation; with `text_deleted`, `messages` is empty."""
     with run.read() as opened:
         figures, line = next(_rollouts(opened, asked, "AND number = ? AND retried = 0 ", asked.number))
     return _told(figures, line, _LONGEST_TEXT)
 
 
 def search(run: OpenRun, asked: Search) -> dict[str, Any]:
-    """The rollouts of a step with a text in what was said or went wrong, in letters of any case."""
+    """Return the rollouts of a step that contain a text in messages or errors, ignoring case."""
     found: list[dict[str, Any]] = []
     wanted, read = asked.text.casefold(), 0
     with run.read() as opened:
@@ -152,7 +154,7 @@ def _texts(value: Any) -> Iterator[str]:
 def _rollouts(
     opened: Run, asked: Group, more: str, *values: Any
 ) -> Iterator[tuple[dict[str, Any], dict[str, Any] | None]]:
-    """Figures from the index, and the line of the file. Raises UsageError if there are none."""
+    """Yield the index figures and the file line of each rollout. Raise `UsageError` if none is found."""
     of_env, env = ("AND env = ? ", [asked.env]) if asked.env else ("", [])
     sql = f"{_OF_GROUP}{of_env}{more}ORDER BY number, at"
     rows = opened.query(sql, asked.split, asked.step, asked.group, *env, *values)
@@ -163,7 +165,7 @@ def _rollouts(
 
 
 def _line(path: Path, at: int, size: int) -> dict[str, Any] | None:
-    """A rollout in its file; None if it is not there any more, or too long to be read."""
+    """Return a rollout's line from its file; None if it is missing, invalid, or too long."""
     if size > _LONGEST_LINE:
         return None
     try:
@@ -176,7 +178,7 @@ def _line(path: Path, at: int, size: int) -> dict[str, Any] | None:
 
 
 def _told(figures: Mapping[str, Any], line: Mapping[str, Any] | None, longest: int) -> dict[str, Any]:
-    """A rollout as the page shows it."""
+    """Return a rollout in the form that the page shows."""
     more = line or {}
     known = {name: more.get(name) for name in ("shaping", "turn_rewards", "advantages", "explanations")}
     given = more.get("messages")
@@ -194,8 +196,7 @@ def _told(figures: Mapping[str, Any], line: Mapping[str, Any] | None, longest: i
 
 
 def _message(given: Mapping[str, Any], longest: int) -> dict[str, Any]:
-    """A message: who said it, its text, what was thought before, and what was called. `left_out` counts
-    characters."""
+    """Return a message: role, text, reasoning and calls. `left_out` is the number of characters cut."""
     said = message_of(given)
     text, left_out = _cut(said.text, longest)
     calls = [
@@ -207,11 +208,11 @@ def _message(given: Mapping[str, Any], longest: int) -> dict[str, Any]:
 
 
 def _cut(text: str, longest: int) -> tuple[str, int]:
-    """A text without its middle if it is too long, and how many characters that is."""
+    """Return a text without its middle if it is too long, and the number of characters left out."""
     return shortened(text, longest), max(0, len(text) - longest)
 
 
 def _after_prompt(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """From the first reply on."""
+    """Return the messages from the first reply on."""
     first = next((at for at, one in enumerate(messages) if one["role"] == "assistant"), len(messages))
     return messages[first:]

@@ -1,4 +1,4 @@
-"""What a run's processes printed, what happened to it, and with what settings it was started."""
+"""Logs, events and settings of a run."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ from buckeye.run_files.events import read_events
 from buckeye.run_files.logs import attempt_starts, read_logs
 from buckeye.ui.sources import OpenRun
 
-_MOST_BYTES = 128_000_000  # of logs that are read at once
+_MOST_BYTES = 128_000_000  # total size of logs to read
 _LONGEST_LINE = 4_000
 _MOST_EVENTS = 20_000
 
 
 class Logs(msgspec.Struct, forbid_unknown_fields=True):
-    """Which lines: the last ones with a text in them, of an attempt (by default the newest) and a process (by
-    default all)."""
+    """Selection of log lines: the last ones that contain a text, of an attempt and a process.
+
+    Defaults: the newest attempt, and all processes.
+    """
 
     attempt: int | None = None
     process: str | None = None
@@ -29,7 +31,7 @@ class Logs(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def logs(run: OpenRun, asked: Logs) -> dict[str, Any]:
-    """Lines with time and process in the order of time; `found` is how many there are in all."""
+    """Return log lines in order of time; `found` is the number of all matching lines."""
     try:
         attempts = sorted(attempt_starts(run.path))
     except BuckeyeError as error:
@@ -57,12 +59,12 @@ def logs(run: OpenRun, asked: Logs) -> dict[str, Any]:
 
 
 def events(run: OpenRun) -> dict[str, Any]:
-    """What happened, in order; `left_out` counts those before."""
+    """Return the newest events in order; `left_out` is the number of older ones."""
     found = list(read_events(run.path))
     return {"events": found[-_MOST_EVENTS:], "left_out": max(0, len(found) - _MOST_EVENTS)}
 
 
 def settings(run: OpenRun) -> dict[str, Any]:
-    """Every setting as `configs/rl.json` has it, without secrets."""
+    """Return all settings from `configs/rl.json`, without secrets."""
     with run.read() as opened:
         return {"settings": redacted(opened.settings)}

@@ -1,4 +1,4 @@
-"""The page and its interface, over HTTP. What is served of a run is only read."""
+"""HTTP server for the page and its API. Runs are only read."""
 
 from __future__ import annotations
 
@@ -44,14 +44,17 @@ _KEY = "BUCKEYE_UI_KEY"
 _LOOK_SECONDS = 1.0
 _SILENCE_SECONDS = 15.0
 _MOST_LISTENERS = 64
-_SLOW = ("findings",)  # have threads of their own, so that no other question waits for them
+_SLOW = ("findings",)  # answered in separate threads, so that other questions do not wait for them
 
 
 def serve(
     sources: Sources, *, host: str, port: int | None, usual_port: int, tell: Callable[[str], None]
 ) -> None:
-    """Serve until SIGTERM or SIGINT, and `tell` the address. Without a `port` it is the usual one, or a free
-    one where that is taken. Raises PortTakenError if the port that is wanted cannot be had."""
+    """Serve until SIGTERM or SIGINT, and pass the address to `tell`.
+
+    Without a `port`, the usual one is used, or a free one if that is taken. Raise `PortTakenError` if the
+    requested port is taken.
+    """
     try:
         listener = listen(host, usual_port if port is None else port, change="Choose a --port.")
     except PortTakenError:
@@ -73,7 +76,7 @@ async def _serve(app: Any, listener: socket.socket) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
-    loop.run_in_executor(None, importlib.import_module, "buckeye.runs.status")  # before somebody waits for it
+    loop.run_in_executor(None, importlib.import_module, "buckeye.runs.status")  # preload: the import is slow
     waiting = asyncio.create_task(stopped.wait())
     await asyncio.wait({serving, waiting}, return_when=asyncio.FIRST_COMPLETED)
     waiting.cancel()
@@ -83,7 +86,7 @@ async def _serve(app: Any, listener: socket.socket) -> None:
 
 
 def create_app(sources: Sources, *, host: str = "127.0.0.1", key: str | None = None) -> Starlette:
-    """The application. The page itself can be had without the key; nothing of a run can."""
+    """Return the application. The page itself needs no key; all data of runs does."""
     served = _Served(sources)
     rules = Rules(host=host, key=key, how_to_send="open the address that `buckeye ui` has printed")
     api = Starlette(
@@ -109,7 +112,7 @@ def create_app(sources: Sources, *, host: str = "127.0.0.1", key: str | None = N
 
 
 class _Headers:
-    """ASGI middleware: what a browser is told with every answer."""
+    """ASGI middleware that adds the security headers to every response."""
 
     def __init__(self, app: Any) -> None:
         self._app = app
@@ -145,7 +148,7 @@ async def _page(request: Request) -> Response:
 
 
 async def _static(request: Request) -> Response:
-    """A file of the page."""
+    """Return a static file of the page."""
     path = (STATIC / request.path_params["path"]).resolve()
     if not path.is_relative_to(STATIC) or not path.is_file():
         raise HTTPException(404, "There is no such file.")
@@ -157,7 +160,7 @@ def _json(value: Any) -> Response:
 
 
 class _Served:
-    """The routes of the interface."""
+    """Routes of the API."""
 
     def __init__(self, sources: Sources) -> None:
         self._sources = sources
@@ -165,7 +168,7 @@ class _Served:
         self._slow = ThreadPoolExecutor(_MOST_LISTENERS)
 
     async def runs(self, request: Request) -> Response:
-        """GET /runs: all runs, the newest first; in `only` the name of the run that was asked for."""
+        """Handle GET /runs: all runs, newest first; `only` has the name of the single requested run."""
 
         def listed() -> list[dict[str, Any]]:
             found = [summary(run) for run in self._sources.all()]
@@ -174,7 +177,7 @@ class _Served:
         return _json({"runs": await run_in_threadpool(listed), "only": self._sources.only})
 
     async def question(self, request: Request) -> Response:
-        """GET /runs/RUN/QUESTION: what `ANSWERS` has of a run."""
+        """Handle GET /runs/RUN/QUESTION with the entry of `ANSWERS`."""
         run, question = request.path_params["run"], request.path_params["question"]
 
         def answered() -> Any:
@@ -185,8 +188,10 @@ class _Served:
         return _json(await asyncio.get_running_loop().run_in_executor(self._slow, answered))
 
     async def live(self, request: Request) -> Response:
-        """GET /live[?run=RUN]: server-sent events. `changed` with the stamp of the run whenever something was
-        added to it."""
+        """Handle GET /live[?run=RUN]: server-sent events.
+
+        An event `changed`, with the stamp of the run, is sent whenever the run has new data.
+        """
         name = request.query_params.get("run")
         run = None if name is None else await run_in_threadpool(self._sources.find, name)
         if self._listeners >= _MOST_LISTENERS:

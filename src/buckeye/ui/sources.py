@@ -1,4 +1,4 @@
-"""The runs that are shown, and one of them, read as it is now."""
+"""Runs to show, and access to the current data of each."""
 
 from __future__ import annotations
 
@@ -18,13 +18,15 @@ from buckeye.runs import Run
 
 _OF_A_RUN = frozenset({"run.json", "status.json", "metrics.jsonl", "rollouts"})
 _DEEPEST = 3
-_MOST_FOLDERS = 5_000  # that are looked into; whoever points at a home directory waits no minute
+_MOST_FOLDERS = 5_000  # to visit, so that a scan of a home directory ends soon
 
 
 @dataclass
 class OpenRun:
-    """A run that is shown under `name`. Its numbers are kept and brought up to date; all else is read when it
-    is asked for. It may be asked by several threads."""
+    """Run shown under `name`. Metrics are cached and updated; all other data is read on request.
+
+    Several threads may use it.
+    """
 
     name: str
     path: Path
@@ -34,15 +36,15 @@ class OpenRun:
     _metrics: RunMetrics = field(default_factory=RunMetrics)
     diagnosing: threading.Lock = field(default_factory=threading.Lock)
     kept: dict[str, Any] = field(default_factory=dict)
-    """What was computed of it before, by the module that did."""
+    """Cached results, by the module that computed them."""
 
     @property
     def steps(self) -> list[Step]:
-        """What the processes recorded so far, joined by step, in order."""
+        """Metrics recorded up to now, joined by step, in order."""
         path = self.path / "metrics.jsonl"
         with self._lock:
             size = path.stat().st_size if path.exists() else 0
-            if self._tail is None or size < self._tail.position:  # somebody has put another file there
+            if self._tail is None or size < self._tail.position:  # the file was replaced
                 self._tail, self._metrics = MetricsTail(path, 0), RunMetrics()
             for record in self._tail.new():
                 self._metrics.add(record)
@@ -50,8 +52,10 @@ class OpenRun:
 
     @contextmanager
     def read(self) -> Iterator[Run]:
-        """The run to read from, for one thread at a time: the first to ask makes the index. Within the block
-        it is the same, as it was then."""
+        """Yield the run for reading, by one thread at a time.
+
+        The first use builds the index. Nested blocks share one snapshot.
+        """
         with self._lock:
             if self._reading is not None:
                 yield self._reading
@@ -65,7 +69,7 @@ class OpenRun:
                     run.index.close()
 
     def stamp(self) -> Mapping[str, int]:
-        """What changes when something is added: to its numbers, events, state, rollouts, evaluations."""
+        """Return values that change with new metrics, events, state, rollouts or evaluations."""
         names = ("metrics.jsonl", "events.jsonl", "status.json", "rollouts", "evals")
         return {name.partition(".")[0]: _changed(self.path / name) for name in names}
 
@@ -79,9 +83,9 @@ def _changed(path: Path) -> int:
 
 
 class Sources:
-    """The runs in a directory, that one run, or all that this user has started.
+    """Runs in a directory, a single run, or all runs that this user has started.
 
-    Raises UsageError if `word` is neither a directory nor a run.
+    Raise `UsageError` if `word` is neither a directory nor a run.
     """
 
     def __init__(self, word: str | None) -> None:
@@ -95,7 +99,7 @@ class Sources:
             )
 
     def all(self) -> list[OpenRun]:
-        """The runs there are now, each by a name of its own, which stays."""
+        """Return the current runs, each with a unique and stable name."""
         for path in self._paths():
             if all(path != known.path for known in self._open.values()):
                 name = path.name
@@ -106,12 +110,12 @@ class Sources:
 
     @property
     def only(self) -> str | None:
-        """The name of the run that was asked for; None if a directory of runs was, or nothing."""
+        """Name of the run if `word` selected a single one, else None."""
         runs = self.all()
         return runs[0].name if [run.path for run in runs] == [self.place and self.place.absolute()] else None
 
     def find(self, name: str) -> OpenRun:
-        """One of them, as it is now. Raises UsageError for a name that none has."""
+        """Return the run with this name. Raise `UsageError` for an unknown name."""
         found = self._open.get(name) or next((run for run in self.all() if run.name == name), None)
         if found is None:
             raise UsageError(f"No run is called {name!r} here.")
@@ -129,7 +133,7 @@ class Sources:
 
 
 def _runs_in(top: Path) -> Iterator[Path]:
-    """The runs in a directory, which may be one itself. Links to folders are not followed."""
+    """Yield the runs in a directory, which may itself be one. Links to folders are not followed."""
     for looked, (folder, folders, files) in enumerate(os.walk(top)):
         path = Path(folder)
         if not _OF_A_RUN.isdisjoint((*files, *folders)):

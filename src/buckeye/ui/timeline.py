@@ -1,4 +1,4 @@
-"""What went on when: spans of time on lanes, from what every process recorded of its own time."""
+"""Timeline of a run: time spans on lanes, from the times that each process recorded."""
 
 from __future__ import annotations
 
@@ -23,18 +23,20 @@ _MOST_ROLLOUTS = 4_000
 _MOST_MARKS = 20_000
 
 Span = tuple[float, float, str, int, str]
-"""Begin and end in seconds since the epoch, what kind it is, of which step, and more about it."""
+"""Begin and end in seconds since the epoch, kind, step, and a label."""
 
 
 class Chosen(msgspec.Struct, forbid_unknown_fields=True):
-    """The step whose rollouts are shown one by one."""
+    """Step whose rollouts are shown individually."""
 
     step: int | None = None
 
 
 def timeline(run: OpenRun, asked: Chosen) -> dict[str, Any]:
-    """`lanes` with their spans, and `marks` for what has no duration. Of a step the parts are in the order in
-    which they usually follow each other: only how long each took is recorded."""
+    """Return `lanes` with their spans, and `marks` for events without a duration.
+
+    The parts of a step appear in their usual order: only their durations are recorded.
+    """
     steps = run.steps
     lanes = {
         **{process: list(_parts(steps, process)) for process in _PARTS},
@@ -81,7 +83,7 @@ def _evaluations(steps: Sequence[Step]) -> Iterator[Span]:
 
 
 def _engines(steps: Sequence[Step]) -> dict[str, list[Span]]:
-    """For each engine which version it sampled with from when to when, as the orchestrator saw it."""
+    """Return the versions of each engine as spans, as the orchestrator recorded them."""
     lanes: dict[str, list[Span]] = {}
     before: float | None = None
     for step in steps:
@@ -102,7 +104,7 @@ def _engines(steps: Sequence[Step]) -> dict[str, list[Span]]:
 
 
 def _rollouts(run: OpenRun, step: int) -> dict[str, list[Span]]:
-    """The rollouts of a step by environment, dropped ones too, where their times were recorded."""
+    """Return the rollouts of a step by environment, including dropped ones, if their times are recorded."""
     lanes: dict[str, list[Span]] = {}
     for dropped in (False, True):
         path = run.path / ROLLOUTS_FOLDER / rollouts_file(step, dropped=dropped)

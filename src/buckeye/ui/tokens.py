@@ -1,4 +1,4 @@
-"""A rollout token by token: what is recorded of each, and its text, decoded from the recorded ids."""
+"""Tokens of a rollout: the recorded values and the text of each, decoded from the recorded ids."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ _FILE = "tokenizer.json"
 
 
 def tokens(run: OpenRun, asked: Rollout) -> dict[str, Any]:
-    """The training samples of a rollout, a column for each figure; null where it is context, or was not
-    computed. Raises UsageError if the step's tokens were not kept."""
+    """Return the training samples of a rollout in columns; null for context and uncomputed values.
+
+    Raise `UsageError` if the step's tokens were not kept.
+    """
     with run.read() as opened:
         kept = opened.kept_steps
         found = _step(run, opened, asked.step) if asked.step in kept else None
@@ -64,7 +66,7 @@ def tokens(run: OpenRun, asked: Rollout) -> dict[str, Any]:
 
 
 def _step(run: OpenRun, opened: Run, number: int) -> tuple[TrainedStep, Mapping[str, Any]] | None:
-    """A step's batch and the columns of its tokens; that of the last question is kept."""
+    """Return a step's batch and the columns of its tokens; the last step requested is cached."""
     stamp = (number, (opened.path / "trained" / f"step_{number}").stat().st_mtime_ns)
     if run.kept.get("step", (None,))[0] != stamp:
         found = opened.trained(number)
@@ -74,14 +76,14 @@ def _step(run: OpenRun, opened: Run, number: int) -> tuple[TrainedStep, Mapping[
 
 
 def _values(column: Any, begin: int, end: int) -> list[Any]:
-    """The numbers of a column that is given with where there is none."""
+    """Return the values of a nullable column, with None for nulls."""
     values, absent = column
     known = zip(values[begin:end].tolist(), absent[begin:end].tolist(), strict=True)
     return [None if gone else value for value, gone in known]
 
 
 def _tokenizer_file(run: Run) -> Path | None:
-    """That of the newest weights, else of the model that the run began with."""
+    """Return the tokenizer of the newest weights, else of the initial model; None without one."""
     folders = [path for _, path in sorted(step_directories(run.path / "weights").items(), reverse=True)]
     name = run.setting("trainer.model.name") or run.setting("model.name")
     if isinstance(name, str):
@@ -98,7 +100,7 @@ def _tokenizer_file(run: Run) -> Path | None:
 
 
 def _decoder(run: OpenRun, path: Path | None) -> tuple[Any, str | None]:
-    """From ids to the text that each adds; or None, and why there is none."""
+    """Return a function from ids to the text that each adds, or None and the reason."""
     if path is None:
         return None, "Neither weights of the run nor its model are here, so ids are shown, not texts."
     known = run.kept.get("decoder")
@@ -112,11 +114,11 @@ def _decoder(run: OpenRun, path: Path | None) -> tuple[Any, str | None]:
         tokenizer = Tokenizer.from_file(str(path))
     except ImportError:
         return None, "Texts of tokens need tokenizers, of the extra `model`."
-    except Exception as error:  # the library raises nothing narrower
+    except Exception as error:  # the library raises no narrower class
         return None, f"{path} cannot be read: {error}"
 
     def decode(ids: Sequence[int]) -> list[str]:
-        """A character whose bytes are in several tokens is of the last of them."""
+        """Return the text of each id. A character split over several tokens belongs to the last of them."""
         from tokenizers.decoders import DecodeStream
 
         stream = DecodeStream(skip_special_tokens=False)

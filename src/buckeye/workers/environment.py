@@ -1,4 +1,4 @@
-"""An environment in worker processes, as everybody else sees it: an ordinary environment."""
+"""Environment that runs in worker processes, with the interface of an ordinary environment."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from buckeye.workers.hub import hub
 from buckeye.workers.pool import WorkerPool
 from buckeye.workers.proxy import Endpoint, Limits, Usage, serve
 
-_ISOLATION_SECONDS = 90.0  # of a check that takes 20, with the start of its servers
-_ABANDONED = 4  # times the longest rollout: all its retries
+_ISOLATION_SECONDS = 90.0  # for a check that takes 20 s, plus the start of its servers
+_ABANDONED = 4  # times the longest rollout, to allow for retries
 
 
 def open_worker_environment(
@@ -32,8 +32,8 @@ def open_worker_environment(
 ) -> WorkerEnvironment:
     """Load an environment in a worker that `python` runs.
 
-    Raises UsageError, with what the environment said, if it cannot be loaded, and BuckeyeError if its workers
-    are killed again and again.
+    Raises UsageError with the environment's message if it cannot be loaded, and BuckeyeError if its workers
+    are killed repeatedly.
     """
     pool = WorkerPool(env_id, args, python, settings)
     try:
@@ -51,10 +51,9 @@ def open_worker_environment(
 
 
 class WorkerEnvironment:
-    """Plays by asking a worker. Its rollouts reach the policy over HTTP, by whatever client they use.
+    """Runs rollouts in workers. They reach the policy over HTTP, with any client.
 
-    `info` is what the environment says about itself: `name`, `generation`, `versions`, `splits`,
-    `group_rewards`.
+    `info` is the environment's description: `name`, `generation`, `versions`, `splits`, `group_rewards`.
     """
 
     def __init__(self, pool: WorkerPool, info: Mapping[str, Any]) -> None:
@@ -64,11 +63,14 @@ class WorkerEnvironment:
         self._pool = pool
         self._tasks: dict[str, tuple[Task, ...]] = {}
         self._finalizer = weakref.finalize(self, hub().register(pool))
-        self._finalizer.atexit = False  # there the hub closes all pools, and waits for them
+        self._finalizer.atexit = False  # at exit, the hub closes all pools and waits for them
 
     def tasks(self, split: str) -> Sequence[Task]:
-        """The tasks of a split, fetched once. Raises KeyError for an unknown split, and as loading does if
-        the environment cannot give them."""
+        """Return the tasks of a split, which are fetched once.
+
+        Raises KeyError for an unknown split, and UsageError or BuckeyeError if the environment cannot provide
+        tasks.
+        """
         if split not in self._tasks:
             try:
                 found = hub().wait(self._pool.tasks(split))
@@ -84,12 +86,14 @@ class WorkerEnvironment:
         return self._tasks[split]
 
     async def rollout(self, task: Task, policy: Policy) -> Outcome:
-        """Play one rollout; a group of its own where rewards depend on the group."""
+        """Run one rollout. If rewards depend on the group, it is a group of one."""
         return await self._play(task, policy, in_group=False)
 
     async def check_isolation(self) -> str:
-        """A line about whether rollouts see each other, which is looked at in a worker. Raises UsageError if
-        they do, and are not meant to."""
+        """Check in a worker if rollouts share state, and return the result as one line.
+
+        Raises UsageError if they do and the environment does not allow it.
+        """
         try:
             found = await hub().do(self._pool.isolation(_ISOLATION_SECONDS))
         except Fault as fault:
@@ -101,16 +105,18 @@ class WorkerEnvironment:
         return found.get("said", "")
 
     def workers(self) -> list[int]:
-        """The process ids of its workers."""
+        """Return the process ids of its workers."""
         return self._pool.pids()
 
     def ended_workers(self) -> Mapping[str, int]:
-        """How workers ended that were not asked to (`died`, `killed`, `silent`, `stuck`, `flooded`,
-        `memory`, `protocol`), and how often."""
+        """Return the number of unexpected ends of workers, by kind.
+
+        Kinds: `died`, `killed`, `silent`, `stuck`, `flooded`, `memory`, `protocol`.
+        """
         return dict(self._pool.ended)
 
     async def close(self) -> None:
-        """End its workers. They also end with this object, and with this process."""
+        """End its workers. They also end when this object or this process ends."""
         self._finalizer.detach()
         hub().forget(self._pool)
         await hub().do(self._pool.close())
@@ -144,14 +150,14 @@ class WorkerEnvironment:
 
 
 class GroupWorkerEnvironment(WorkerEnvironment):
-    """One whose rewards depend on the other rollouts of the same task."""
+    """Environment whose rewards depend on the other rollouts of the same task."""
 
     def __init__(self, pool: WorkerPool, info: Mapping[str, Any]) -> None:
         super().__init__(pool, info)
-        self._pending: dict[str, float] = {}  # since when, on the monotonic clock; the oldest first
+        self._pending: dict[str, float] = {}  # start times on the monotonic clock, oldest first
 
     async def rollout_in_group(self, task: Task, policy: Policy) -> Outcome:
-        """As `rollout`, but what has not failed is left `pending`."""
+        """Run one rollout, and leave its reward `pending` unless it failed."""
         outcome = await self._play(task, policy, in_group=True)
         if outcome.pending is not None:
             self._pending[outcome.pending] = time.monotonic()
@@ -159,16 +165,20 @@ class GroupWorkerEnvironment(WorkerEnvironment):
         return outcome
 
     def _forget_abandoned(self) -> None:
-        """Free what a worker keeps of groups that were cancelled: they have waited for longer than any other
-        member of theirs may take."""
+        """Release rollouts that workers keep for cancelled groups.
+
+        A group counts as cancelled when it has waited longer than any member may take.
+        """
         oldest = time.monotonic() - _ABANDONED * self._pool.settings.rollout_timeout
         for pending in [name for name, since in self._pending.items() if since < oldest]:
             del self._pending[pending]
             hub().submit(self._pool.release(_serial(pending), pending.partition("/")[2]))
 
     async def finish_group(self, task: Task, outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
-        """The outcomes with their rewards, in the order given. Those of a worker that has ended since are
-        errors; the others are scored among themselves."""
+        """Return the outcomes with their rewards, in the given order.
+
+        Outcomes of a worker that has ended become errors; the others are scored among themselves.
+        """
         finished = list(outcomes)
         played: dict[int, list[int]] = defaultdict(list)
         for index, outcome in enumerate(outcomes):
@@ -197,7 +207,7 @@ class GroupWorkerEnvironment(WorkerEnvironment):
 
 
 def _checked_info(info: Any) -> dict[str, Any]:
-    """What an adapter says about its environment, complete. Raises Fault if it is no such thing."""
+    """Return an adapter's description of its environment, with defaults. Raises Fault if it is invalid."""
     if not isinstance(info, dict) or not isinstance(info.get("name"), str):
         raise Fault("load", "InfoError", f"its adapter says {info!r:.200} about it, which has no name")
     splits = info.get("splits") or []
@@ -221,7 +231,7 @@ def _endpoint_values(endpoint: Endpoint, settings: WorkerSettings) -> dict[str, 
 
 
 def _outcome(answer: Any, serial: int) -> Outcome:
-    """What a worker answered, checked again. Raises Fault if it is no outcome."""
+    """Return a worker's answer as an outcome, after validation. Raises Fault if it is invalid."""
     try:
         values = checked_outcome(answer)
         if error := values["error"]:
@@ -240,7 +250,7 @@ def _outcome(answer: Any, serial: int) -> Outcome:
 
 
 def _error_of(fault: Fault, message: str) -> BuckeyeError:
-    """As what a fault is raised to the person who starts something: trying again may mend what chance did."""
+    """Return the exception to raise for a fault: BuckeyeError if a retry may help, else UsageError."""
     by_chance = isinstance(fault, WorkerFault) and fault.by_chance
     return BuckeyeError(message) if by_chance else UsageError(message)
 
@@ -261,8 +271,10 @@ def _failed(fault: Fault, variables: Sequence[str], *secrets: str) -> Outcome:
 
 
 def _with_usage(outcome: Outcome, usage: Usage) -> Outcome:
-    """The outcome in the light of what the wire saw: a policy that could not answer makes it an error, a
-    limit is why it stopped."""
+    """Return the outcome, corrected by what the proxy observed.
+
+    A model failure makes it an error, and a limit becomes its stop reason.
+    """
     if usage.failure is not None:
         error = f"model: {usage.failure}"
         return Outcome(reward=None, stop_reason="error", error=error, boundary="model")
@@ -270,7 +282,7 @@ def _with_usage(outcome: Outcome, usage: Usage) -> Outcome:
         return outcome
     turn_rewards = outcome.turn_rewards
     if turn_rewards is not None and 0 < usage.turns < len(turn_rewards):
-        # calls that came to a limit were no turns: what they were paid belongs to the last that was one
+        # calls at a limit were not turns: their rewards go to the last real turn
         last = math.fsum(turn_rewards[usage.turns - 1 :])
         turn_rewards = [*turn_rewards[: usage.turns - 1], last]
     return replace(outcome, stop_reason=usage.stop_reason, turn_rewards=turn_rewards)

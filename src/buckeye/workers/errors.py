@@ -1,5 +1,7 @@
-"""What can go wrong between Buckeye and a worker. None of it leaves this package: a rollout's becomes its
-outcome, and what keeps an environment from being loaded becomes a message for a person."""
+"""Errors between Buckeye and a worker. They stay inside this package.
+
+An error of a rollout becomes its outcome; an error of loading becomes a message for the user.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,10 @@ from buckeye.envs.stdlib_only.outcomes import checked_frames, place_of
 
 
 class Fault(Exception):
-    """Something failed at `boundary`; `kind` is the class of the error there, or what befell the worker;
-    `trace` are the frames of the environment that it came through."""
+    """A failure at `boundary`. `kind` is the class of the error there, or the fate of the worker.
+
+    `trace` has the frames of the environment that the error passed through.
+    """
 
     def __init__(self, boundary: Boundary, kind: str, message: str, trace: Sequence[str] = ()) -> None:
         super().__init__(message)
@@ -24,19 +28,21 @@ class Fault(Exception):
 
 
 class WorkerFault(Fault):
-    """The worker itself is gone, or had to be ended. `kind` says how: died, killed, silent, stuck, flooded,
-    memory, protocol, start."""
+    """The worker has ended, or had to be ended.
+
+    `kind` is one of died, killed, silent, stuck, flooded, memory, protocol, start and closed.
+    """
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__("worker", kind, message)
 
     @property
     def by_chance(self) -> bool:
-        """Whether another worker may well do better with the same."""
+        """True if a retry in another worker may succeed."""
         return self.kind in ("killed", "silent")
 
 
 def fault_of(error: Mapping[str, Any]) -> Fault:
-    """The fault that a worker has sent as `worker_side.outcomes.failure` makes it."""
+    """Return the fault in a worker's `error` message, in the format of `worker_side.outcomes.failure`."""
     trace = checked_frames(error.get("trace"))
     return Fault(boundary_of(error["boundary"]), str(error["type"]), str(error["message"]), trace)

@@ -1,7 +1,7 @@
-"""One thread of this process with an event loop of its own, in which all workers are watched.
+"""One thread with its own event loop, in which this process watches all workers.
 
-So a worker can be asked by code that waits and by code of any event loop, and is watched while the loop of
-the rollouts is busy. Started with the first worker.
+Synchronous code and code of any event loop can therefore use workers, and workers are watched while the loop
+of the rollouts is busy. The first worker starts the thread.
 """
 
 from __future__ import annotations
@@ -20,14 +20,17 @@ _LONGEST_END = 15.0
 
 
 class Closing(Protocol):
-    """Something with processes, that must be closed before this process ends."""
+    """Object with processes that must be closed before this process ends."""
 
     async def close(self) -> None: ...
 
 
 class Hub:
-    """The thread, and what is to be closed at the end. What is just being closed by then is waited for, too:
-    a transport that outlives the event loop says only "Event loop is closed"."""
+    """Thread with an event loop, and the objects to close at exit.
+
+    At exit it also waits for objects that are being closed: a transport that outlives the event loop would
+    fail with "Event loop is closed".
+    """
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -43,15 +46,15 @@ class Hub:
         self._loop.run_forever()
 
     def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-        """Run a coroutine there. To cancel the future is to cancel the coroutine."""
+        """Run a coroutine in the hub's loop. Cancelling the future cancels the coroutine."""
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     async def do(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine there, from any event loop."""
+        """Run a coroutine in the hub's loop, awaited from any event loop."""
         return await asyncio.wrap_future(self.submit(work))
 
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine there and wait for it. It has deadlines of its own."""
+        """Run a coroutine in the hub's loop and block until it ends. The coroutine needs its own timeout."""
         future = self.submit(work)
         try:
             return future.result()
@@ -60,8 +63,11 @@ class Hub:
             raise
 
     def register(self, closing: Closing) -> Callable[[], None]:
-        """Have it closed when this process ends. The function that is returned closes it without waiting, and
-        may be called at any time, from any thread."""
+        """Close an object when this process ends.
+
+        The returned function closes it earlier, without waiting. It may be called at any time from any
+        thread.
+        """
         self._open.add(closing)
 
         def close() -> None:
@@ -74,7 +80,7 @@ class Hub:
         return close
 
     def forget(self, closing: Closing) -> None:
-        """It is closed."""
+        """Remove an object that has been closed."""
         self._open.discard(closing)
 
     def _end(self) -> None:
@@ -101,7 +107,7 @@ _lock = threading.Lock()
 
 
 def hub() -> Hub:
-    """The hub of this process."""
+    """Return the hub of this process, started if necessary."""
     global _hub
     with _lock:
         if _hub is None or _hub.pid != os.getpid():

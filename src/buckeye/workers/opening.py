@@ -1,7 +1,7 @@
-"""`load_environment("owner/name@version")`: open an environment, in this process or in workers.
+"""`load_environment("owner/name@version")`: open an environment in this process or in workers.
 
-What was written for Buckeye and can be imported here runs here (`envs.registry`). What `buckeye env install`
-has installed, and the kinds that need no installation, run in worker processes.
+An environment written for Buckeye that can be imported runs in this process (`envs.registry`). Environments
+installed by `buckeye env install`, and kinds that need no installation, run in worker processes.
 """
 
 from __future__ import annotations
@@ -37,27 +37,30 @@ from buckeye.workers.installed.source import what_instead
 
 
 def load_environment(env_id: str, **args: Any) -> Environment:
-    """The environment `env_id` names, built with `args`; where it runs follows from what it is.
+    """Return the environment `env_id`, built with `args`, in this process or in workers.
 
-    Raises as `open_environment`.
+    Raises EnvironmentNotFoundError and UsageError like `open_environment`.
     """
     return open_environment(env_id, args, WorkerSettings())
 
 
 def open_environment(env_id: str, args: Mapping[str, Any], settings: WorkerSettings) -> Environment:
-    """The environment `env_id` names, built with `args`, in this process or in workers.
+    """Return the environment `env_id`, built with `args`, in this process or in workers.
 
-    Raises EnvironmentNotFoundError, with the install commands, if nothing installed answers to the id, and
-    UsageError for a version that was not asked for, wrong arguments, a result that is no environment, and an
-    environment that its worker cannot load.
+    Raises EnvironmentNotFoundError, with the install commands, if nothing installed has the id. Raises
+    UsageError for a different installed version, wrong arguments, a result that does not implement an
+    environment, and an environment that its worker cannot load.
     """
     here = open_here(env_id, args, settings)
     return here if here is not None else _open_worker(env_id, args, settings)
 
 
 def open_here(env_id: str, args: Mapping[str, Any], settings: WorkerSettings) -> Environment | None:
-    """The environment, unless it is played by workers; then only that there is one. Raises as
-    `open_environment`."""
+    """Return the environment if it runs in this process; None if workers run it.
+
+    For workers, it is only checked that an interpreter is available. Raises EnvironmentNotFoundError and
+    UsageError.
+    """
     if settings.isolation == "none":
         loader = find_here(env_id)
         if loader is None:
@@ -72,8 +75,10 @@ def open_here(env_id: str, args: Mapping[str, Any], settings: WorkerSettings) ->
 
 
 def _built_here(env_id: str, args: Mapping[str, Any]) -> Environment | None:
-    """The environment in this process, if it was written for Buckeye and can be imported here. A module that
-    does not announce itself is not imported if it is installed in an interpreter of its own."""
+    """Return the environment if it was written for Buckeye and can be imported here, else None.
+
+    A module without an entry point is not imported if the environment is installed in a separate interpreter.
+    """
     name = canonicalize_name(env_id.partition("@")[0].rpartition("/")[2])
     announced = name in map(canonicalize_name, installed_environments())
     if not announced and find_installed(_package_of(env_id)) is not None:
@@ -86,7 +91,7 @@ def _built_here(env_id: str, args: Mapping[str, Any]) -> Environment | None:
 
 
 def _open_worker(env_id: str, args: Mapping[str, Any], settings: WorkerSettings) -> Environment:
-    """Load the environment in a worker: in the interpreter asked for, the one it is installed in, or this."""
+    """Load the environment in a worker: with the configured interpreter, the installed one, or this one."""
     package = _package_of(env_id)
     installed = find_installed(package)
     if installed is not None and package == env_id:
@@ -108,13 +113,13 @@ def _interpreter_of(env_id: str, settings: WorkerSettings) -> Path:
 
 
 def _package_of(env_id: str) -> str:
-    """What is installed for an id: `reasoning-gym/chain_sum` is a task of the package `reasoning-gym`."""
+    """Return the installed package for an id: `reasoning-gym` for `reasoning-gym/chain_sum`."""
     library = env_id.partition("/")[0]
     return library if library in LIBRARIES else env_id
 
 
 def _runs_here(env_id: str) -> bool:
-    """Whether this interpreter itself can serve as that of a worker."""
+    """Return True if this interpreter can run the worker."""
     if env_id == AGENT:
         return True
     if (library := env_id.partition("/")[0]) in LIBRARIES:

@@ -1,5 +1,4 @@
-"""What an environment prints: the last of it is kept for messages, all of it in a log that is bounded, and a
-flood is noticed."""
+"""Output of an environment: its last part for messages, a bounded log, and detection of floods."""
 
 from __future__ import annotations
 
@@ -13,8 +12,7 @@ _MAX_LOG = 32 * 1024 * 1024
 
 
 class Output:
-    """The output of one worker. At `_MAX_LOG` bytes the log is renamed, to end in `.old`, and a new one
-    begins."""
+    """Output of one worker. At `_MAX_LOG` bytes the log is renamed to end in `.old`, and a new one begins."""
 
     def __init__(self, log: Path | None, *, most: int) -> None:
         self._log, self._most = log, most
@@ -24,7 +22,7 @@ class Output:
         self.total = 0
 
     def add(self, chunk: bytes) -> bool:
-        """Take what was printed. False if it was too much within a minute."""
+        """Add printed bytes. Return False if the output of the last minute exceeds the limit."""
         self._tail = (self._tail + chunk)[-_TAIL:]
         self.total += len(chunk)
         now = time.monotonic()
@@ -35,7 +33,7 @@ class Output:
         return self._in_window <= self._most
 
     def last(self) -> str:
-        """The last lines, "" if nothing was printed."""
+        """Return the last lines, or "" if nothing was printed."""
         return self._tail.decode("utf-8", "replace").strip()
 
     def close(self) -> None:
@@ -54,6 +52,6 @@ class Output:
             if self._file.tell() > _MAX_LOG:
                 self.close()
                 self._log.replace(self._log.with_name(f"{self._log.name}.old"))
-        except OSError:  # a full disk keeps no environment from playing, and the tail is still there
+        except OSError:  # a full disk must not stop the environment; the tail is still available
             self._log = None
             self.close()

@@ -1,4 +1,4 @@
-"""The workers of one environment: started when they are needed, replaced when they end."""
+"""Worker pool of one environment: workers are started on demand and replaced when they end."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
 
 @dataclass(slots=True)
 class _Place:
-    """Room for one worker. `lives` counts those that have had it."""
+    """Slot for one worker. `lives` counts the workers that have used it."""
 
     number: int
     worker: WorkerProcess | None = None
@@ -33,7 +33,7 @@ class _Place:
 
 
 class WorkerPool:
-    """Everything here runs in the hub's event loop."""
+    """Workers of one environment. All methods run in the hub's event loop."""
 
     def __init__(self, env_id: str, args: Mapping[str, Any], python: Path, settings: WorkerSettings) -> None:
         self.env_id, self.python, self.settings = env_id, python, settings
@@ -46,18 +46,18 @@ class WorkerPool:
         self._closed = False
         self._spread = settings.processes == 1
         self.ended: Counter[str] = Counter()
-        """How workers ended that were not asked to: `died`, `silent`, `stuck`, ... and how often."""
+        """Number of unexpected ends of workers by kind: `died`, `silent`, `stuck`, ..."""
 
     async def info(self) -> Any:
-        """What the environment says about itself. Raises Fault."""
+        """Return the environment's description. Raises Fault."""
         return await self._by_some_worker(self._info)
 
     async def tasks(self, split: str) -> list[dict[str, Any]] | str:
-        """The tasks of a split, or why there is no such split. Raises Fault."""
+        """Return the tasks of a split, or the reason why the split does not exist. Raises Fault."""
         return await self._by_some_worker(lambda: self._ask_for_tasks(split))
 
     async def _by_some_worker(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """Ask, and ask the next worker if chance has ended the one that was asked."""
+        """Call `ask`, and retry with another worker if the first ended by chance."""
         for _ in range(self.settings.max_failures - 1):
             try:
                 return await ask()
@@ -81,16 +81,20 @@ class WorkerPool:
         return [task for page in pages for task in page]
 
     async def isolation(self, seconds: float) -> dict[str, str] | None:
-        """What the environment says of whether its rollouts see each other, within so many seconds; None if
-        it cannot tell. Raises Fault."""
+        """Return the environment's own check if rollouts share state; None if it has no such check.
+
+        Raises Fault, also after `seconds`.
+        """
         worker = await self._worker_at(self._places[0])
         what = "whether rollouts see each other"
         answer, _ = await worker.ask({"type": "isolation"}, seconds=seconds, what=what)
         return {str(key): str(value) for key, value in answer.items()} if isinstance(answer, dict) else None
 
     async def rollout(self, question: Mapping[str, Any], *, place: int | None) -> tuple[Any, int]:
-        """Have a rollout played, at a certain place or by the worker that has the least to do: the outcome,
-        and the number of the worker. Raises Fault."""
+        """Run a rollout in a given slot, or in the least busy worker.
+
+        Returns the outcome and the serial number of the worker. Raises Fault.
+        """
         worker = await (self._least_busy() if place is None else self._worker_at(self._places[place]))
         worker.running += 1
         try:
@@ -109,7 +113,7 @@ class WorkerPool:
         return answer, worker.serial
 
     async def score_group(self, serial: int, task: Mapping[str, Any], handles: Sequence[str]) -> list[Any]:
-        """The outcomes of rollouts that the worker of this number has played. Raises Fault."""
+        """Return the outcomes of rollouts that the worker with this serial number has run. Raises Fault."""
         worker = next((w for w in self._workers() if w.serial == serial), None)
         if worker is None:
             raise WorkerFault("died", "the worker ended before the group was scored")
@@ -125,21 +129,21 @@ class WorkerPool:
         return answer
 
     async def release(self, serial: int, handle: str) -> None:
-        """Have a rollout forgotten that was kept for its group."""
+        """Release a rollout that a worker keeps for its group."""
         for worker in self._workers():
             if worker.serial == serial:
                 worker.post_release([handle])
 
     def pids(self) -> list[int]:
-        """The processes of its workers."""
+        """Return the process ids of the workers."""
         return [worker.pid for worker in self._workers()]
 
     def place_of(self, task_id: str) -> int:
-        """Where all rollouts of a task are played, so that they can be scored together."""
+        """Return the slot for all rollouts of a task, so that one worker can score them together."""
         return zlib.crc32(task_id.encode()) % len(self._places)
 
     async def close(self) -> None:
-        """End all workers; also those that are just starting."""
+        """End all workers, including those that are starting."""
         self._closed = True
         starting = [place.starting for place in self._places if place.starting is not None]
         for start in starting:
@@ -154,15 +158,17 @@ class WorkerPool:
     # --- starting ---
 
     async def _least_busy(self) -> WorkerProcess:
-        """Start whoever is missing; the least busy of those that run. The first rollouts wait for all, so
-        that they are spread over all."""
+        """Start missing workers, and return the least busy running one.
+
+        The first rollouts wait for all workers, to be spread over them.
+        """
         missing = [self._starting(place) for place in self._places if not _is_up(place)]
         if missing and not (self._spread and self._workers()):
             await asyncio.wait(missing)
         self._spread = True
         if workers := self._workers():
             return min(workers, key=lambda worker: (worker.cancelling, worker.running))
-        return await _started(missing[0])  # it has failed, and says why
+        return await _started(missing[0])  # the start has failed; this raises its reason
 
     async def _worker_at(self, place: _Place) -> WorkerProcess:
         if place.worker is not None and place.worker.fault is None:
@@ -176,7 +182,7 @@ class WorkerPool:
         return place.starting
 
     async def _start(self, place: _Place) -> WorkerProcess:
-        """A new worker that has loaded the environment, after a pause if the ones before have failed."""
+        """Start a worker and load the environment, after a pause if earlier workers have failed."""
         if self._closed:
             raise _closed()
         pause = self._not_before - time.monotonic()
@@ -189,7 +195,7 @@ class WorkerPool:
             )
         await asyncio.sleep(max(0.0, pause))
         nodes = self.settings.nodes or (None,)
-        where = nodes[(place.number + place.lives) % len(nodes)]  # another than that of one that was lost
+        where = nodes[(place.number + place.lives) % len(nodes)]  # another node than that of a lost worker
         place.lives += 1
         try:
             worker = await WorkerProcess.start(self.python, self.settings, self._log_of(place), where)
@@ -218,7 +224,7 @@ class WorkerPool:
         except WorkerFault:
             raise
         except Fault as fault:
-            await asyncio.sleep(0.1)  # what it printed may still be on its way
+            await asyncio.sleep(0.1)  # its last output may still be on the way
             last = worker.last_output()
             await worker.close(grace=0.0)
             shown = f"\nIts last lines:\n{last}" if last else ""
@@ -237,7 +243,7 @@ class WorkerPool:
         self._failures = 0
 
     def _has_ended(self, place: _Place, worker: WorkerProcess) -> None:
-        """A worker has ended that nobody closed. Another is started when a rollout needs it."""
+        """Handle the unexpected end of a worker. The next rollout starts another."""
         fault = worker.fault
         assert fault is not None
         self.ended[fault.kind] += 1
@@ -278,6 +284,6 @@ def _is_up(place: _Place) -> bool:
 
 
 def _retrieved(starting: asyncio.Task[WorkerProcess]) -> None:
-    """A start that failed may have nobody left to hear of it."""
+    """Mark the exception as retrieved, because possibly no caller waits for this start anymore."""
     if not starting.cancelled():
         starting.exception()

@@ -1,4 +1,4 @@
-"""One worker process, as the hub sees it: questions, answers, signs of life, and its end."""
+"""One worker process, as the hub sees it: requests, answers, heartbeats and its end."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _SERIALS = itertools.count(1)
 
 @dataclass(slots=True)
 class _Question:
-    """One that waits for its answer. `pages` are what has come of it so far."""
+    """A request that waits for its answer. `pages` are the parts received up to now."""
 
     answer: asyncio.Future[Any]
     pages: list[Any] = field(default_factory=list)
@@ -48,8 +48,10 @@ class _Question:
 
 
 class WorkerProcess:
-    """A running worker. `fault` is set, and every question fails with it, once it has ended or had to be
-    ended."""
+    """A running worker.
+
+    `fault` is set once it has ended or had to be ended. All requests then fail with it.
+    """
 
     def __init__(
         self,
@@ -66,17 +68,17 @@ class WorkerProcess:
         self._heard = time.monotonic()
         self._closing = False
         self.serial = next(_SERIALS)
-        """Its number among all workers of this process."""
+        """Serial number among all workers of this process."""
         self.still = 0.0
-        """For how long its event loop has not turned, in seconds, when it was last asked."""
+        """Seconds that the worker's event loop was blocked, at the last heartbeat."""
         self.cancelling = 0
-        """Rollouts that should have ended, and have not."""
+        """Number of cancelled rollouts that have not ended yet."""
         self.finished = 0
-        """Rollouts that it has answered for."""
+        """Number of completed rollouts."""
         self.running = 0
-        """Rollouts that it plays."""
+        """Number of running rollouts."""
         self.info: dict[str, Any] = {}
-        """What its environment says about itself."""
+        """Description of its environment."""
         self.fault: WorkerFault | None = None
         self.on_end: Callable[[], None] = lambda: None
         tasks = (self._read(), self._keep_output(), self._watch())
@@ -86,8 +88,10 @@ class WorkerProcess:
     async def start(
         cls, python: Path, settings: WorkerSettings, log: Path | None, place: tuple[str, int] | None = None
     ) -> WorkerProcess:
-        """Start a worker, here or at a host of workers, and shake hands with it. Raises WorkerFault if
-        it does not answer in time."""
+        """Start a worker on this machine or at a worker host, and shake hands with it.
+
+        Raises WorkerFault if it does not answer in time.
+        """
         if place is not None:
             process, connection = await start_elsewhere(python, settings, place)
         else:
@@ -117,17 +121,19 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int:
-        """Also the id of its process group."""
+        """Process id, and id of its process group."""
         return self._process.pid
 
     def last_output(self) -> str:
-        """What it printed last."""
+        """Return its last output."""
         return self._output.last()
 
     async def ask(self, question: Frame, *, seconds: float, what: str) -> tuple[Any, list[Any]]:
-        """The answer to a question, and the pages before it. Raises Fault: the environment's, the worker's,
-        or that `what` has not come within `seconds`; then, and when it is cancelled, the question is taken
-        back."""
+        """Send a request, and return its answer and the pages before it.
+
+        Raises Fault: an error of the environment or the worker, or a timeout after `seconds`; `what` names
+        the expected answer. A timeout or a cancellation also cancels the request in the worker.
+        """
         if self.fault is not None:
             raise self.fault
         number = next(self._numbers)
@@ -157,12 +163,11 @@ class WorkerProcess:
                 self._questions.pop(number, None)
 
     def post_release(self, handles: list[str]) -> None:
-        """Say that these rollouts are never scored as a group."""
+        """Tell the worker that these rollouts will not be scored as a group."""
         self._post({"type": "release", "handles": handles})
 
     async def close(self, *, grace: float | None = None) -> None:
-        """Ask it to end, wait `grace` seconds (None: what the settings say), then kill it with all its
-        children."""
+        """Ask the worker to end, wait `grace` seconds (None: the setting), then kill it with its children."""
         self._closing = True
         try:
             if self.fault is None:
@@ -176,7 +181,7 @@ class WorkerProcess:
             await asyncio.wait(self._tasks, timeout=1.0)
             self._output.close()
             self._writer.close()
-            self._process._transport.close()  # type: ignore[attr-defined]  # a stray child may hold the pipe
+            self._process._transport.close()  # type: ignore[attr-defined]  # a leaked child may hold the pipe
 
     # --- what it sends ---
 
@@ -237,8 +242,8 @@ class WorkerProcess:
             slept = time.monotonic()
             await asyncio.sleep(interval)
             now = time.monotonic()
-            self._heard += max(0.0, now - slept - interval)  # this process may have been stopped meanwhile
-            silent = now - self._heard if self.info else 0.0  # how long it loads has a limit of its own
+            self._heard += max(0.0, now - slept - interval)  # this process may have been paused meanwhile
+            silent = now - self._heard if self.info else 0.0  # loading has its own timeout
             if self._process.returncode is not None:
                 self._break(self._its_end())
             elif silent > self._settings.heartbeat_timeout:
@@ -258,7 +263,7 @@ class WorkerProcess:
         return f"the worker has grown to {used / 2**20:.0f} MiB; max_memory_gb allows {most / 2**20:.0f} MiB"
 
     def _take_back(self, number: int) -> None:
-        """Cancel a question over there. If it does not end in time, the worker is replaced."""
+        """Cancel a request in the worker. If it does not end in time, the worker is replaced."""
         answer = self._questions[number].answer
         if self.fault is None and not answer.done():
             self.cancelling += 1
@@ -278,7 +283,7 @@ class WorkerProcess:
         self._tasks = [task for task in self._tasks if not task.done()]
 
     def _break(self, fault: WorkerFault) -> None:
-        """The end: kill what is left, and fail every question."""
+        """Set the fault, kill the process group, and fail all open requests."""
         if self.fault is not None:
             return
         self.fault = fault
@@ -308,17 +313,17 @@ class WorkerProcess:
             self._writer.write(encode(frame))
 
     async def _drain(self) -> None:
-        with contextlib.suppress(ConnectionError):  # its end is noticed by whoever reads
+        with contextlib.suppress(ConnectionError):  # the reader notices the end
             await self._writer.drain()
 
 
 def _fail(answer: asyncio.Future[Any], fault: Fault) -> None:
     answer.set_exception(fault)
-    answer.exception()  # it may be that nobody waits for it any more
+    answer.exception()  # marks the exception as retrieved; the caller may have gone
 
 
 def memory_of(pid: int) -> int:
-    """Bytes that a process and its descendants have in memory (RSS); 0 if it has just ended."""
+    """Return the resident memory (RSS) of a process and its descendants in bytes; 0 if it has ended."""
     try:
         leader = psutil.Process(pid)
         family = [leader, *leader.children(recursive=True)]

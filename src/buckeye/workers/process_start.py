@@ -1,4 +1,4 @@
-"""Start the process of a worker: by path, in another interpreter, with none of our modules."""
+"""Start of a worker process: by path, in another interpreter, without Buckeye's modules."""
 
 from __future__ import annotations
 
@@ -27,18 +27,20 @@ _SEEN = (
     *("XDG_CACHE_HOME", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE"),
     *("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"),
 )
-"""Where data is kept and how the network is reached. Keys are not among them."""
+"""Variables for data folders and network access. They contain no keys."""
 _WORKER = (str(MAIN),)
 _RELAY = ("-m", "buckeye.workers.relay")
 LOOPBACK = "127.0.0.1"
 WORKERS_KEY = "BUCKEYE_WORKERS_KEY"
-"""The variable with the key of a run's hosts of workers."""
+"""Variable with the key for a run's worker hosts."""
 
 
 def worker_variables(named: Iterable[str], policy: str = LOOPBACK) -> dict[str, str]:
-    """The environment variables of a worker: `named` ones as far as they are there, also in the key files,
-    and what it needs to find its files and the network. The way to this machine itself, and to the host where
-    the `policy` is, never leads over a proxy."""
+    """Return the environment variables of a worker.
+
+    They are the `named` variables that are set here or in the key files, and those for its files and the
+    network. Connections to this machine and to the host `policy` bypass proxies.
+    """
     found = {name: os.environ[name] for name in _SEEN if name in os.environ}
     found |= {name: value for name in named if (value := key(name))}
     direct = ",".join(filter(None, ("127.0.0.1,localhost", policy, os.environ.get("NO_PROXY"))))
@@ -48,8 +50,10 @@ def worker_variables(named: Iterable[str], policy: str = LOOPBACK) -> dict[str, 
 async def start_elsewhere(
     python: Path, settings: WorkerSettings, place: tuple[str, int]
 ) -> tuple[asyncio.subprocess.Process, socket.socket]:
-    """The same for a worker on the node where a host of workers listens at `place`; the process is the one
-    that stands in for it here."""
+    """Start a worker on the node whose worker host listens at `place`.
+
+    The returned process is the relay on this machine.
+    """
     process, ours = await start_process(Path(sys.executable), clean_environment({}), _RELAY)
     variables = {name: value for name in settings.variables if (value := key(name))}
     begin = {
@@ -70,7 +74,10 @@ async def start_elsewhere(
 async def start_process(
     python: Path, variables: dict[str, str], words: Sequence[str] = _WORKER
 ) -> tuple[asyncio.subprocess.Process, socket.socket]:
-    """A new worker process and our end of its connection. Raises WorkerFault if it cannot be started."""
+    """Start a worker process, and return it with this side of its connection.
+
+    Raises WorkerFault if it cannot be started.
+    """
     ours, theirs = socket.socketpair()
     number = theirs.fileno()
     try:

@@ -1,7 +1,7 @@
-"""Stands in for a worker on another node: `python -m buckeye.workers.relay --fd N`.
+"""Local stand-in for a worker on another node: `python -m buckeye.workers.relay --fd N`.
 
-What comes through the connection goes to the node, and what the node sends comes back: the worker's messages,
-what it prints, and its exit code, with which this process ends. If one of the two is lost, so is the other.
+It forwards the connection to the node, and forwards the node's data back: the worker's messages, its output,
+and its exit code, which becomes that of this process. If one side is lost, the other ends too.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from buckeye.workers.worker_side.frames import HEADER, body_length, decode
 
 _CHUNK = 1 << 16
 _RETRY_SECONDS = 0.5
-_LOST_MILLISECONDS = 15_000  # of a node that confirms nothing; a worker is asked every two seconds
+_LOST_MILLISECONDS = 15_000  # until a node that does not acknowledge counts as lost; heartbeats are every 2 s
 
 
 def _exactly(connection: socket.socket, count: int) -> bytes:
-    """So many bytes. Raises ConnectionError if it ends before."""
+    """Read `count` bytes. Raises ConnectionError if the connection ends before."""
     data = bytearray()
     while len(data) < count:
         chunk = connection.recv(min(count - len(data), _CHUNK))
@@ -37,7 +37,7 @@ def _frame(connection: socket.socket) -> bytes:
 
 
 def _connected(host: str, port: int, seconds: float) -> socket.socket:
-    """A connection to the node, whose host of workers may just be starting."""
+    """Connect to the node, and retry while its worker host may be starting."""
     deadline = time.monotonic() + seconds
     while True:
         try:
@@ -55,14 +55,14 @@ def _connected(host: str, port: int, seconds: float) -> socket.socket:
 
 
 def _send(near: socket.socket, far: socket.socket) -> None:
-    """Until the connection ends, which is that the worker is no longer wanted."""
+    """Forward data until the connection ends, which means that the worker is no longer needed."""
     while data := near.recv(_CHUNK):
         far.sendall(data)
     os._exit(1)
 
 
 def main() -> None:
-    """Begin with the first message, which says where the node is and what to start there."""
+    """Read the first message, which names the node and the worker to start, then forward both ways."""
     near = socket.socket(fileno=int(sys.argv[sys.argv.index("--fd") + 1]))
     try:
         first = _frame(near)
@@ -81,7 +81,7 @@ def main() -> None:
                 near.sendall(data)
     except OSError as error:
         print(f"the node of the worker is lost: {error}", flush=True)
-        os.kill(os.getpid(), signal.SIGKILL)  # chance has ended it, as a signal does
+        os.kill(os.getpid(), signal.SIGKILL)  # report the loss as chance, like a kill by a signal
 
 
 if __name__ == "__main__":

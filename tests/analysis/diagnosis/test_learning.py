@@ -69,6 +69,12 @@ def test_replies_that_have_no_end_are_told_also_where_rewards_differ(wording):
     assert named(steps(none, none, none)) == ["truncated"]
 
 
+def test_cut_off_replies_of_an_unknown_length(wording):
+    cut = {"reward/mean": 0.01, "is_truncated/mean": 1.0, "completion_len/mean": None}
+    (finding,) = findings(steps(*[cut] * 4), RUN)
+    assert finding.seen == wording
+
+
 def test_a_policy_that_no_longer_ends_its_replies_needs_no_more_tokens(wording):
     cut = {"reward/mean": 0.1, "is_truncated/mean": 1.0}
     (finding,) = findings(steps({"reward/mean": 0.2}, cut, cut, cut), RUN)

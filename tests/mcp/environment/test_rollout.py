@@ -140,10 +140,9 @@ def test_a_server_that_a_call_breaks_is_read_and_graded(marker, way, read, rewar
     assert (outcome.reward, outcome.stop_reason, outcome.error) == (reward, "done", None)
     assert policy.last_read == f"<result>\n{read}\n</result>"
     assert outcome.components["server_lost_by_call"] == 1.0
-    assert (
-        outcome.explanations["server_lost_by_call"]
-        == f"act(text='win'){read.removeprefix('Error: act')[:-1]}"
-    )
+    ending = " with exit code 3" if way == "die-in-call" else ""
+    lost = f"act(text='win'){read.removeprefix('Error: act')[:-1]}{ending}"
+    assert outcome.explanations["server_lost_by_call"] == lost
 
 
 def test_a_server_that_is_gone_takes_no_more_calls(marker, wording):

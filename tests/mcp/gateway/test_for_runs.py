@@ -113,7 +113,7 @@ def placed(tmp_path, *, url, placement):
     task = {"id": "one", "prompt": "Win.", "mcp_config": {"near": {"url": url}}}
     (tmp_path / "tasks.json").write_text(json.dumps({**task, "evaluate_tool": {"name": "evaluate"}}))
     args = {"taskset": str(tmp_path / "tasks.json")}
-    return TrainEnvConfig(id="buckeye-vf-gym", args=args, placement=placement)
+    return TrainEnvConfig(id="mcp", args=args, placement=placement)
 
 
 def test_tasks_that_name_a_server_here_are_not_placed(tmp_path, refusal):
@@ -165,7 +165,7 @@ def gym(runner):
     }
     runner.env.pop("BUCKEYE_API_KEY", None)
     args = json.dumps({"taskset": "tasks.json", "config_path": "gym.yaml"})
-    return ("--orchestrator.env.0.id", "buckeye-vf-gym", "--orchestrator.env.0.args", args)
+    return ("--orchestrator.env.0.id", "mcp", "--orchestrator.env.0.args", args)
 
 
 @pytest.mark.slow

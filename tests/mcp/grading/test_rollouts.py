@@ -110,9 +110,9 @@ def test_what_graders_say_comes_from_a_worker_too(tmp_path):
     config = gym_config(ACTIONS).model_dump(mode="json")
     (tmp_path / "tasks.json").write_text(json.dumps(task))
     (tmp_path / "gym.yaml").write_text(json.dumps(config))
-    arguments = {"taskset": str(tmp_path / "tasks.json"), "config_path": str(tmp_path / "gym.yaml")}
+    arguments = {"dataset": str(tmp_path / "tasks.json"), "config_path": str(tmp_path / "gym.yaml")}
     replies = ('<tool>note(text="41")</tool>', "It is 42.")
-    there = open_environment("buckeye-vf-gym", arguments, WorkerSettings(isolation="process"))
+    there = open_environment("mcp", arguments, WorkerSettings(isolation="process"))
     try:
         outcome = asyncio.run(there.rollout(there.tasks("train")[0], Scripted(*replies)))
     finally:

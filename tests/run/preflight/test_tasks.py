@@ -156,6 +156,19 @@ def test_a_template_that_cannot_be_used_is_refused_before_a_start(
     assert not (project.root / "out").exists()
 
 
+@pytest.mark.parametrize(("offers_tools", "states"), [(False, ["ok"]), (True, ["failed"])])
+def test_a_template_without_system_messages_and_tools_cannot_offer_tools(
+    project, tmp_path, monkeypatch, offers_tools, states
+):
+    (tmp_path / "chat_template.jinja").write_text(NO_SYSTEM)
+    text = ENVIRONMENT.replace("    def tasks(", f"    offers_tools = {offers_tools}\n\n    def tasks(")
+    assert text != ENVIRONMENT
+    (project.root / "asks.py").write_text(text)
+    monkeypatch.chdir(project.root)
+    words = ["--trainer", "--orchestrator.env.0.id", "asks.py"]
+    assert [check.state for check in check_tasks_at_once(load_config(RLConfig, words), tmp_path)] == states
+
+
 def test_a_template_without_system_messages_may_be_used_without_any(project, tmp_path, monkeypatch):
     (tmp_path / "chat_template.jinja").write_text(NO_SYSTEM)
     check = check_template(tmp_path)

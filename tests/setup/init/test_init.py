@@ -211,7 +211,7 @@ def test_the_reserved_tools_and_those_of_tasks_are_not_for_the_model(init, tmp_p
         tool("judge"),
         tool("click"),
     ]
-    code, printed = init("--tasks", "my.json", tools=tools)
+    code, printed = init("--dataset", "my.json", tools=tools)
     config = load_gym_config(Path("configs/tool_server.yaml"))
     assert set(config.actions) == {"click", "done"}
     assert [line for line in printed.splitlines() if "left out" in line or "not mapped" in line] == wording
@@ -265,7 +265,7 @@ def test_the_tasks_say_what_a_bound_place_is(init, tmp_path):
         "evaluate_tool": {"name": "evaluate", "arguments": {"repo_path": "/repo: a"}},
     }
     Path("my.json").write_text(json.dumps(task))
-    code, printed = init("--tasks", "my.json", tools=tools)
+    code, printed = init("--dataset", "my.json", tools=tools)
     assert code == 0, printed
     assert ("status", {"repo_path": "/repo: a"}) in calls(tmp_path)
     assert "grading gave 0.5" in printed

@@ -224,7 +224,10 @@ def test_all_servers_that_tasks_name_are_taken(place):
     }
     task = {"prompt": "p", "mcp_config": servers, "evaluate_tool": {"name": "judge", "arguments": {}}}
     (place / "work" / "t.json").write_text(json.dumps([task]))
-    for words in (("--tasks", "t.json"), ("--tasks", "t.json", "--command", f"{sys.executable} {second}")):
+    for words in (
+        ("--dataset", "t.json"),
+        ("--dataset", "t.json", "--command", f"{sys.executable} {second}"),
+    ):
         done = run(place, *words, "--dry-run")
         assert done.returncode == 0, done.stderr
         actions = set(yaml.safe_load(done.stdout)["action_mappings"])
@@ -254,7 +257,7 @@ def test_tasks_with_files_and_functions_are_tried_on_their_files(place, wording)
     task |= {"evaluate_tool": {"name": "evaluate"}, "grade": {"python": "check.py:grade"}}
     tasks.write_text(json.dumps([task]))
     before = seen(place / "user")
-    ran = run(place, "--tasks", str(tasks), "--include", "notes")
+    ran = run(place, "--dataset", str(tasks), "--include", "notes")
     assert ran.returncode == 0, ran.stderr
     assert [line for line in ran.stdout.splitlines() if "grading gave" in line] == wording
     assert seen(place / "user") == before

@@ -91,7 +91,7 @@ def test_long_descriptions_make_long_rollouts_and_who_asks_for_a_length_gets_it(
 def test_the_file_is_what_rl_reads_and_flags_go_over_it(tmp_path, refusal):
     made = recipe(held_out=tasks(50))
     config = loaded(run_text(made), tmp_path)
-    assert config.orchestrator.env[0].args == {"taskset": "tasks.json", "config_path": "configs/e.yaml"}
+    assert config.orchestrator.env[0].args == {"dataset": "tasks.json", "config_path": "configs/e.yaml"}
     assert (config.orchestrator.batch_size, config.orchestrator.rollouts_per_example) == (32, 8)
     assert config.trainer.max_steps == config.orchestrator.max_steps == 20
     assert config.orchestrator.eval.interval == 20

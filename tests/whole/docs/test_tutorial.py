@@ -31,8 +31,8 @@ PLANTED = {**ENVIRONMENT, **DOTENV, **HOME}
 BEYOND = """\
 buckeye hf guess/tasks.json --name my-org/guess --yes
 buckeye auth status
-WITH="--arg taskset=guess-tasks --arg config_path=configs/guess.yaml"
-buckeye eval buckeye-vf-gym $WITH --model m --base-url {model} --output-dir evals/elsewhere
+WITH="--arg dataset=guess-tasks --arg config_path=configs/guess.yaml"
+buckeye eval mcp $WITH --model m --base-url {model} --output-dir evals/elsewhere
 buckeye rl status outputs/guess
 buckeye rl list
 buckeye rl logs outputs/guess

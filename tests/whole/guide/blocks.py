@@ -1,8 +1,8 @@
 """The commands and files of the guide, and a place to run them.
 
 What is changed in them, and nothing else: placeholders and absolute paths; the model (a local tiny one);
-sizes and steps; `verifiers`, whose loader Buckeye's stands in for. Programs that need another machine (ssh,
-curl, uv's downloads, nvidia-smi) are replaced by scripts that record how they were called.
+sizes and steps. Programs that need another machine (ssh, curl, uv's downloads, nvidia-smi) are replaced by
+scripts that record how they were called.
 """
 
 import json
@@ -19,7 +19,7 @@ from tests.waiting import HANG
 
 GUIDE = Path(__file__).with_name("guide.md")
 STAND_INS = {
-    "uv": 'case "$1" in run) exec "$UV" "$@";; esac; echo "uv $*" >> "$CALLS"',
+    "uv": 'case "$1" in run|$REAL_UV) exec "$UV" "$@";; esac; echo "uv $*" >> "$CALLS"',
     "ssh": 'echo "ssh $*" >> "$CALLS"',
     "curl": 'echo "curl $*" >> "$CALLS"; echo true',
     "prime": 'echo "prime $*" >> "$CALLS"',
@@ -45,7 +45,6 @@ class Workspace:
             "/tmp/monitor_disk.sh": str(root / "monitor_disk.sh"),
             "<INSTANCE_IP>": "127.0.0.1",
             "<PORT>": "22",
-            "from verifiers import": "from buckeye import",
             "Qwen/Qwen3-0.6B": str(model),
             "max_steps = 1000": "max_steps = 3",
             "batch_size = 128": "batch_size = 8",
@@ -69,6 +68,7 @@ class Workspace:
             "PATH": f"{local_bin}:{venv_bin}:{os.environ['PATH']}",
             "CALLS": str(root / "calls.log"),
             "UV": str(venv_bin / "uv"),
+            "REAL_UV": "",
             "UV_PROJECT": str(ROOT),
             "UV_PROJECT_ENVIRONMENT": str(venv_bin.parent),
             "UV_NO_SYNC": "1",  # what it would install is there
@@ -82,12 +82,12 @@ class Workspace:
             block = block.replace(old, new)
         return block
 
-    def run(self, block, *, limit=HANG, expect=0):
+    def run(self, block, *, limit=HANG, expect=0, **variables):
         """Run a bash block and return what it printed; `expect=None` accepts any exit code."""
         done = subprocess.run(
             ["bash", "-e", "-o", "pipefail", "-c", self.text(block)],
             cwd=self.root,
-            env=self.env,
+            env={**self.env, **variables},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -4,9 +4,14 @@ import json
 import re
 import shutil
 import subprocess
+import sys
+from pathlib import Path
 
 import pytest
+from tests.places import ROOT
+from tests.workers.installed.package_index import serving
 
+from buckeye.base.distribution import DISTRIBUTION
 from buckeye.trainer.model.tiny import TinySize, make_tiny_model
 
 from .blocks import Workspace, blocks
@@ -84,9 +89,28 @@ def test_setting_up(ws):
     ws.run(block("uv tool install prime"))
     for b in (b for b in BASH if "uv pip install dakota1890" in b):
         ws.run(b)
-    assert "✓ Environment loaded successfully" in ws.run(block("uv run python -c"))
     assert "ssh -i /path/to/your/private_key root@127.0.0.1 -p 22" in ws.calls()
     assert "prime env install harleycooper/dakota1890" in ws.calls()
+
+
+@pytest.mark.slow
+def test_option_b_and_the_verification_line_as_printed(ws, tmp_path):
+    """Next to Buckeye, from an index that has the wheel of this checkout, and with the real `verifiers`."""
+    wheels, venv = tmp_path / "wheels", tmp_path / "venv"
+    uv = Path(sys.executable).with_name("uv")
+    project = ROOT / "environments" / "dakota1890"
+    subprocess.run([uv, "build", "--quiet", "--wheel", "--out-dir", wheels, project], check=True)
+    subprocess.run([uv, "venv", "--quiet", "--python", sys.executable, venv], check=True)
+    python = venv / "bin" / "python"
+    subprocess.run(
+        [uv, "pip", "install", "--quiet", "--python", python, "-e", f"{ROOT}[mcp,hub]"], check=True
+    )
+    real = {"REAL_UV": "pip", "VIRTUAL_ENV": str(venv), "UV_PROJECT_ENVIRONMENT": str(venv)}
+    option_b = next(b for b in BASH if "uv pip install dakota1890" in b)
+    with serving(wheels) as (index, _):
+        ws.run(option_b.replace("https://hub.primeintellect.ai/harleycooper/simple/", index), **real)
+    assert "✓ Environment loaded successfully" in ws.run(block("uv run python -c"), **real)
+    assert "Would make no changes" in ws.run(f"uv pip install --dry-run '{DISTRIBUTION}[mcp,hub]'", **real)
 
 
 @pytest.mark.slow

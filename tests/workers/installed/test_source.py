@@ -5,7 +5,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from buckeye.errors import UsageError
-from buckeye.workers.installed.source import parse_source
+from buckeye.workers.installed.source import WITHOUT_ADAPTER, parse_source
 from buckeye.workers.installed.venv import NeededPython, python_needed
 
 HUB = "https://hub.primeintellect.ai/harleycooper/simple/"
@@ -62,6 +62,14 @@ def test_a_project_is_a_path_even_where_it_could_be_an_id(tmp_path, monkeypatch)
 def test_what_is_refused(text, said):
     with pytest.raises(UsageError, match=said):
         parse_source(text)
+
+
+@pytest.mark.parametrize("library", WITHOUT_ADAPTER)
+def test_an_environment_of_a_library_without_adapter_is_refused_as_env_check_does(library):
+    for text in (library, f"{library}/Name-v1", f"{library.replace('-', '_')}/Name-v1@2"):
+        with pytest.raises(UsageError, match='id = "agent"'):
+            parse_source(text)
+    assert parse_source(f"{library}/name", "https://packages.example/simple/").owner == library
 
 
 def test_a_folder_without_a_name_is_refused(tmp_path, refusal):

@@ -10,6 +10,8 @@ import pytest
 from tests.workers.workers.conftest import Says, play, rogue
 
 from buckeye.errors import InferenceError, UsageError
+from buckeye.workers.opening import load_environment
+from buckeye.workers.worker_side.main import _print_traceback
 
 
 def test_tasks_are_those_of_the_environment_also_if_they_are_many(environment):
@@ -131,6 +133,24 @@ def test_an_environment_that_cannot_be_loaded_says_why(opened, how):
     with pytest.raises(UsageError, match=LOADING[how]) as caught:
         opened({"load": how}, load_timeout=0.5 if how == "hangs" else 60.0)
     assert "worker_side/main.py" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("args", "traceback"),
+    [
+        ({"sise": 4}, []),
+        ({"size": "x"}, ["own_env.py", "ValueError"]),
+        ({"size": None}, ["own_env.py", "TypeError"]),
+    ],
+)
+def test_only_frames_of_the_environment_are_printed(args, traceback, tmp_path, capfd):
+    (tmp_path / "own_env.py").write_text("def load_environment(size=3):\n    return int(size)\n")
+    with pytest.raises(UsageError) as caught:
+        load_environment(str(tmp_path / "own_env.py"), **args)
+    _print_traceback(caught.value)
+    printed = capfd.readouterr().err
+    assert [word for word in ("own_env.py", "ValueError", "TypeError") if word in printed] == traceback
+    assert "buckeye/" not in printed
 
 
 def test_a_worker_that_is_killed_while_it_loads_or_gives_its_tasks_is_replaced(opened, tmp_path):

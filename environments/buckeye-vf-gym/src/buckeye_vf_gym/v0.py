@@ -11,8 +11,9 @@ from datasets import Dataset
 from verifiers.utils.message_utils import normalize_messages
 
 from buckeye.envs.base import Message, Reply, Task, Tool
+from buckeye.envs.registry import renamed_arguments
 from buckeye.mcp.config import WeightsConfig
-from buckeye.mcp.environment import EVAL, TRAIN, McpEnvironment
+from buckeye.mcp.environment import EVAL, FORMER_ARGUMENTS, TRAIN, McpEnvironment
 from buckeye.mcp.environment import load_environment as load_mcp_environment
 from buckeye_vf_gym.replies import NO_ROOM, reply_of
 
@@ -20,17 +21,18 @@ COMPONENTS = tuple(WeightsConfig.model_fields)
 _OUTCOME = "outcome"
 
 
+@renamed_arguments(FORMER_ARGUMENTS)
 def load_environment(
-    taskset: str,
+    dataset: str,
     config_path: str,
-    eval_taskset: str | None = None,
+    eval_dataset: str | None = None,
     num_tasks: int | None = None,
 ) -> GymEnv:
-    """The environment of the tasks in the file `taskset` and the configuration at `config_path`.
+    """The environment of the tasks in the file `dataset` and the configuration at `config_path`.
 
     The arguments are those of `buckeye.mcp.environment.load_environment`. Raises UsageError.
     """
-    return GymEnv(load_mcp_environment(taskset, config_path, eval_taskset, num_tasks))
+    return GymEnv(load_mcp_environment(dataset, config_path, eval_dataset, num_tasks))
 
 
 class GymEnv(vf.MultiTurnEnv):

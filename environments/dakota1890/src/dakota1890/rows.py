@@ -13,7 +13,7 @@ from dakota1890.splits import AXES
 from dakota1890.tasks import Item, TrainTasks, eval_tasks
 
 _NEEDS = {
-    "v0": ("verifiers", "SingleTurnEnv", "verifiers>=0.1.14,<0.4"),
+    "v0": ("verifiers", "SingleTurnEnv", "verifiers>=0.1.14,<0.2"),
     "v1": ("verifiers.v1", "TaskData", "verifiers>=0.4,<0.5"),
 }
 """API -> the module that holds it, a name in it, and what to install for it."""

@@ -1,1 +1,1 @@
-"""Two runs beside each other: what is different, and which one is better."""
+"""Comparison of two runs: their differences, and the better one."""

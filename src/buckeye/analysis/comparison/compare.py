@@ -1,4 +1,4 @@
-"""Two runs beside each other, and in a sentence whether the second is better."""
+"""Comparison of two runs, with a one-sentence verdict on the second."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Outcome = Literal["better", "worse", "not told apart", "not comparable"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
-    """Whether B is better than A: `difference` is B less A, `by` what it is the difference of."""
+    """Verdict on B against A: `difference` is B minus A, and `by` names the compared data."""
 
     outcome: Outcome
     difference: Mean | None
@@ -41,7 +41,7 @@ class Verdict:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """All that is said of two runs."""
+    """Full comparison of two runs."""
 
     a: Path
     b: Path
@@ -56,7 +56,7 @@ class Comparison:
 
 
 def compare(a: str | Path, b: str | Path) -> Comparison:
-    """Compare two runs, whatever state they are in. Raises UsageError where one is no run."""
+    """Compare two runs in any state. Raise `UsageError` if one is not a run."""
     first, second = runs.open(a), runs.open(b)
     points_a, points_b = points_of(first), points_of(second)
     parts = compared(points_a, points_b)
@@ -81,8 +81,10 @@ def _missing(a: Sequence[Point], b: Sequence[Point]) -> str:
 
 
 def _verdict(evaluations: Sequence[Evaluated], parts: Sequence[Part], *, missing: str) -> Verdict:
-    """By the newest evaluation of trained weights that both have; without one by the last quarter of the
-    steps that both have."""
+    """Return the verdict from the newest common evaluation of trained weights.
+
+    Without one, it is from the last quarter of the common steps.
+    """
     trained = [one for one in evaluations if one.version > 0]
     if trained:
         last = trained[-1]
@@ -124,12 +126,12 @@ def _judged(a: Mean | None, b: Mean | None, difference: Mean | None, by: str) ->
 
 
 def extent(part: Part) -> str:
-    """Return `steps 9 to 11`, as the log counts them."""
+    """Return `steps 9 to 11`, numbered as in the log."""
     return f"steps {part.first} to {part.last}" if part.first != part.last else f"step {part.first}"
 
 
 def shown(mean: Mean | None, *, sign: bool = False) -> str:
-    """A mean with its interval; a dash for none."""
+    """Return a mean with its interval as text; a dash for None."""
     if mean is None:
         return "-"
     form = "{:+.3f}" if sign else "{:.3f}"

@@ -1,4 +1,4 @@
-"""The reward of a run by step, and its difference from that of another run."""
+"""Reward of a run by step, and its difference from the reward of another run."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from buckeye.monitor.intervals import paired_difference, student_quantile
 from buckeye.runs import Run
 
 _PARTS = 4
-_PAIRED_FROM = 6  # tasks; and of the rewards nearly all must be of tasks that both have
+_PAIRED_FROM = 6  # minimum number of shared tasks; nearly all tasks of both runs must be shared
 _NEARLY_ALL = 0.8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mean:
-    """A mean over `n` tasks; its 95 % interval is None where there are too few, or too equal ones, to say."""
+    """Mean over `n` tasks with its 95 % interval; None with too few tasks or without variance."""
 
     value: float
     low: float | None
@@ -29,7 +29,7 @@ class Mean:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Point:
-    """A step of a run, the seconds of training up to its end, and what each task earned in it."""
+    """Step of a run: seconds of training up to its end, and the rewards of each task."""
 
     step: int
     seconds: float
@@ -38,8 +38,10 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
-    """A part of the steps that two runs share, `first` to `last`: the mean reward of each, and `difference`,
-    that of B less that of A. None where a run has nothing there."""
+    """Comparison over the steps `first` to `last`: the mean reward of each run, and B minus A.
+
+    A field without data holds None.
+    """
 
     first: int
     last: int
@@ -50,7 +52,7 @@ class Part:
 
 
 def points_of(run: Run) -> list[Point]:
-    """The steps of a run of which rewards are known. A group's rollouts make one value, the mean."""
+    """Return the steps of a run with known rewards. The rollouts of a group make one value, their mean."""
     groups = defaultdict[int, dict[Hashable, list[float]]](lambda: defaultdict(list))
     for step, task, prompt, reward in run.query(
         "SELECT step, task, prompt, avg(reward) FROM rollouts WHERE split = 'train' AND retried = 0 AND "
@@ -61,7 +63,7 @@ def points_of(run: Run) -> list[Point]:
     for step in run.steps:
         seconds += step.value("trainer/time/total") or step.value("trainer/seconds") or 0.0
         rewards: dict[Hashable, list[float]] = groups.get(step.number, {})
-        if not rewards and step.reward is not None:  # its rollouts were deleted before they were indexed
+        if not rewards and step.reward is not None:  # its rollouts were deleted before indexing
             rewards = {("step", step.number): [step.reward]}
         if rewards:
             found.append(Point(step=step.number, seconds=seconds, rewards=rewards))
@@ -69,7 +71,7 @@ def points_of(run: Run) -> list[Point]:
 
 
 def compared(a: Sequence[Point], b: Sequence[Point]) -> list[Part]:
-    """Return the steps that both have, in quarters. Empty where they share none."""
+    """Return the common steps of both runs in quarters; empty without common steps."""
     if not a or not b:
         return []
     first, end = max(a[0].step, b[0].step), min(a[-1].step, b[-1].step) + 1
@@ -96,7 +98,7 @@ def _part(first: int, last: int, a: Sequence[Point], b: Sequence[Point]) -> Part
 
 
 def _by_task(points: Iterable[Point]) -> dict[Hashable, float]:
-    """Task -> its mean reward."""
+    """Return the mean reward of each task."""
     found = defaultdict[Hashable, list[float]](list)
     for point in points:
         for task, rewards in point.rewards.items():
@@ -105,7 +107,7 @@ def _by_task(points: Iterable[Point]) -> dict[Hashable, float]:
 
 
 def mean_of(values: Iterable[float]) -> Mean | None:
-    """The mean with Student's interval; None of nothing."""
+    """Return the mean with Student's interval; None without values."""
     known = list(values)
     if not known:
         return None
@@ -115,8 +117,10 @@ def mean_of(values: Iterable[float]) -> Mean | None:
 
 
 def difference_of(these: Mapping[Hashable, float], others: Mapping[Hashable, float]) -> tuple[Mean, bool]:
-    """The mean of the others less that of these, task by task where nearly all are of tasks that both have,
-    and whether it is that."""
+    """Return the mean of `others` minus the mean of `these`, and if it is paired by task.
+
+    It is paired if nearly all tasks are in both.
+    """
     shared = [task for task in these if task in others]
     if len(shared) >= max(_PAIRED_FROM, _NEARLY_ALL * max(len(these), len(others))):
         return _paired([these[task] for task in shared], [others[task] for task in shared]), True
@@ -135,7 +139,7 @@ def _paired(these: Sequence[float], others: Sequence[float]) -> Mean:
         found = paired_difference(these, others, range(len(these)))
         return Mean(value=found.value, low=found.low, high=found.high, n=found.n)
     known = mean_of(b - a for a, b in zip(these, others, strict=True))
-    assert known is not None  # there are tasks
+    assert known is not None  # tasks exist
     return known
 
 
@@ -144,7 +148,7 @@ def _error(values: Sequence[float]) -> float:
 
 
 def _mean(value: float, error: float, degrees: int, n: int) -> Mean:
-    """With Student's interval; none of values that are all alike, whose spread is not known."""
+    """Return a mean with Student's interval; without one if all values are equal (unknown variance)."""
     if not error:
         return Mean(value=value, low=None, high=None, n=n)
     half = student_quantile(degrees) * error
@@ -153,7 +157,7 @@ def _mean(value: float, error: float, degrees: int, n: int) -> Mean:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluated:
-    """The same version of the weights of two runs, evaluated on tasks that both have."""
+    """Evaluations of one weights version in two runs, on their common tasks."""
 
     version: int
     a: Mean
@@ -162,7 +166,7 @@ class Evaluated:
 
 
 def compared_evaluations(a: Run, b: Run) -> list[Evaluated]:
-    """Every version that both have evaluated, on the tasks that both played then."""
+    """Return every version that both runs have evaluated, on the tasks in both evaluations."""
     these, others = _evaluations(a), _evaluations(b)
     found = list[Evaluated]()
     for version in sorted(these.keys() & others.keys()):
@@ -175,7 +179,7 @@ def compared_evaluations(a: Run, b: Run) -> list[Evaluated]:
 
 
 def _evaluations(run: Run) -> dict[int, dict[Hashable, float]]:
-    """Version -> task and prompt -> the mean reward."""
+    """Return the mean reward by version, then by task and prompt."""
     found = defaultdict[int, dict[Hashable, float]](dict)
     for step, *task, reward in run.query(
         "SELECT step, task, prompt, avg(reward) FROM rollouts WHERE split = 'eval' AND "

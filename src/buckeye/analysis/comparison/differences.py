@@ -1,4 +1,4 @@
-"""What is different about two runs: settings, versions, machines, tasks."""
+"""Differences between two runs: settings, versions, machines, tasks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _OF_MACHINES = ("device", "threads", "ranks")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Difference:
-    """Something that `a` has otherwise than `b`; None is not there, or not recorded."""
+    """Difference in one value between runs `a` and `b`; None: missing or not recorded."""
 
     name: str
     a: Any
@@ -30,8 +30,11 @@ class Difference:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tasks:
-    """The tasks that two runs have played in training (`train`) or evaluation (`eval`): how many each, how
-    many both with the same prompt, and how many of the same name with another prompt."""
+    """Tasks of two runs in training (`train`) or evaluation (`eval`).
+
+    `a` and `b` count the tasks of each run, `shared` the tasks with equal prompts in both, and `changed` the
+    tasks with equal names but other prompts.
+    """
 
     split: str
     a: int
@@ -41,7 +44,7 @@ class Tasks:
 
 
 def different_settings(a: Run, b: Run) -> list[Difference]:
-    """The settings that differ. What several processes share is named once."""
+    """Return the settings that differ. A setting shared by several processes appears once."""
     seen, found = set[tuple[str, str, str]](), list[Difference]()
     for key, this, other in settings_apart(a.settings, b.settings):
         what = (key.partition(".")[2], repr(this), repr(other))
@@ -52,12 +55,12 @@ def different_settings(a: Run, b: Run) -> list[Difference]:
 
 
 def different_versions(a: Run, b: Run) -> list[Difference]:
-    """Of Buckeye's code and of libraries, as they were when each was started last."""
+    """Return the different versions of Buckeye and libraries, as of each run's last start."""
     return _apart(_versions(a), _versions(b))
 
 
 def different_machines(a: Run, b: Run) -> list[Difference]:
-    """Host, system, cores, and what the trainer computed on."""
+    """Return the differences in host, system, cores and the trainer's device."""
     return _apart(_machine(a), _machine(b))
 
 
@@ -70,13 +73,13 @@ def _apart(these: Mapping[str, Any], others: Mapping[str, Any]) -> list[Differen
 
 
 def _started(run: Run, what: str) -> dict[str, Any]:
-    """What the newest start says of itself."""
+    """Return a field of the newest start event."""
     said = [event.get(what) for event in read_events(run.path) if event["event"] == "start"]
     return dict(said[-1]) if said and isinstance(said[-1], dict) else {}
 
 
 def _trainer(run: Run) -> dict[str, Any]:
-    """What the newest batch that was kept says of the trainer."""
+    """Return the trainer's record with the newest kept batch."""
     for step in reversed(run.kept_steps):
         with suppress(OSError, ValueError):
             found = read_json(step_directory(run.path / "trained", step) / "record.json")
@@ -98,7 +101,7 @@ def _machine(run: Run) -> dict[str, Any]:
 
 
 def compared_tasks(a: Run, b: Run) -> list[Tasks]:
-    """The tasks that each has played, whatever their environments are called."""
+    """Return the task counts of both runs by split. Environment names are ignored."""
     these, others = _tasks(a), _tasks(b)
     return [
         Tasks(
@@ -113,7 +116,7 @@ def compared_tasks(a: Run, b: Run) -> list[Tasks]:
 
 
 def _tasks(run: Run) -> defaultdict[str, dict[str, int]]:
-    """Split -> task -> the hash of its prompt."""
+    """Return the prompt hash by split and task."""
     found = defaultdict[str, dict[str, int]](dict)
     for split, task, prompt in run.query(
         "SELECT split, task, max(prompt) FROM rollouts WHERE retried = 0 GROUP BY split, env, task "

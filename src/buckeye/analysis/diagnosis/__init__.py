@@ -1,1 +1,1 @@
-"""Why a run does not learn: findings, from what it has recorded and from tests."""
+"""Diagnosis of a run that does not learn: findings from its records and from active tests."""

@@ -1,4 +1,4 @@
-"""Tests that separate causes: a model is loaded, an environment played, a step computed again."""
+"""Tests that separate causes: they load a model, run an environment, or recompute a step."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _MUCH = 0.3  # nats
 
 
 def try_all(facts: Facts) -> Iterator[Finding | str]:
-    """Findings of all tests, and why a test was not made."""
+    """Yield the findings of all tests, and the reason for each test that could not run."""
     for name, test in TESTS.items():
         try:
             yield from test(facts)
@@ -57,8 +57,11 @@ def _load(model: Path) -> Policy:
 
 
 def other_tokenizer(facts: Facts) -> Iterator[Finding | str]:
-    """A model that knows its chat template finds it likelier than chance; one with the tokenizer of another
-    finds it less likely. And the tokens that files name are those that the tokenizer has."""
+    """Test for the tokenizer of another model.
+
+    A model that knows its chat template assigns the prompts more than chance likelihood. With the tokens of
+    another tokenizer, the likelihood falls below chance.
+    """
     named = facts.run.setting("trainer.model.name")
     model = Path(str(named)) if named and Path(str(named)).is_dir() else facts.model
     if model is None or not facts.batches:
@@ -103,7 +106,7 @@ def other_tokenizer(facts: Facts) -> Iterator[Finding | str]:
 
 
 def which_weights(facts: Facts) -> Iterator[Finding | str]:
-    """Sampler against these weights themselves, on fresh tokens alone: is it the engine, or only age?"""
+    """Compare the sampler with the weights themselves, on fresh tokens: is it the engine, or staleness?"""
     for batch in reversed(facts.batches):
         path = step_directory(facts.run.path / "weights", batch.batch.step)
         if not (path / "model.safetensors").is_file():
@@ -133,7 +136,7 @@ def which_weights(facts: Facts) -> Iterator[Finding | str]:
 
 
 def updated_towards_rewards(facts: Facts) -> Iterator[Finding | str]:
-    """Replay: the step makes likelier what has an advantage, and less likely what has none."""
+    """Recompute from weights: a step must make tokens with positive advantages likelier, and others less."""
     for batch in reversed(facts.batches):
         before, after = (
             step_directory(facts.run.path / "weights", batch.batch.step + more) for more in (0, 1)
@@ -164,7 +167,7 @@ def updated_towards_rewards(facts: Facts) -> Iterator[Finding | str]:
 
 
 def graded_twice(facts: Facts) -> Iterator[Finding | str]:
-    """The checks of `env check`: the grader called twice, policies without content, answers in prompts."""
+    """Run the checks of `env check`: repeated grading, content-free policies, answers in prompts."""
     from buckeye.evaluation.check import CheckOptions, check_environment
 
     names = {
@@ -191,7 +194,7 @@ def graded_twice(facts: Facts) -> Iterator[Finding | str]:
 
 
 def same_again(facts: Facts) -> Iterator[Finding | str]:
-    """The newest step that can be computed again is."""
+    """Recompute the newest kept step, and report a difference."""
     from buckeye.analysis.replay.step import replay_step
     from buckeye.config.trainer import TrainerConfig
 
@@ -219,7 +222,7 @@ def same_again(facts: Facts) -> Iterator[Finding | str]:
 
 
 def still_without_a_rate(facts: Facts) -> Iterator[Finding | str]:
-    """Replay at learning rate 0: then no log-prob changes, or something else than the gradient moves them."""
+    """Train a step at learning rate 0, and report any change of log-probs: the gradient cannot cause it."""
     if not (facts.run.path / "configs" / "trainer.json").is_file() or not facts.batches:
         yield "a step at learning rate 0: no batch was kept, or the trainer's settings are not recorded"
         return
@@ -239,9 +242,12 @@ def still_without_a_rate(facts: Facts) -> Iterator[Finding | str]:
 
 
 def rewards_shuffled(facts: Facts) -> Iterator[Finding | str]:
-    """What is learnt from half of the rollouts of a group must fit the rewards of the other half better than
-    shuffled ones; where it does not, a reward for a common word tells whether anything would. And where a
-    component of the reward is unlearnt, whether it is learnt once another one is removed."""
+    """Test if rewards can be learned, with half of each group's rollouts as training data.
+
+    The result must fit the rewards of the other half better than shuffled rewards. If it does not, a reward
+    for a common word shows if anything can be learned. If a reward component is unlearned, test if it is
+    learned once another component is removed.
+    """
     played = played_in_a_row(facts)
     if not played or not (facts.run.path / "configs" / "trainer.json").is_file():
         yield "rewards shuffled: no batch of the first step, or of one with a checkpoint, can be used"
@@ -313,7 +319,7 @@ def _component_removed(facts: Facts, played: Sequence[Played], moved: Sequence[V
 
     if not unlearnt(moved):
         return
-    harmed = unlearnt(teach(facts, played, lambda batch: batch.rewards))  # and not by what shapes them
+    harmed = unlearnt(teach(facts, played, lambda batch: batch.rewards))  # by raw rewards, not by shaping
     rest = teach(facts, played, partial(Played.without, name=most, weight=weights[most])) if harmed else []
     for name, with_it in harmed.items():
         without = agreement(played, rest, partial(Played.component, name=name))
@@ -344,4 +350,4 @@ TESTS: Mapping[str, Callable[[Facts], Iterator[Finding | str]]] = {
     "rewards": rewards_shuffled,
     "environment": graded_twice,
 }
-"""What `--try` makes, by name."""
+"""Tests of `--try`, by name."""

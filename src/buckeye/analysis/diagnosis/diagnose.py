@@ -1,4 +1,4 @@
-"""All rules, in the order in which their findings are told: what makes all figures wrong first."""
+"""All rules in reporting order: causes that invalidate all other figures come first."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ log = logging.getLogger(__name__)
 
 
 def _figures(facts: Facts) -> Sequence[Finding]:
-    """What the figures alone say."""
+    """Return the findings from the metrics alone."""
     return findings(facts.steps, facts.run.path)
 
 
 def _failed(facts: Facts) -> Finding | None:
-    """The run has ended with an error, and nobody has gone on."""
+    """Return a finding if the run ended with an error and was not resumed."""
     ends = [
         event for event in read_events(facts.run.path) if event["event"] in ("failure", "start", "attempt")
     ]
@@ -141,11 +141,11 @@ EXPLAINS = {
     ),
     "temperature_mismatch": ("mismatch_from_the_start", "mismatch_after_updates"),
 }
-"""What a finding makes appear as well, which then is not told."""
+"""Findings that another finding explains; these are not reported separately."""
 
 
 class Diagnosis(NamedTuple):
-    """What is wrong with a run, what could not be looked at, and the rules that failed, with the error."""
+    """Findings of a run, notes on skipped checks, and failed rules with their errors."""
 
     findings: list[Finding]
     not_looked_at: list[str]
@@ -153,7 +153,7 @@ class Diagnosis(NamedTuple):
 
     @property
     def failures(self) -> list[str]:
-        """A line for each rule that failed, with their count."""
+        """One line per failed rule, with their count."""
         return [
             f"rule {name} failed ({number} of {len(self.failed_rules)} that did): {error}. `--debug` shows "
             "where"
@@ -162,10 +162,12 @@ class Diagnosis(NamedTuple):
 
 
 def diagnose(run: str | Path, *, step: int | None = None, tests: bool = False) -> Diagnosis:
-    """What is wrong with a run as it was after `step`, by default now: the surest first, else in the order of
-    `RULES`. A rule that fails does not hide what the others find. With `tests` those that separate causes are
-    made, which takes a minute or two with a small model. Raises UsageError where there is no run, and what a
-    rule raises under `--debug`."""
+    """Diagnose a run as of `step` (default: its current state).
+
+    Findings are sorted by confidence, then in the order of `RULES`. A failed rule does not hide the findings
+    of the others. `tests` adds the tests that separate causes, which take a minute or two with a small model.
+    Raise `UsageError` if the run does not exist. Under `--debug`, exceptions of rules propagate.
+    """
     opened = runs.open(run)
     facts = Facts(opened) if step is None else Facts(opened, step)
     found, notes, failed = list[Finding](), list[str](), dict[str, str]()
@@ -190,7 +192,7 @@ def diagnose(run: str | Path, *, step: int | None = None, tests: bool = False) -
 
 
 def in_order(found: Iterable[Finding]) -> list[Finding]:
-    """The surest first, without what another one explains."""
+    """Return the findings by confidence, without those that another finding explains."""
     listed = list(found)
     explained = {
         name for one in listed if one.confidence != "possible" for name in EXPLAINS.get(one.name, ())
@@ -200,8 +202,10 @@ def in_order(found: Iterable[Finding]) -> list[Finding]:
 
 
 def found_in(run: Path) -> Sequence[Finding]:
-    """Return the findings on a run, without the merely `possible` ones. An error of the diagnosis is logged,
-    and never ends a run."""
+    """Return the findings on a run, except the `possible` ones.
+
+    A diagnosis error is logged and never ends the run.
+    """
     try:
         done = diagnose(run)
     except Exception as error:
@@ -213,7 +217,7 @@ def found_in(run: Path) -> Sequence[Finding]:
 
 
 def report_findings(run: Path) -> None:
-    """Log what is wrong with a run that has ended."""
+    """Log the findings on a run that has ended."""
     accused = found_in(run)
     for one in accused:
         log.warning("Found (%s): %s", one.confidence, one)

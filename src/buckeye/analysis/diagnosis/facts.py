@@ -1,4 +1,4 @@
-"""What rules look at: a run, up to a step, each part read when the first rule asks for it."""
+"""Input of the rules: a run up to a step, with lazily loaded parts."""
 
 from __future__ import annotations
 
@@ -21,44 +21,44 @@ from buckeye.runs import Run
 from buckeye.runs.trained import TrainedStep
 
 _MOST_STEPS = 14
-"""Of how many kept batches the tokens are looked at: the first, the last, and some between."""
+"""Maximum number of kept batches with tokens to inspect: the first, the last, and some between."""
 _UNTIL = 2**62
 _DTYPES = {"float32": 1e-3, "bfloat16": 0.1, "float16": 0.03}
 
 
 @dataclass(frozen=True)
 class Facts:
-    """A run up to step `until`."""
+    """Data of a run up to step `until`, for the rules."""
 
     run: Run
     until: int = _UNTIL
 
     @cached_property
     def steps(self) -> list[Step]:
-        """The recorded steps."""
+        """Recorded steps."""
         return [step for step in self.run.steps if step.number <= self.until]
 
     @cached_property
     def played(self) -> list[Step]:
-        """Those of which the batch is recorded."""
+        """Recorded steps with batch metrics."""
         return [step for step in self.steps if step.value("orchestrator/reward/mean") is not None]
 
     def values(self, name: str) -> dict[int, float]:
-        """Step -> a number that a process recorded."""
+        """Return the values of a metric by step."""
         return {step.number: value for step in self.steps if (value := step.value(name)) is not None}
 
     def query(self, sql: str, *values: Any) -> list[tuple[Any, ...]]:
-        """Rows of the index; `{until}` in it stands for the last step that counts."""
+        """Return rows of the index. `{until}` in the query is replaced by the last step to include."""
         return self.run.query(sql.replace("{until}", str(self.until)), *values)
 
     @cached_property
     def last(self) -> int:
-        """The last recorded step; 0 where there is none."""
+        """Last recorded step; 0 without any."""
         return self.steps[-1].number if self.steps else 0
 
     @cached_property
     def batches(self) -> list[TrainedStep]:
-        """Some of the batches that were kept, in order."""
+        """Sample of the kept batches, in order."""
         kept = [step for step in self.run.kept_steps if step <= self.until]
         if len(kept) > _MOST_STEPS:
             places = np.linspace(0, len(kept) - 1, _MOST_STEPS - 4).round().astype(int)
@@ -67,13 +67,12 @@ class Facts:
 
     @cached_property
     def tokens(self) -> TokenFacts:
-        """The trained tokens of these batches."""
+        """Trained tokens of `batches`."""
         return token_facts(self.batches)
 
     @cached_property
     def rounding(self) -> float:
-        """By how much two computations of a log-prob may differ, in nats: by the kind of numbers, or by how
-        much they do before anything was trained."""
+        """Rounding tolerance between two computations of a log-prob, in nats, from the dtypes."""
         names = {str(self.run.setting(f"{part}.model.dtype")) for part in ("trainer", "inference")}
         known = [_DTYPES[name] for name in names if name in _DTYPES]
         device = str(self.run.setting("trainer.model.device"))
@@ -81,20 +80,20 @@ class Facts:
 
     @cached_property
     def unsure(self) -> float:
-        """The same, measured: the differences of the first weights, if these are no larger than may be."""
+        """Measured tolerance, in nats: from the differences on the first weights, at most `rounding`."""
         first = self.tokens.at_first()
         return min(self.rounding, max(1e-5, 5 * rms(first))) if len(first) >= 20 else self.rounding
 
     @cached_property
     def model(self) -> Path | None:
-        """A directory with the model, as it was published last, or as the run began."""
+        """Directory with the model's tokenizer: the last published weights, or the initial model."""
         published = list(step_directories(self.run.path / "weights").values())
         named = self.run.setting("trainer.model.name") or self.run.setting("model.name")
         there = [*reversed(published), *([Path(named)] if named else [])]
         return next((path for path in there if (path / "tokenizer.json").is_file()), None)
 
     def file_of_model(self, name: str) -> dict[str, Any]:
-        """A JSON file of the model; empty where there is none."""
+        """Return a JSON file of the model; empty if it is missing or invalid."""
         try:
             found = read_json(self.model / name) if self.model is not None else {}
         except (OSError, ValueError):
@@ -102,15 +101,15 @@ class Facts:
         return found if isinstance(found, dict) else {}
 
     def command(self, command: str, *words: Any) -> str:
-        """What to type to see something of the run."""
+        """Return a `buckeye rl` command line on this run."""
         return shlex.join(["buckeye", "rl", command, str(self.run.path), *map(str, words)])
 
     def rollouts(self, step: int, *words: Any) -> str:
-        """The command that shows what was played in a step."""
+        """Return the command that shows the rollouts of a step."""
         return self.command("rollouts", "--step", step, *words)
 
     def metrics(self, *names: str) -> str:
-        """Return the command that prints the records with these metrics, which are regular expressions."""
+        """Return the command that prints the records with these metrics (regular expressions)."""
         return shlex.join(["grep", "-E", f'"({"|".join(names)})"', str(self.run.path / "metrics.jsonl")])
 
     def finding(
@@ -126,7 +125,7 @@ class Facts:
         until: int | None = None,
         **figures: float,
     ) -> Finding:
-        """A finding; `evidence` are facts with the commands that show them, the first the most telling."""
+        """Return a finding. `evidence` pairs facts with commands that show them, the strongest first."""
         until = self.last if until is None else until
         return Finding(
             name=name,

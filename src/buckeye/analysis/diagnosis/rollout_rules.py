@@ -1,4 +1,4 @@
-"""Rules on what was played: are rewards earned, tasks different, advantages those of their rollouts?"""
+"""Rules on rollouts: rewards, tasks, and the assignment of advantages."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _EQUAL = 1e-6
 
 
 def advantages_against_rewards(facts: Facts) -> Finding | None:
-    """Of two rollouts of a group, the one that earned more must not have the lower advantage."""
-    # CROSS and the plus make SQLite look up the group of each rollout, instead of all pairs of rollouts
+    """Find groups in which the rollout with the higher reward has the lower advantage."""
+    # CROSS and the plus make SQLite look up each rollout's group instead of joining all pairs of rollouts
     rows = facts.query(
         "SELECT a.step, a.grp, a.shaped_reward - b.shaped_reward, a.advantage - b.advantage FROM rollouts a "
         "CROSS JOIN rollouts b ON b.split = a.split AND b.step = +a.step AND b.grp = a.grp AND b.at > a.at "
@@ -49,7 +49,7 @@ def advantages_against_rewards(facts: Facts) -> Finding | None:
 
 
 def _misplaced(facts: Facts) -> Finding | None:
-    """What the tokens of the batch have is not what was computed for their rollout."""
+    """Find samples with another advantage than the one computed for their rollout."""
     wrong = looked = 0
     example = None
     for batch in facts.batches:
@@ -89,7 +89,7 @@ def _misplaced(facts: Facts) -> Finding | None:
 
 
 def grader_disagrees(facts: Facts) -> Finding | None:
-    """The same words were graded otherwise. Where they seldom come twice, only `--try` can tell."""
+    """Find equal replies with different rewards. If replies seldom repeat, only `--try` can detect this."""
     rows = facts.query(
         "SELECT count(*), max(reward) - min(reward), max(step), max(grp) FROM rollouts "  # noqa: S608
         f"WHERE {_TRAINED} AND text IS NOT NULL GROUP BY env, task, text HAVING count(*) > 1"
@@ -112,7 +112,7 @@ def grader_disagrees(facts: Facts) -> Finding | None:
 
 
 def grader_never_pays(facts: Facts) -> Finding | None:
-    """A grader has paid nothing for a while, and what else is paid makes a reward all the same."""
+    """Find a grader that gave 0 for many steps while other reward components varied."""
     rows = facts.query(
         "SELECT part.key, count(*), count(DISTINCT step) FROM rollouts, json_each(components) part "  # noqa: S608
         f"WHERE {_TRAINED} AND step > ? AND part.key LIKE 'grade/%' GROUP BY env, part.key "
@@ -135,7 +135,7 @@ def grader_never_pays(facts: Facts) -> Finding | None:
 
 
 def duplicate_tasks(facts: Facts) -> Finding | None:
-    """Tasks with different names and the same prompt, graded alike."""
+    """Find tasks with different names, but equal prompts and equal grading."""
     rows = facts.query(
         f"SELECT count(DISTINCT task), prompt, max(step) FROM rollouts WHERE {_TRAINED} "  # noqa: S608
         "AND prompt IS NOT NULL GROUP BY env, prompt"
@@ -160,8 +160,10 @@ def duplicate_tasks(facts: Facts) -> Finding | None:
 
 
 def _same_prompt_other_task(facts: Facts) -> bool:
-    """Whether the same answer to the same prompt is worth something else in another task: then they differ in
-    what the prompt does not say."""
+    """Return True if equal replies to equal prompts score differently across tasks.
+
+    Such tasks differ in data that the prompt does not show.
+    """
     rows = facts.query(
         "SELECT max(reward) - min(reward) FROM rollouts "  # noqa: S608
         f"WHERE {_TRAINED} AND text IS NOT NULL GROUP BY env, text HAVING count(DISTINCT task) > 1"
@@ -170,7 +172,7 @@ def _same_prompt_other_task(facts: Facts) -> bool:
 
 
 def answer_in_prompt(facts: Facts) -> Finding | None:
-    """Who repeats what stands in the prompt is paid, and is not where it does not stand there."""
+    """Find rewards for replies that repeat text of the prompt, in contrast to other replies."""
     rows = facts.query(
         f"SELECT step, grp, reward, echoes FROM rollouts WHERE {_TRAINED} AND echoes IS NOT NULL"  # noqa: S608
     )
@@ -206,7 +208,7 @@ _EVALUATED = (
 
 
 def evaluated_on_train(facts: Facts) -> Finding | None:
-    """The prompts of the evaluation are trained on."""
+    """Find evaluation prompts that are trained on."""
     known = facts.query(
         "SELECT DISTINCT split, prompt FROM rollouts WHERE retried = 0 AND prompt IS NOT NULL "
         "AND step <= {until}"
@@ -231,7 +233,7 @@ def evaluated_on_train(facts: Facts) -> Finding | None:
 
 
 def truncated_replies(facts: Facts) -> Finding | None:
-    """Many replies are cut off, and those earn less than the ones that end."""
+    """Find many truncated replies with lower rewards than complete ones."""
     rows = facts.query(
         f"SELECT reward, truncated, completion_tokens, step FROM rollouts WHERE {_TRAINED} AND step > ?",  # noqa: S608
         facts.last - _RECENT,
@@ -245,7 +247,7 @@ def truncated_replies(facts: Facts) -> Finding | None:
         [row[1] for row in rows if (row[3] > facts.last - _RECENT // 2) == late] for late in (0, 1)
     )
     if is_below(now, before, 2.0):
-        return None  # it learns to end
+        return None  # truncation decreases with training
     share, length = len(cut) / len(rows), float(np.mean([row[2] for row in cut]))
     return facts.finding(
         "truncated_replies",
@@ -268,7 +270,7 @@ def _range(rewards: list[float]) -> str:
 
 
 def slow_environment(facts: Facts) -> Finding | None:
-    """Rollouts wait for the environment, and trainer and engines wait for rollouts."""
+    """Find an environment so slow that trainer and engines wait for it."""
     recent = facts.played[-_RECENT:]
     environment = [step.value("orchestrator/time/rollout/environment/mean") or 0.0 for step in recent]
     sampling = [step.value("orchestrator/time/rollout/sampling/mean") or 0.0 for step in recent]
@@ -301,7 +303,7 @@ def slow_environment(facts: Facts) -> Finding | None:
 
 
 def failing_rollouts(facts: Facts) -> Finding | None:
-    """Many rollouts have no reward."""
+    """Find a high share of rollouts without a reward."""
     rows = facts.query(
         "SELECT reward IS NULL, error, step FROM rollouts WHERE split = 'train' AND step <= {until} AND "
         "step > ?",

@@ -1,4 +1,4 @@
-"""Rules on templates, loss, learning rate and optimizer: is the run set up so that it can learn?"""
+"""Rules on the setup of a run: templates, loss, learning rate and optimizer."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from buckeye.transport.checkpoint import list_checkpoints
 
 _ENOUGH = 20
 _SAMPLES = 40
-_EARLY = 11  # steps: a policy that is uniform before has not learnt, but been thrown
+_EARLY = 11  # steps: a policy that is uniform before this step has collapsed, not converged
 
 
 def no_assistant_header(facts: Facts) -> Finding | None:
-    """Prompts do not end with what the chat template puts before a reply."""
+    """Find prompts without the assistant header of the chat template."""
     if facts.model is None or not facts.batches:
         return None
     header = generation_header(facts.model)
@@ -56,7 +56,7 @@ def no_assistant_header(facts: Facts) -> Finding | None:
 
 
 def optimizer_state_lost(facts: Facts) -> Finding | None:
-    """The optimizer has counted fewer steps than the checkpoint that it is in."""
+    """Find a checkpoint whose optimizer has counted fewer steps than the trainer."""
     for info in list_checkpoints(facts.run.path / "checkpoints"):
         folder = info.path / "trainer"
         try:
@@ -64,7 +64,7 @@ def optimizer_state_lost(facts: Facts) -> Finding | None:
             left_out = int(progress.get("skipped", 0)) + int(progress.get("empty", 0))
             done = int(progress["step"]) - left_out
             with safe_open(folder / "optimizer.safetensors", "np") as file:
-                names = [name for name in file.keys() if name.endswith(".step")]  # noqa: SIM118  no mapping
+                names = [name for name in file.keys() if name.endswith(".step")]  # noqa: SIM118  not a mapping
                 counted = max((float(file.get_tensor(name)) for name in names), default=None)
         except (OSError, ValueError, KeyError, TypeError, SafetensorError):
             continue
@@ -91,7 +91,7 @@ def optimizer_state_lost(facts: Facts) -> Finding | None:
 
 
 def kl_of_the_wrong_sign(facts: Facts) -> Finding | None:
-    """The loss is what the batch gives less the penalty, not plus."""
+    """Find a loss that subtracts the KL penalty instead of adding it."""
     loss = facts.run.setting("trainer.loss") or {}
     coefficient, per_token = float(loss.get("kl_coef") or 0.0), loss.get("normalization", "token") == "token"
     if (
@@ -133,7 +133,7 @@ _BOUNDS = (
     *("masked_low", "masked_high", "masked_sequence", "clipped_low", "clipped_high", "corrected_low"),
     "corrected_high",
 )
-"""What the records call the shares of tokens that the loss leaves out."""
+"""Metric names for the shares of tokens that the loss leaves out."""
 
 
 def _left_out(facts: Facts) -> list[float]:
@@ -145,7 +145,7 @@ def _left_out(facts: Facts) -> list[float]:
 
 
 def bounds_too_narrow(facts: Facts) -> Finding | None:
-    """Most tokens are left out of the loss though sampler and trainer agree."""
+    """Find loss bounds that leave out most tokens though sampler and trainer agree."""
     shares = _left_out(facts)[-10:]
     mismatch = [
         step.value("trainer/mismatch_kl") for step in facts.steps if step.value("trainer/trained_tokens")
@@ -174,7 +174,7 @@ def bounds_too_narrow(facts: Facts) -> Finding | None:
 
 
 def _narrow(loss: Mapping[str, Any]) -> bool:
-    """Whether the bounds of a ratio are within a hundredth of 1."""
+    """Return True if the upper bound of a ratio is within 0.01 of 1."""
     above = [
         loss.get("mask_ratio_high"),
         1.0 + loss["clip_high"] if loss.get("clip_high") is not None else None,
@@ -183,7 +183,7 @@ def _narrow(loss: Mapping[str, Any]) -> bool:
 
 
 def _moves(facts: Facts) -> tuple[np.ndarray, float] | None:
-    """By how much the trainer's log-probs of recurring tokens changed, and over how many steps (median)."""
+    """Return the trainer's log-prob changes of recurring tokens, and the number of steps of the run."""
     tokens = facts.tokens
     change = tokens.changes
     if len(change) < _ENOUGH or not facts.played:
@@ -192,7 +192,7 @@ def _moves(facts: Facts) -> tuple[np.ndarray, float] | None:
 
 
 def learning_rate_too_low(facts: Facts) -> Finding | None:
-    """There is something to learn, and the policy stays where it is."""
+    """Find a policy that hardly moves though groups have spread and the reward does not rise."""
     rewards = [reward for step in facts.played if (reward := step.played_reward) is not None]
     spread = [step.value("orchestrator/batch/with_spread") or 0.0 for step in facts.played]
     found = _moves(facts)
@@ -226,7 +226,7 @@ def learning_rate_too_low(facts: Facts) -> Finding | None:
 
 
 def learning_rate_too_high(facts: Facts) -> Finding | None:
-    """A step moves the policy far, and it does not earn more afterwards."""
+    """Find steps that move the policy far, without a higher reward afterward."""
     trained = [step for step in facts.steps if step.value("trainer/entropy") is not None]
     rewards = facts.values("orchestrator/reward/mean")
     if not trained or len(rewards) < 4:
@@ -247,7 +247,7 @@ def learning_rate_too_high(facts: Facts) -> Finding | None:
     error = 4 * max(spread) / np.sqrt(max(1.0, _rollouts(facts)))
     gained = last > listed[0] + error and last > best - error
     far = [n for n, size in jumps.items() if size > 1.0]
-    far = far if len(far) > 1 else []  # one may be a step that was taken back
+    far = far if len(far) > 1 else []  # a single one may be a step that was rolled back
     if gained or not (far or fallen is not None) or first < 0.05:
         return None
     if not far and not early and last >= listed[0] - error:
@@ -281,8 +281,10 @@ def _rollouts(facts: Facts) -> float:
 
 
 def _jumps(facts: Facts) -> dict[int, float]:
-    """Step -> by how much (nats) a fifth of the tokens' log-probs have moved since the weights before, as
-    the trainer sees it against a sampler one version older, or by recurring tokens."""
+    """Return, by step, the log-prob change in nats that a fifth of the tokens exceed since the last weights.
+
+    It is measured by the trainer against a sampler one version older, or by recurring tokens.
+    """
     tokens = facts.tokens
     found = dict[int, float]()
     old = np.isfinite(tokens.trainer) & (tokens.version == tokens.step - 1) & (tokens.version >= 0)
@@ -297,7 +299,7 @@ def _jumps(facts: Facts) -> dict[int, float]:
 
 
 def _most(moved: np.ndarray) -> float:
-    """By how much a fifth of the tokens moved at least, so that a few unlikely ones do not decide."""
+    """Return the change that a fifth of the tokens exceed, so that a few unlikely tokens do not dominate."""
     return float(np.quantile(np.abs(moved), 0.8))
 
 
@@ -312,7 +314,7 @@ def _moved(facts: Facts, before: np.ndarray, after: np.ndarray) -> float | None:
 
 
 def training_without_transfer(facts: Facts) -> Finding | None:
-    """The reward of training rises, that of held-out tasks does not."""
+    """Find a training reward that rises while the reward on held-out tasks does not."""
     rows = facts.query(
         "SELECT step, avg(reward), count(reward) FROM rollouts WHERE split = 'eval' AND step <= {until} "
         "GROUP BY step"

@@ -1,4 +1,4 @@
-"""What chance can make: the intervals that rules decide by."""
+"""Statistical intervals that the rules decide by."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import numpy.typing as npt
 Array = npt.NDArray[np.float64]
 
 SURE = 4.0
-"""Standard errors beyond which a difference is none of chance, though many rules look at many runs."""
+"""Standard errors for a significant difference, allowing for many rules on many runs."""
 
 
 def share_interval(hits: float, count: float, errors: float = SURE) -> tuple[float, float]:
-    """Between which values a share lies (Wilson's interval), from `hits` of `count`; (0, 1) of none."""
+    """Return Wilson's interval of a share, from `hits` of `count`; (0, 1) if `count` is 0."""
     if count <= 0:
         return 0.0, 1.0
     share, z = hits / count, errors
@@ -25,7 +25,7 @@ def share_interval(hits: float, count: float, errors: float = SURE) -> tuple[flo
 
 
 def mean_interval(values: Sequence[float] | Array, errors: float = SURE) -> tuple[float, float]:
-    """Between which values a mean lies; all values where there are fewer than two."""
+    """Return the interval of a mean; unbounded with fewer than two values."""
     found = np.asarray(values, float)
     if len(found) < 2:
         return -math.inf, math.inf
@@ -34,7 +34,7 @@ def mean_interval(values: Sequence[float] | Array, errors: float = SURE) -> tupl
 
 
 def is_below(these: Sequence[float] | Array, others: Sequence[float] | Array, errors: float = SURE) -> bool:
-    """Whether the mean of these is below that of the others, beyond chance."""
+    """Return True if the mean of `these` is significantly below the mean of `others`."""
     a, b = np.asarray(these, float), np.asarray(others, float)
     if min(len(a), len(b)) < 2:
         return False
@@ -43,16 +43,16 @@ def is_below(these: Sequence[float] | Array, others: Sequence[float] | Array, er
 
 
 def slope_interval(x: Array, y: Array, errors: float = SURE) -> tuple[float, float]:
-    """Between which values the slope of y = slope x lies."""
+    """Return the interval of the slope in y = slope * x."""
     total = float(x @ x)
     if len(x) < 3 or total <= 0.0:
         return -math.inf, math.inf
     slope = float(x @ y) / total
     residual = y - slope * x
-    half = errors * math.sqrt(float((residual * residual * x * x).sum())) / total  # uneven variances (White)
+    half = errors * math.sqrt(float((residual * residual * x * x).sum())) / total  # heteroscedastic (White)
     return slope - half, slope + half
 
 
 def rms(values: Array) -> float:
-    """The root of the mean square; nan of none."""
+    """Return the root mean square; NaN without values."""
     return math.sqrt(float(np.mean(np.square(values)))) if len(values) else math.nan

@@ -1,8 +1,10 @@
-"""What rewards teach: half of the rollouts of each group are trained on again, with their own advantages or
-with others, and what then becomes likelier among the other half is held against values of these.
+"""Training signal of rewards: what half of each group's rollouts teach about the other half.
 
-Within a group values and changes are correlated. Were the values shuffled, the correlation would be 0 on
-average, with a variance of 1 / (n - 1) among n rollouts (Pitman 1937, the permutation distribution of r).
+Half of the rollouts of each group are trained on again, with their own or other advantages. The change in
+likelihood of the other half is then compared with values of these rollouts.
+
+Values and changes are correlated within a group. With shuffled values, the correlation would be 0 on average,
+with a variance of 1 / (n - 1) among n rollouts (Pitman 1937, the permutation distribution of r).
 """
 
 from __future__ import annotations
@@ -27,17 +29,19 @@ from buckeye.transport.checkpoint import list_checkpoints
 Values = npt.NDArray[np.float64]
 
 _STEPS = 12
-_SECONDS = 20.0  # that their steps took the trainer
-_UNEVEN = 0.05  # of p (1 - p), which is at most 0.25
-_EXACT = 0.98  # of the rewards' variance
+_SECONDS = 20.0  # maximum trainer time of the batches in the run
+_UNEVEN = 0.05  # minimum of p (1 - p), which is at most 0.25
+_EXACT = 0.98  # minimum explained share of the rewards' variance
 _SAME = 1e-9
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Played:
-    """A batch that was kept: `rollout` i64[N] says of which of the R rollouts each of its N samples is,
-    `group` i64[R] of which group each rollout is; `rewards` f64[R]; `components` name -> f64[R], of what the
-    rewards are made."""
+    """Kept batch with N samples of R rollouts.
+
+    `rollout` i64[N] is the rollout of each sample, and `group` i64[R] the group of each rollout. `rewards` is
+    f64[R], and `components` has the reward components by name, each f64[R].
+    """
 
     batch: Batch
     rollout: npt.NDArray[np.int64]
@@ -47,48 +51,51 @@ class Played:
 
     @cached_property
     def advantages(self) -> Values:
-        """f64[R], the mean over the sampled tokens of a rollout."""
+        """Mean advantage over the sampled tokens of each rollout, f64[R]."""
         sampled = [sample.advantages[sample.loss_mask] for sample in self.batch.samples]
         totals = self.sums([float(values.sum()) for values in sampled])
         return totals / np.maximum(1, self.sums([len(values) for values in sampled]))
 
     def component(self, name: str) -> Values:
-        """f64[R]; 0 where there is none."""
+        """Return a reward component, f64[R]; 0 where it is missing."""
         return self.components.get(name, np.zeros(len(self.rewards)))
 
     def sums(self, values: Sequence[float]) -> Values:
-        """f64[R], from a value for each sample."""
+        """Return the sum per rollout, f64[R], of one value per sample."""
         found = np.zeros(len(self.group))
         np.add.at(found, self.rollout, values)
         return found
 
     @cached_property
     def members(self) -> Sequence[npt.NDArray[np.int64]]:
-        """i64[n] for each group: which rollouts it has."""
+        """Rollouts of each group, i64[n] per group."""
         return [np.flatnonzero(self.group == group) for group in range(int(self.group.max()) + 1)]
 
     @cached_property
     def held_out(self) -> npt.NDArray[np.bool_]:
-        """bool[R], every second rollout of each group: not trained on, but looked at."""
+        """Mask bool[R] of every second rollout of each group: measured, but not trained on."""
         found = np.zeros(len(self.group), bool)
         for members in self.members:
             found[members[1::2]] = True
         return found
 
     def within(self, values: Values) -> Values:
-        """f64[R], less the means of their groups."""
+        """Return the values f64[R] minus their group means."""
         found = np.array(values, float)
         for members in self.members:
             found[members] -= found[members].mean()
         return found
 
     def without(self, name: str, weight: float) -> Values:
-        """f64[R], the rewards less one of their components."""
+        """Return the rewards f64[R] minus one weighted component."""
         return self.rewards - weight * self.component(name)
 
     def taught(self, values: Values) -> Batch:
-        """The batch with other advantages: the values f64[R] less the mean of what is trained on of the same
-        group, as large as the real advantages on average, and 0 for what is held out."""
+        """Return the batch with advantages from `values` f64[R].
+
+        The advantages are the values minus the mean of the group's trained rollouts, scaled to the RMS of the
+        real advantages. They are 0 for held-out rollouts.
+        """
         found = np.zeros(len(values))
         for members in self.members:
             trained = members[::2]
@@ -102,15 +109,17 @@ class Played:
         return replace(self.batch, samples=tuple(samples))
 
     def has(self, token: int) -> Values:
-        """f64[R], 1 where the policy has written a token."""
+        """Return f64[R]: 1 where the policy has sampled the token, else 0."""
         found = [float(token in sample.token_ids[sample.loss_mask]) for sample in self.batch.samples]
         return (self.sums(found) > 0).astype(float)
 
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """How values of rollouts go with what became likelier: the mean correlation within a group, its standard
-    error were the values shuffled, and of how many groups."""
+    """Agreement between rollout values and likelihood changes.
+
+    `mean` is the mean correlation within `groups` groups, and `error` its standard error for shuffled values.
+    """
 
     mean: float
     error: float
@@ -124,8 +133,10 @@ Choice = Callable[[Played], Values]
 
 
 def played_in_a_row(facts: Facts) -> list[Played]:
-    """The first batches, one after the other, from a step on whose weights are there: the first one, or one
-    with a checkpoint. As many as the trainer had done in some seconds."""
+    """Return the longest run of consecutive kept batches that starts at step 0 or at a checkpoint.
+
+    It ends after `_STEPS` batches, or when the trainer's time for them exceeds `_SECONDS`.
+    """
     kept = [step for step in facts.run.kept_steps if step <= facts.until]
     starts = {0, *(one.step for one in list_checkpoints(facts.run.path / "checkpoints"))}
     rows = [_row(kept, step) for step in kept if step in starts]
@@ -140,7 +151,7 @@ def played_in_a_row(facts: Facts) -> list[Played]:
 
 
 def _row(kept: Sequence[int], first: int) -> list[int]:
-    """Up to so many of the kept steps from one on, without a gap."""
+    """Return up to `_STEPS` kept steps from `first` on, without a gap."""
     return [step for step in range(first, first + _STEPS) if set(range(first, step + 1)) <= set(kept)]
 
 
@@ -170,9 +181,11 @@ def _played(facts: Facts, step: TrainedStep) -> Played:
 
 
 def teach(facts: Facts, played: Sequence[Played], values: Choice) -> list[Values]:
-    """Train on half of each batch with such advantages, always at the run's highest learning rate. Of each
-    batch f64[R], by how much its rollouts have become likelier by that, in nats; not finite where the model
-    breaks."""
+    """Train on half of each batch with advantages from `values`, at the run's highest learning rate.
+
+    Return, for each batch, the log-likelihood change of its rollouts in nats, f64[R]; not finite if the model
+    breaks.
+    """
     rate, found = float(facts.run.setting("trainer.optim.lr")), list[Values]()
     with trainer_from(facts.run.path, played[0].batch.step, rate) as trainer:
         for batch in played:
@@ -183,12 +196,12 @@ def teach(facts: Facts, played: Sequence[Played], values: Choice) -> list[Values
 
 
 def _likelihoods(policy: Policy, played: Played) -> Values:
-    """f64[R]: the log-probs of what was sampled, summed over each rollout."""
+    """Return the summed log-probs of the sampled tokens of each rollout, f64[R]."""
     return played.sums([float(values.sum()) for values in masked_logprobs(policy, played.batch.samples)])
 
 
 def agreement(played: Sequence[Played], moved: Sequence[Values], values: Choice) -> Agreement:
-    """How values of the rollouts that were held out go with what has become likelier among them (`teach`)."""
+    """Return the agreement between values and the changes from `teach`, over held-out rollouts."""
     found = list[tuple[float, float]]()
     for batch, change in zip(played, moved, strict=True):
         paid = values(batch)
@@ -203,8 +216,10 @@ def agreement(played: Sequence[Played], moved: Sequence[Values], values: Choice)
 
 
 def common_token(played: Sequence[Played]) -> int | None:
-    """The token that is in nearest to half of the rollouts of a group, in most groups; None where there is
-    none of which groups have some rollouts with it and some without it."""
+    """Return the token that splits most groups most evenly into rollouts with and without it.
+
+    None if no token splits groups evenly enough.
+    """
     uneven, rollouts = Counter[int](), 0
     for batch in played:
         written = [set[int]() for _ in batch.group]
@@ -219,8 +234,11 @@ def common_token(played: Sequence[Played]) -> int | None:
 
 
 def component_weights(played: Sequence[Played]) -> dict[str, float]:
-    """Of which components with which weights the rewards are the sum, by least squares within groups; empty
-    where they are not. What a run calls components may be no part of the reward: its weight is about 0."""
+    """Return the weights of the components in the rewards, by least squares within groups.
+
+    Empty if the rewards are not a weighted sum of components. A component that is not part of the reward has
+    a weight of about 0.
+    """
     names = sorted(set[str]().union(*(batch.components for batch in played)))
     if not names:
         return {}

@@ -1,4 +1,4 @@
-"""What a model's own files say of its chat template and tokens; neither torch nor transformers is needed."""
+"""Chat template and tokenizer from a model's own files, without torch and transformers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from buckeye.errors import InferenceError
 
 @lru_cache(maxsize=4)
 def generation_header(model: Path) -> str | None:
-    """Return what stands before the reply to come; None where the chat template cannot be rendered."""
+    """Return the text before a reply; None if the chat template cannot be rendered."""
     from buckeye.inference.render.template_files import read_template
 
     try:
@@ -27,17 +27,17 @@ def generation_header(model: Path) -> str | None:
 
 @lru_cache(maxsize=4)
 def tokenizer_of(model: Path) -> Any:
-    """The tokenizer in a model's directory; None where it cannot be read."""
+    """Return the tokenizer in a model's directory; None if it cannot be loaded."""
     from tokenizers import Tokenizer
 
     try:
         return Tokenizer.from_file(str(model / "tokenizer.json"))
-    except Exception:  # the library raises that alone
+    except Exception:  # the library raises no narrower class
         return None
 
 
 def decoded(model: Path, ids: Sequence[int] | npt.NDArray[np.int32]) -> str | None:
-    """The text of tokens, special ones too."""
+    """Return the text of tokens, including special tokens; None if they cannot be decoded."""
     tokenizer = tokenizer_of(model)
     if tokenizer is None:
         return None

@@ -1,4 +1,4 @@
-"""The trained tokens of some steps as columns, and how the same token after the same text changed."""
+"""Trained tokens of some steps as columns, and their changes after equal text."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ from buckeye.runs.trained import TrainedStep
 Array = npt.NDArray[Any]
 
 _MOST_TOKENS = 60_000
-"""Of a step: whole samples, the first ones."""
+"""Maximum number of tokens per step, from the first samples, as whole samples."""
 _BASE = 0x9E3779B97F4A7C15
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Change:
-    """Of tokens that were sampled after the same text at two versions of the weights: by how much the
-    sampler's log-prob and the trainer's changed between them, and which rollout's the later one is."""
+    """Log-prob changes of tokens that were sampled after equal text at two versions of the weights.
+
+    `sampler` and `trainer` have their changes, and `sample` the rollout of the later token.
+    """
 
     sampler: Array
     trainer: Array
@@ -34,9 +36,11 @@ class Change:
 
 @dataclass(frozen=True, eq=False)
 class TokenFacts:
-    """Columns over all M tokens in the loss mask: `step`, `sample` (a number of its own over all steps),
-    `key` (equal for the same token after the same text), `context` (equal for the same text before),
-    `sampler` and `trainer` log-probs (nan where not computed), `advantage`, `version`."""
+    """Columns over all M tokens in the loss mask.
+
+    `step`; `sample`, unique over all steps; `key`, equal for equal tokens after equal text; `context`, equal
+    for equal preceding text; `sampler` and `trainer` log-probs (NaN if not computed); `advantage`; `version`.
+    """
 
     step: Array
     sample: Array
@@ -52,22 +56,24 @@ class TokenFacts:
 
     @cached_property
     def fresh(self) -> Array:
-        """bool[M]: the trainer computed the log-prob with the very weights that had sampled the token."""
+        """Mask bool[M] of tokens with trainer log-probs from the weights that sampled them."""
         return (self.version == self.step) & np.isfinite(self.trainer)
 
     @cached_property
     def apart(self) -> Array:
-        """f64[M]: sampler less trainer."""
+        """Sampler minus trainer log-prob, f64[M]."""
         return self.sampler - self.trainer
 
     def at_first(self) -> Array:
-        """Sampler less trainer, of tokens of the weights that nothing was trained on yet."""
+        """Return sampler minus trainer log-probs of fresh tokens from the initial weights (version 0)."""
         return self.apart[self.fresh & (self.version == 0)]
 
     def beside(self, chosen: Array) -> tuple[Array, Array]:
-        """The chosen tokens' log-probs, the sampler's and the trainer's, each less the mean of those that
-        follow the same text at the same version: what does not depend on how a distribution is
-        normalized. Texts that only one token follows are left out."""
+        """Return the sampler's and the trainer's log-probs of the chosen tokens, centered per context.
+
+        The mean over tokens after equal text at one version is subtracted, so the normalization of a
+        distribution cancels. Contexts with a single token are left out.
+        """
         rows = np.flatnonzero(chosen)
         _, places = np.unique(
             np.stack([self.context[rows], self.version[rows].astype(np.uint64)]), axis=1, return_inverse=True
@@ -82,8 +88,8 @@ class TokenFacts:
 
     @cached_property
     def changes(self) -> Change:
-        """Of each token that fresh batches of two steps have after the same text: from the first to the
-        last."""
+        """Changes from the first to the last version, for tokens that recur after equal text in fresh
+        batches."""
         rows = np.flatnonzero(self.fresh)
         rows = rows[np.lexsort((self.version[rows], self.key[rows]))]
         keys = self.key[rows]
@@ -100,7 +106,7 @@ class TokenFacts:
 
 
 def token_facts(batches: Sequence[TrainedStep]) -> TokenFacts:
-    """The tokens of batches."""
+    """Return the trained tokens of batches as columns."""
     parts, samples = list[tuple[Array, ...]](), 0
     for batch in batches:
         whole = int(np.searchsorted(batch.starts, _MOST_TOKENS, side="right")) - 1
@@ -125,7 +131,7 @@ def token_facts(batches: Sequence[TrainedStep]) -> TokenFacts:
 
 
 def _keys(batch: TrainedStep, until: int) -> tuple[Array, Array]:
-    """u64: a number for each token, the same for the same ids up to it: sums of id and place, mixed."""
+    """Return u64 hashes of the ids up to each token, with and without it: sums of mixed ids and positions."""
     ids = batch.column("token_ids")[:until].astype(np.uint64)
     places = batch.positions[:until].astype(np.uint64)
     mixed = (ids + np.uint64(1)) * np.uint64(_BASE) + places * np.uint64(0xBF58476D1CE4E5B9)

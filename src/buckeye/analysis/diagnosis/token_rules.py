@@ -1,4 +1,4 @@
-"""Rules on the trained tokens: is what was sampled what is trained, with the weights that it claims?"""
+"""Rules on the trained tokens: the loss mask, log-probs, and the weights that sampled them."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from buckeye.analysis.diagnosis.statistics import rms, share_interval, slope_int
 from buckeye.monitor.finding import Finding
 
 _ENOUGH = 40
-"""Fewer tokens say nothing."""
+"""Minimum number of tokens for a finding."""
 
 
 def unsampled_tokens(facts: Facts) -> Finding | None:
-    """Tokens in the loss mask that no policy has sampled."""
+    """Find tokens in the loss mask that no policy has sampled."""
     tokens = facts.tokens
     if len(tokens) < _ENOUGH:
         return None
@@ -41,7 +41,7 @@ def unsampled_tokens(facts: Facts) -> Finding | None:
 
 
 def shifted_logprobs(facts: Facts) -> Finding | None:
-    """The trainer's log-probs are those of the token beside."""
+    """Find trainer log-probs that are those of the adjacent token."""
     tokens, fresh = facts.tokens, facts.tokens.fresh
     if fresh.sum() < _ENOUGH:
         return None
@@ -73,7 +73,7 @@ def shifted_logprobs(facts: Facts) -> Finding | None:
 
 
 def rounded_logprobs(facts: Facts) -> Finding | None:
-    """Log-probs have the digits of bfloat16 only, though they are not certainties."""
+    """Find log-probs with the precision of bfloat16; certain tokens are excluded."""
     tokens = facts.tokens
     for name, values in (("sampler", tokens.sampler), ("trainer", tokens.trainer)):
         found = values[np.isfinite(values) & (values < -1e-3) & (tokens.version >= 0)].astype(np.float32)
@@ -103,7 +103,7 @@ def rounded_logprobs(facts: Facts) -> Finding | None:
 
 
 def mismatch_from_the_start(facts: Facts) -> Finding | None:
-    """Sampler and trainer do not agree on the first weights, on which nothing was trained yet."""
+    """Find a mismatch between sampler and trainer on the initial weights."""
     tokens = facts.tokens
     first = tokens.fresh & (tokens.version == 0)
     sampler, trainer = tokens.sampler[first], tokens.trainer[first]
@@ -156,12 +156,14 @@ def mismatch_from_the_start(facts: Facts) -> Finding | None:
 
 
 def weights_do_not_arrive(facts: Facts) -> Finding | None:
-    """The canary of recorded texts: weights moved, and what the sampler says of the same token did not, or
-    not as much, or not on all engines."""
+    """Find engines without the new weights, from tokens that recur after equal text.
+
+    The trainer's log-probs of these tokens moved. The sampler's did not, not as much, or not on all engines.
+    """
     change = facts.tokens.changes
     first = facts.tokens.at_first()
     if len(first) >= _ENOUGH and rms(first) > 3 * facts.rounding:
-        return None  # they do not agree even before anything has moved
+        return None  # they already disagree on the initial weights
     clear = np.abs(change.trainer) > max(10 * facts.unsure, 0.01)
     if clear.sum() < 10:
         return None
@@ -230,14 +232,14 @@ def weights_do_not_arrive(facts: Facts) -> Finding | None:
 
 
 def _by_sample(sample: np.ndarray, exact: np.ndarray) -> float:
-    """The share of samples all of whose tokens say the same."""
+    """Return the share of samples whose tokens are all exact, or all not."""
     _, places = np.unique(sample, return_inverse=True)
     counts, hits = np.bincount(places), np.bincount(places, exact)
     return float(((hits == 0) | (hits == counts)).mean())
 
 
 def mismatch_grows(facts: Facts) -> Finding | None:
-    """Fresh tokens agree at first and do not later."""
+    """Find fresh tokens that agree at first and disagree later."""
     tokens = facts.tokens
     first, later = tokens.at_first(), tokens.apart[tokens.fresh & (tokens.version > 0)]
     if min(len(first), len(later)) < _ENOUGH or rms(first) > 3 * facts.rounding:
@@ -256,7 +258,7 @@ def mismatch_grows(facts: Facts) -> Finding | None:
 
 
 def ends_not_trained(facts: Facts) -> Finding | None:
-    """The last token of each reply, which ends it, is not in the loss mask."""
+    """Find end tokens of replies that are missing in the loss mask."""
     ended = missing = 0
     example = None
     known = {
@@ -300,7 +302,7 @@ def ends_not_trained(facts: Facts) -> Finding | None:
 
 
 def equal_seeds(facts: Facts) -> Finding | None:
-    """All rollouts of a group are the same, which chance does not make."""
+    """Find groups with identical rollouts that are too unlikely under the policy."""
     alike = surprising = groups = 0
     nats = 0.0
     step = 0

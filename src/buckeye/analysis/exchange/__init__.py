@@ -1,1 +1,1 @@
-"""Rollouts of a run as files for other tools."""
+"""Export of a run's rollouts to files for other tools."""

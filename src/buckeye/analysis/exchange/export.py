@@ -1,4 +1,4 @@
-"""`rl rollouts --export`: what a run played, as files for other tools."""
+"""Implementation of `rl rollouts --export`: the rollouts of a run as files for other tools."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ Format = Literal["jsonl", "inspect"]
 def export_rollouts(
     run: Run, kind: Format, directory: Path, *, step: int | None, accepts: Callable[[PlayedRollout], bool]
 ) -> int:
-    """Write the accepted rollouts of a step, or of all, into a new directory. Return their number.
+    """Write the accepted rollouts of a step, or of all steps, to a new directory. Return their number.
 
-    Raises UsageError if the directory is there already, BuckeyeError if there is nothing to write.
+    Raise `UsageError` if the directory exists, and `BuckeyeError` if no rollouts are found.
     """
     if directory.exists():
         raise UsageError(f"{directory} exists, and nothing is overwritten. Name another directory with --out")
@@ -44,7 +44,7 @@ def export_rollouts(
 
 
 def unreadable_in(run: Run) -> list[str]:
-    """What of a run could not be read so far."""
+    """Return the parts of a run that could not be read."""
     lines = run.query("SELECT path, unreadable FROM files WHERE unreadable > 0")
     return [*run.unreadable, *(f"{path}: {count} lines that are no rollouts" for path, count in lines)]
 
@@ -61,7 +61,7 @@ def _write_jsonl(played: Iterable[Played], directory: Path) -> int:
 
 
 def _write_inspect(played: Iterable[Played], directory: Path, run: Run) -> int:
-    """Write a log of Inspect for each step and environment."""
+    """Write one Inspect log per step and environment."""
     need("inspect_ai", "Inspect's logs")
     from buckeye.analysis.exchange.inspect_log import write_logs
 

@@ -1,4 +1,4 @@
-"""Rollouts as logs of Inspect (`.eval`), by its own library, which is imported only here."""
+"""Rollouts as Inspect logs (`.eval`). This is the only module that imports Inspect."""
 
 from __future__ import annotations
 
@@ -45,8 +45,11 @@ _UNSAFE = re.compile(r"[^\w.\-]+")
 
 
 def write_logs(played: Iterable[Played], directory: Path, model: str) -> int:
-    """Write a log for each step and environment, which stand beside each other in `played`, and return how
-    many rollouts there were. A task's rollouts are its epochs; one without a reward has no score."""
+    """Write a log per step and environment, and return the number of rollouts.
+
+    Rollouts of a step and environment must be adjacent in `played`. The rollouts of a task are its epochs. A
+    rollout without a reward has no score.
+    """
     written, taken = 0, set[str]()
     for (split, step, env), of_it in groupby(played, key=lambda one: one.place):
         epochs: Counter[str] = Counter()
@@ -64,7 +67,7 @@ def write_logs(played: Iterable[Played], directory: Path, model: str) -> int:
                 metadata={"split": split, "step": step, "environment": env},
             ),
             results=_results(samples),
-            stats=EvalStats(started_at=now, completed_at=now),  # the viewer shows NaN without
+            stats=EvalStats(started_at=now, completed_at=now),  # without them, the viewer shows NaN
             samples=samples,
         )
         write_eval_log(log, str(directory / f"{name}.eval"), format="eval")
@@ -99,7 +102,7 @@ def _sample(one: Played, epochs: Counter[str], model: str) -> EvalSample:
 
 
 def _file_name(name: str, taken: set[str]) -> str:
-    """A name like `name` that a file may have, and that is not `taken`, to which it is added."""
+    """Return a safe file name derived from `name` that is not in `taken`, and add it to `taken`."""
     safe, number = _UNSAFE.sub("_", name), 1
     found = safe
     while found.casefold() in taken:
@@ -123,7 +126,7 @@ def _message(said: Message) -> ChatMessage:
 
 
 def _call(call: Call) -> ToolCall:
-    """Inspect wants the arguments read; what cannot be is kept as the error."""
+    """Return an Inspect call, which needs parsed arguments; a parse error is kept in the call."""
     try:
         return ToolCall(id=call.id, function=call.name, arguments=read_arguments(call.arguments))
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""The rollouts of a run, one after another, without secrets."""
+"""Rollouts of a run, in order, with secrets removed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ROW = (
     *("turns", "segments", "completion_tokens", "oldest_version", "prompt", "text"),
 )
 _QUERY = (
-    f"SELECT path, at, bytes, {', '.join('grp' if name == 'group' else name for name in _ROW)} "  # noqa: S608  our own names
+    f"SELECT path, at, bytes, {', '.join('grp' if name == 'group' else name for name in _ROW)} "  # noqa: S608  constant names
     "FROM rollouts WHERE ? IS NULL OR step = ? ORDER BY split DESC, step, env, grp, number, at"
 )
 _TRUTHS = ("truncated", "cut", "retried")
@@ -27,19 +27,19 @@ _TRUTHS = ("truncated", "cut", "retried")
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """A rollout: `row` has its columns of the index of `buckeye.runs`, `rollout` its texts."""
+    """Rollout with its index columns (`row`) and its texts (`rollout`)."""
 
     row: dict[str, Any]
     rollout: PlayedRollout
 
     @property
     def place(self) -> tuple[str, int, str]:
-        """Split, step and environment: the batch or evaluation that it is of."""
+        """Split, step and environment: the batch or evaluation of the rollout."""
         return self.row["split"], self.row["step"], self.row["env"]
 
 
 def played_in(run: Run, step: int | None) -> Iterator[Played]:
-    """Yield what was played in training and evaluations, or in one step of them; without what was deleted."""
+    """Yield the rollouts of all steps or of one step, of training and evaluations; skip deleted ones."""
     for path, at, size, *values in run.index.execute(_QUERY, (step, step)):
         row = dict(zip(_ROW, values, strict=True))
         rollout = run.text_at(path, at, size, row["group"], row["number"])
@@ -48,7 +48,7 @@ def played_in(run: Run, step: int | None) -> Iterator[Played]:
 
 
 def _without_secrets(row: dict[str, Any], rollout: PlayedRollout) -> Played:
-    """Remove keys, and halves of characters, which no format can hold."""
+    """Return the rollout without keys, and without unpaired surrogates, which no format can hold."""
     row |= {name: bool(row[name]) for name in _TRUTHS if row[name] is not None}
     both = json.dumps(redacted([row, msgspec.to_builtins(rollout)]), ensure_ascii=False)
     row, values = json.loads(both.encode(errors="replace"))

@@ -1,1 +1,1 @@
-"""Steps of a run computed again: one, as a file for others, between two versions of the code, or all."""
+"""Replay: recompute one step or all steps of a run and compare them with the records."""

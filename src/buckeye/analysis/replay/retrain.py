@@ -1,4 +1,4 @@
-"""Kept batches trained on again with another learning rate, and log-probs under the policy."""
+"""Retraining on kept batches with another learning rate, and log-probs under the policy."""
 
 from __future__ import annotations
 
@@ -26,8 +26,10 @@ _ROW = 4096  # tokens
 
 @contextmanager
 def trainer_from(run: Path, step: int, rate: float) -> Iterator[RLTrainer]:
-    """A trainer that continues from the newest checkpoint up to `step`, or from where the run began, with a
-    constant learning rate. Its files are deleted."""
+    """Yield a trainer from the newest checkpoint up to `step`, or from the start of the run.
+
+    It has a constant learning rate. Its files are deleted.
+    """
     config = load_config(TrainerConfig, ["@", str(run / "configs" / "trainer.json")])
     optim = config.optim.model_copy(update={"lr": rate})
     config = config.model_copy(update={"optim": optim, "scheduler": ConstantSchedulerConfig()})
@@ -46,8 +48,10 @@ def trainer_from(run: Path, step: int, rate: float) -> Iterator[RLTrainer]:
 def masked_logprobs(
     policy: Policy, samples: Sequence[Sample], masks: Sequence[npt.NDArray[np.bool_]] | None = None
 ) -> list[npt.NDArray[np.float64]]:
-    """For each sample f64[N]: the log-probs of its N tokens under a mask bool[T] which does not hold the
-    first one; without `masks`, of what was sampled. Without the dropout of an adapter."""
+    """Return, for each sample, the log-probs f64[N] of its N tokens in a mask bool[T], without dropout.
+
+    A mask must not contain the first token. Without `masks`, the sampled tokens are used.
+    """
     masks = [sample.loss_mask for sample in samples] if masks is None else masks
     ids, found = [sample.token_ids for sample in samples], [np.empty(0)] * len(samples)
     policy.module.eval()

@@ -1,9 +1,7 @@
-"""A step of a run, computed again from the batch that it was trained on: is the outcome the same, and where
-does it first differ?
+"""Replay of a step from the batch that it was trained on: is the result equal, and what differs first?
 
-It runs the trainer's own loop in a folder of its own, from a checkpoint at or before the step, through every
-batch in between. On the same kind of machine, with as many threads, the same code computes the same
-to the last bit.
+It runs the trainer's own loop in a separate folder, from a checkpoint at or before the step, through every
+batch in between. On an equal machine with an equal number of threads, equal code gives bit-identical results.
 """
 
 from __future__ import annotations
@@ -32,18 +30,21 @@ from buckeye.transport.weights import read_weights_manifest
 
 Stage = Literal["log-probs", "loss", "gradient", "weights"]
 STAGES: tuple[Stage, ...] = get_args(Stage)
-"""The stages of a step, in the order in which they are computed."""
+"""Stages of a step, in the order of computation."""
 
 _MACHINE = ("torch", "device", "threads", "ranks")
 _CIRCUMSTANCES = ("buckeye", *_MACHINE)
 _TOLERANCES = {"float32": 1e-3, "bfloat16": 0.05, "float16": 0.02}
-"""How far log-probs of two machines may be apart by rounding, in nats; norms by as much of themselves."""
+"""Rounding tolerance between two machines: absolute in nats for log-probs, relative for norms."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison:
-    """A stage of a step, then and now. `difference` is 0.0 if they are the same to the last bit, None if they
-    differ and that has no size; `where` is the place of the largest."""
+    """Comparison of one stage of a step with its record.
+
+    `difference` is 0.0 if both are bit-identical, and None if they differ without a measurable size. `where`
+    is the location of the largest difference.
+    """
 
     step: int
     stage: Stage
@@ -54,17 +55,17 @@ class Comparison:
 
     @property
     def same(self) -> bool:
-        """Whether both are the same to the last bit."""
+        """True if both are bit-identical."""
         return self.difference == 0.0
 
     def within(self, tolerance: float) -> bool:
-        """Whether it differs by no more than rounding may bring about. Weights have no size to compare."""
+        """Return True if the difference is within rounding; always for weights, which are only hashes."""
         return self.stage == "weights" or (self.difference is not None and self.difference <= tolerance)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Start:
-    """Where a replay begins: before `step`, with what is in `path`, which is a `checkpoint`, or a model."""
+    """Start of a replay: the state before `step`, from a `checkpoint` or a model at `path`."""
 
     step: int
     path: Path
@@ -73,8 +74,11 @@ class Start:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Replay:
-    """What came of it. `tolerance` is what rounding may make of a figure; `changed` is what was recorded of
-    the circumstances and is otherwise now."""
+    """Result of a replay.
+
+    `tolerance` is the rounding tolerance of a figure. `changed` has the circumstances that differ from the
+    recorded ones.
+    """
 
     step: int
     start: Start
@@ -84,17 +88,17 @@ class Replay:
 
     @property
     def first_difference(self) -> Comparison | None:
-        """The first stage that is not the same to the last bit."""
+        """First stage that is not bit-identical."""
         return next((one for one in self.comparisons if not one.same), None)
 
     @property
     def within_tolerance(self) -> bool:
-        """Whether no figure differs by more than rounding may make of it."""
+        """True if no figure differs by more than rounding."""
         return all(one.within(self.tolerance) for one in self.comparisons)
 
     @property
     def first_unexplained(self) -> Comparison | None:
-        """The first difference; on another kind of machine the first that is more than rounding."""
+        """First difference; on another kind of machine, the first one above rounding."""
         rounded = bool(self.changed.keys() & {*_MACHINE})
         found = (one for one in self.comparisons if not one.same)
         return next((one for one in found if not (rounded and one.within(self.tolerance))), None)
@@ -103,10 +107,10 @@ class Replay:
 def replay_step(
     run: Path, config: TrainerConfig, step: int, *, until: Stage, device: str | None, scratch: Path
 ) -> Replay:
-    """Compute step `step` (counted from 0) of the run in `run` again, as far as `until`, in the empty folder
-    `scratch`. `config` is the trainer's; `device` may be another one.
+    """Recompute step `step` (from 0) of the run in `run`, up to the stage `until`.
 
-    Raises UsageError if its batch, or what it needs to begin from, was not kept.
+    `config` is the trainer's configuration, `device` can override its device, and `scratch` is an empty
+    folder. Raise `UsageError` if the step's batch, or the state to start from, was not kept.
     """
     require_kept(run, step)
     start = start_of(run, config, step, until=until)
@@ -116,8 +120,10 @@ def replay_step(
 def replay_all(
     run: Path, config: TrainerConfig, *, device: str | None, scratch: Path, tell: Callable[[int], None]
 ) -> Replay:
-    """Compute every step again, from the first place to begin from up to the first step that differs, or of
-    which no batch was kept. `tell` is told each before it. Raises UsageError if there is none."""
+    """Recompute all steps from the first possible start to the first difference, or the first gap.
+
+    `tell` is called with each step before it runs. Raise `UsageError` if no step can be recomputed.
+    """
     kept = step_directories(run / "trained")
     start = next((one for one in starts(run, config) if one.step in kept), None)
     if start is None:
@@ -150,8 +156,10 @@ def chain(
     tell: Callable[[int], None] = lambda step: None,
     to_the_end: bool = True,
 ) -> Replay:
-    """Compute these steps, at least one, from the start on, and `tell` each before it. Without `to_the_end`
-    stop after the first that differs. The replay is of the last step that was computed."""
+    """Recompute these steps (at least one) from the start on, and call `tell` before each.
+
+    Without `to_the_end`, stop after the first one that differs. The result is for the last step computed.
+    """
     kept, comparisons = run / "trained", list[Comparison]()
     with trainer_in(scratch, config, start, device=device) as trainer:
         tolerance = _TOLERANCES[str(trainer.learner.policy.compute_dtype).removeprefix("torch.")]
@@ -178,7 +186,7 @@ def _changed(then: Path, now: Path, step: int) -> dict[str, tuple[Any, Any]]:
 def trainer_in(
     scratch: Path, config: TrainerConfig, start: Start, *, device: str | None = None
 ) -> Iterator[RLTrainer]:
-    """The run's trainer as it was at the start, which writes into the empty folder `scratch` alone."""
+    """Yield the run's trainer in its state at the start; it writes only to the empty folder `scratch`."""
     config = _in_scratch(config, scratch, device=device, model=None if start.checkpoint else start.path)
     with trainer_process(config, "replay") as ranks:
         learner = build_learner(config, ranks, start.checkpoint, max_steps=config.max_steps)
@@ -189,7 +197,7 @@ def trainer_in(
 
 
 def require_kept(run: Path, step: int) -> TrainedBatch:
-    """What came of a step. Raises UsageError if its batch was not kept."""
+    """Return the record of a trained step. Raise `UsageError` if its batch was not kept."""
     try:
         return read_trained(run / "trained", step)[1]
     except TransportError as error:
@@ -204,8 +212,11 @@ def _there(kept: Path) -> str:
 
 
 def start_of(run: Path, config: TrainerConfig, step: int, *, until: Stage) -> Start:
-    """The nearest place to begin from: a checkpoint, the model that the run began with, or, without new
-    weights, those that were published. Raises UsageError where there is none."""
+    """Return the nearest start: a checkpoint or the run's initial model.
+
+    If no new weights are needed, the published weights of the step also qualify. Raise `UsageError` if no
+    start exists.
+    """
     if until != "weights" and (alone := published(run, step)) is not None:
         return alone
     start = nearest(starts(run, config), set(step_directories(run / "trained")), step)
@@ -220,7 +231,7 @@ def start_of(run: Path, config: TrainerConfig, step: int, *, until: Stage) -> St
 
 
 def published(run: Path, step: int) -> Start | None:
-    """The weights of a step, from which it can be computed as far as its gradient."""
+    """Return the published weights of a step, if kept. They suffice up to its gradient."""
     path = step_directory(run / "weights", step)
     if not (path / "config.json").is_file():
         return None
@@ -229,7 +240,7 @@ def published(run: Path, step: int) -> Start | None:
 
 
 def starts(run: Path, config: TrainerConfig) -> list[Start]:
-    """Where whole steps can be computed from, by step: the model that the run began with, and checkpoints."""
+    """Return the starts for whole steps, by step: the run's initial model, and the checkpoints."""
     model = Path(config.model.name)
     first = [Start(step=0, path=model)] if model.is_dir() else []
     checkpoints = list_checkpoints(run / "checkpoints")
@@ -237,7 +248,7 @@ def starts(run: Path, config: TrainerConfig) -> list[Start]:
 
 
 def nearest(found: Sequence[Start], kept: Collection[int], step: int) -> Start | None:
-    """The last of these starts from which on every batch up to a step was kept."""
+    """Return the last start at or before a step with all batches kept in between; None without one."""
     return next(
         (
             start
@@ -251,7 +262,7 @@ def nearest(found: Sequence[Start], kept: Collection[int], step: int) -> Start |
 def _in_scratch(
     config: TrainerConfig, scratch: Path, *, device: str | None, model: Path | None
 ) -> TrainerConfig:
-    """The configuration of the replay: all that decides numbers as it was, all that is written elsewhere."""
+    """Return the configuration of the replay: equal numerics, with all output in `scratch`."""
     changed = {"device": device or config.model.device, "name": str(model or config.model.name)}
     return config.model_copy(
         update={
@@ -266,7 +277,7 @@ def _in_scratch(
 def _again(trainer: RLTrainer, kept: Path, step: int) -> Iterator[Comparison]:
     batch, recorded = read_trained(kept, step)
     then = recorded.record
-    torch.set_num_threads(then["threads"])  # this and the next may be others since the run was resumed
+    torch.set_num_threads(then["threads"])  # threads and micro-batches may change when a run is resumed
     trainer.learner.micro_batch_size.tokens = int(then["values"]["micro_batch_tokens"])
     trainer.train(batch)
     replayed = read_trained(trainer.config.output_dir / "trained", step)[1]
@@ -284,7 +295,7 @@ def _again(trainer: RLTrainer, kept: Path, step: int) -> Iterator[Comparison]:
 
 
 def _of_logprobs(batch: Batch, recorded: TrainedBatch, replayed: TrainedBatch) -> Comparison:
-    """The largest difference of a log-prob, and which token of which sample has it."""
+    """Return the comparison of log-probs, with the largest difference and its token."""
     then, now = recorded.logprobs, replayed.logprobs
     alike = then.shape == now.shape and np.array_equal(recorded.samples, replayed.samples)
     difference, where = None, ""
@@ -304,7 +315,7 @@ def _of_logprobs(batch: Batch, recorded: TrainedBatch, replayed: TrainedBatch) -
 
 
 def _place(batch: Batch, samples: Iterable[int], token: int) -> str:
-    """Where the `token`-th trained token of these samples is."""
+    """Return the location of the `token`-th trained token of these samples, as text."""
     for number in samples:
         places = np.flatnonzero(batch.samples[number].loss_mask)
         if token < len(places):
@@ -314,7 +325,7 @@ def _place(batch: Batch, samples: Iterable[int], token: int) -> str:
 
 
 def _of_figures(step: int, stage: Stage, then: float | None, now: float | None) -> Comparison:
-    """A loss is compared as it is, a norm as a share of itself. One that was no finite number is None."""
+    """Return the comparison of a loss (absolute) or a norm (relative). None: the value was not finite."""
     difference: float | None = 0.0 if then == now else None
     if then is not None and now is not None and then != now:
         difference = abs(then - now) / (1.0 if stage == "loss" else max(abs(then), abs(now)))

@@ -1,4 +1,4 @@
-"""What `rl replay` prints."""
+"""Output of `rl replay`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def replay_text(replay: Replay) -> str:
-    """The stages of the step, the first difference on the way to it, and what that may come from."""
+    """Return the text on a replayed step: its stages, the first difference, and possible causes."""
     lines, first = _stages(replay), replay.first_difference
     if first is None:
         lines.append("The same to the last bit.")
@@ -40,7 +40,7 @@ def _changes(replay: Replay) -> list[str]:
 
 
 def all_text(replay: Replay, kept: Sequence[int]) -> str:
-    """Whether every step was the same, or which is the first that is not; and which were not computed."""
+    """Return the text on a full replay: the first unexplained difference, and the steps not computed."""
     first, start = replay.first_unexplained, replay.start
     if first is None:
         count = replay.step - start.step + 1
@@ -62,7 +62,7 @@ def all_text(replay: Replay, kept: Sequence[int]) -> str:
 
 
 def replay_object(replay: Replay) -> dict[str, Any]:
-    """All of a replay for programs."""
+    """Return the replay as JSON values."""
     first = replay.first_difference
     return {
         "step": replay.step,
@@ -77,7 +77,7 @@ def replay_object(replay: Replay) -> dict[str, Any]:
 
 
 def _short(stage: str, shown: str) -> str:
-    """A checksum, or a figure, with as many digits as a person compares."""
+    """Return a checksum or a figure, shortened for display."""
     if stage == "weights":
         return shown[:12]
     return f"{float(shown):.6g}" if stage in ("loss", "gradient") else shown

@@ -1,1 +1,1 @@
-"""What an environment's rewards are worth: replies without content, probes, and checks of the tasks."""
+"""Checks of an environment's rewards and tasks: content-free replies, probes, and task consistency."""

@@ -1,8 +1,8 @@
-"""What guessing earns, and whether rewards are more than that.
+"""Expected reward of guessing, and the test for rewards above it.
 
-A guesser knows which answers there are, and nothing of the task. One of K answers that come again and again
-has to be right in 1 / K of the tasks at least, and one of M options that a prompt lists is right with the
-chance 1 / M: so much is no defect. More is one, if it cannot be luck.
+A guesser knows the possible answers, but not the task. With K recurring answers, some constant answer is
+right in at least 1 / K of the tasks. One of M options in the prompt is right with probability 1 / M. Rewards
+up to that are not a defect; significantly higher ones are.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from buckeye.evaluation.checks.samples import SplitSample, family_of, groups_of
 from buckeye.evaluation.checks.texts import accepted_answers, folded, holds, prompt_of
 
 LEVEL = 0.01
-"""The probability at most of any false alarm in a check, all its comparisons together."""
+"""Maximum probability of a false alarm in a check, over all its comparisons."""
 
 _STAKES = (0.02, 0.05, 0.1, 0.2, 0.4, 0.8)
 _CLAUSE = re.compile(r"\n|[?!:;(){}\[\]]|\.(?=\s|$)")
@@ -30,8 +30,7 @@ _MARKS = "\"'`*“”«» "
 
 @dataclass(frozen=True, slots=True)
 class Chance:
-    """What a guess is worth on the tasks of a family and split: 0 where answers are not known, all differ,
-    or are all the same."""
+    """Expected reward of a guess on a family and split; 0 if the answers are unknown, distinct, or equal."""
 
     share: float
 
@@ -40,8 +39,7 @@ class Chance:
 
 
 def chances(samples: Sequence[SplitSample]) -> dict[tuple[str, str], Chance]:
-    """(split, family) -> what a guess earns there. The answers there are is counted over all that was read
-    of a family, in every split."""
+    """Return the chance by (split, family). A family's answers are counted over its tasks in all splits."""
     answers: dict[str, Counter[str]] = defaultdict(Counter)
     for sample in samples:
         for task in sample.scanned:
@@ -51,8 +49,10 @@ def chances(samples: Sequence[SplitSample]) -> dict[tuple[str, str], Chance]:
 
 
 def _guess(counts: Counter[str]) -> float:
-    """1 / K for K answers, but no more than how often two tasks have the same one: where all differ, they are
-    no choice. Nor is a single answer."""
+    """Return 1 / K for K answers, at most the probability that two tasks share an answer.
+
+    So distinct answers give 0, and so does a single answer: neither leaves a choice to guess from.
+    """
     tasks = counts.total()
     if len(counts) < 2:
         return 0.0
@@ -67,7 +67,7 @@ def _chance(tasks: Sequence[Task], guess: float) -> Chance:
 
 
 def options_of(task: Task, answers: Sequence[str]) -> int:
-    """How many options the prompt lists, if one of the answers is among them; else 0."""
+    """Return the number of options in the prompt if an answer is one of them, else 0."""
     prompt = folded(prompt_of(task))
     return max((_options(prompt, folded(answer)) for answer in answers), default=0)
 
@@ -88,19 +88,19 @@ def _options(prompt: str, answer: str) -> int:
 
 
 def _is_one(pieces: Sequence[str], answer: str) -> bool:
-    """Whether the answer is an item: the first may follow other words, and the last be followed by some."""
+    """Return True if the answer is an item. Words may precede it in the first, and follow it in the last."""
     first, last = pieces[0], pieces[-1]
     ends = first.endswith(answer) and holds(first, answer)
     return ends or answer in pieces or (last.startswith(answer) and holds(last, answer))
 
 
 def evidence(rewards: Collection[float], mean: float) -> float:
-    """How strongly rewards speak against an expected reward of at most `mean`: an e-value.
+    """Return the evidence, as an e-value, against an expected reward of at most `mean`.
 
-    It is what a gambler has who began with 1 and stakes a share of it on every reward, at odds that are fair
-    for `mean` (Waudby-Smith and Ramdas 2024), over several shares. If the expectation is no more than `mean`,
-    it gets to 1 / p with a probability of p at most: for every distribution of rewards from 0, however few
-    there are, and whenever one stops. A reward below 0 counts as 0.
+    It is the final capital of a gambler who starts with 1 and bets a fixed share on every reward, at odds
+    that are fair for `mean`, averaged over several shares (Waudby-Smith and Ramdas 2024). If the expectation
+    is at most `mean`, it reaches 1 / p with probability at most p. This holds for every distribution of
+    nonnegative rewards, any sample size and any stopping time. Negative rewards count as 0.
     """
     if mean >= 1.0:
         return 0.0
@@ -110,7 +110,10 @@ def evidence(rewards: Collection[float], mean: float) -> float:
 
 
 def is_above(forms: Collection[Collection[float]], mean: float, comparisons: int) -> bool:
-    """Whether the expected reward is above `mean` in one of the forms of a reply, beyond luck. `comparisons`
-    is how many such questions are asked; the forms of one count as one, for a mean of e-values is one."""
+    """Return True if the expected reward of some form of a reply is significantly above `mean`.
+
+    `comparisons` is the number of such tests. The forms of one reply count as one test, because a mean of
+    e-values is an e-value.
+    """
     strength = [evidence(rewards, mean) for rewards in forms if rewards]
     return bool(strength) and statistics.fmean(strength) >= comparisons / LEVEL

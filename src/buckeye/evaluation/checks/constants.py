@@ -1,4 +1,4 @@
-"""One string for all tasks: the one that pays best, chosen on train tasks."""
+"""Constant replies with the highest mean reward over all tasks, chosen on train tasks."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from buckeye.evaluation.checks.texts import accepted_answers, in_format, prompt_
 
 KEPT = 2
 TRIED_ON = 40
-"""Train tasks of a family by which its constants are chosen."""
+"""Number of train tasks of a family that its constants are chosen on."""
 
 _COMMON = 8
 _MOST_STEPS, _STEPS_FOR_A_TASK = 150, 5
 
 
 def common_words(texts: Iterable[str], count: int, *, longest: int | None = None) -> list[str]:
-    """The most frequent words of the texts, ties in order of appearance; none longer than `longest`."""
+    """Return the most frequent words, ties in order of appearance; skip words longer than `longest`."""
     counts = Counter(
         word for text in texts for word in words_of(text) if longest is None or len(word) <= longest
     )
@@ -34,28 +34,28 @@ async def best_constants(
     formats: Sequence[str | None],
     seed: int,
 ) -> list[str]:
-    """The `KEPT` replies that pay best when they answer every one of `tasks`.
+    """Return the `KEPT` constant replies with the highest mean reward on `tasks`.
 
-    Tried: the most frequent accepted answers of `known`, the most frequent words of answers and prompts, and
-    what a hill climb over letters and words makes of the best of these.
+    The candidates are the most frequent accepted answers of `known`, the most frequent words of answers and
+    prompts, and the result of a hill climb over letters and words from the best of these.
     """
     answers = Counter(answer for task in known for answer in accepted_answers(task))
     frequent = [answer for answer, _ in answers.most_common(_COMMON)]
     words = common_words(answers, _COMMON) + common_words(map(prompt_of, tasks), _COMMON)
     found: dict[tuple[str | None, str], float] = {}
     for answer in dict.fromkeys([*frequent, *words, *_letters(words)[:_COMMON]]):
-        for pattern in reversed(formats):  # the bare answer is seldom asked for
+        for pattern in reversed(formats):  # most tasks expect a format, so the bare answer comes last
             if player.has_time:
                 found[pattern, answer] = await mean_reward(player, tasks, in_format(pattern, answer))
     ranked = sorted(found, key=lambda candidate: -found[candidate])
-    if ranked and found[ranked[0]] > 0:  # without any reward there is no hill to climb
+    if ranked and found[ranked[0]] > 0:  # without any reward, a hill climb has no direction
         ranked.insert(0, await _climb(player, tasks, ranked[0], found[ranked[0]], words, seed))
     shortlist = [*ranked[:1], *((formats[-1], answer) for answer in frequent), *ranked]
     return list(dict.fromkeys(in_format(*candidate) for candidate in shortlist))[:KEPT]
 
 
 async def mean_reward(player: Player, tasks: Sequence[Task], reply: str) -> float:
-    """The mean reward of one reply to all tasks; errored rollouts have none, and 0 if all errored."""
+    """Return the mean reward of one reply over the scored tasks; 0 if all rollouts errored."""
     results = await player.play_all([(task, reply) for task in tasks])
     scored = [p.reward for p in results if p is not None and math.isfinite(p.reward)]
     return math.fsum(scored) / len(scored) if scored else 0.0
@@ -69,8 +69,8 @@ async def _climb(
     words: Sequence[str],
     seed: int,
 ) -> tuple[str | None, str]:
-    """A local optimum, found by random changes of a letter or a word."""
-    rng, (pattern, answer) = random.Random(f"{seed}/climb"), start  # noqa: S311  chance that keeps no secret
+    """Return a local optimum, found by random changes of a letter or a word."""
+    rng, (pattern, answer) = random.Random(f"{seed}/climb"), start  # noqa: S311  not for security
     for _ in range(min(_MOST_STEPS, _STEPS_FOR_A_TASK * len(tasks))):
         if not player.has_time:
             break
@@ -84,7 +84,7 @@ async def _climb(
 def _changed(answer: str, words: Sequence[str], rng: random.Random) -> str:
     at = rng.randint(0, len(answer))
     letter = rng.choice(_letters(words) or ["a"])
-    word = rng.choice(words or ["a"])  # prompts may have no words, as "3+3=?"
+    word = rng.choice(words or ["a"])  # prompts may have no words: "3+3=?"
     choices = (
         answer[:at] + letter + answer[at:],
         answer[:at] + answer[at + 1 :],
@@ -97,5 +97,5 @@ def _changed(answer: str, words: Sequence[str], rng: random.Random) -> str:
 
 
 def _letters(words: Sequence[str]) -> list[str]:
-    """The letters of the words, the most frequent first."""
+    """Return the letters of the words, the most frequent first."""
     return [letter for letter, _ in Counter("".join(words)).most_common()]

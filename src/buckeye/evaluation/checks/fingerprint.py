@@ -1,4 +1,4 @@
-"""Whether another process, with another hash seed, makes the same tasks.
+"""Fingerprints of tasks, to check that a process with another hash seed makes the same tasks.
 
 `python -m buckeye.evaluation.checks.fingerprint` reads `{"id", "args", "splits", "seed", "variables"}` from
 standard input and prints the fingerprint as JSON.
@@ -25,11 +25,11 @@ from buckeye.workers.opening import open_environment
 _COMPARED = 300
 
 Fingerprint = dict[str, list[list[str]]]
-"""Split -> [task id, hash of its messages and accepted answers] of some of its tasks, its size first."""
+"""Entries by split: its size, then [task id, hash of messages and accepted answers] of some of its tasks."""
 
 
 def fingerprint(environment: Environment, splits: Sequence[str], seed: int) -> Fingerprint:
-    """Read up to `_COMPARED` tasks of every split, seeded."""
+    """Return the fingerprint of up to `_COMPARED` tasks of every split, chosen by `seed`."""
     prints: Fingerprint = {}
     for name in splits:
         tasks = read_tasks(environment, name)
@@ -46,8 +46,10 @@ def fingerprint_elsewhere(
     seconds: float,
     variables: Sequence[str],
 ) -> Fingerprint | None:
-    """The same in a new process, which is given `variables`; None if it takes longer than `seconds`. Raises
-    RunError if it fails."""
+    """Return the fingerprint from a new process with `variables`; None after `seconds`.
+
+    Raise `RunError` if the process fails.
+    """
     request = json.dumps(
         {
             "id": env_id,
@@ -74,12 +76,12 @@ def fingerprint_elsewhere(
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
         raise RunError(f"the second process failed: {last}")
-    answer: Fingerprint = json.loads(done.stdout.splitlines()[-1])  # an environment may print, too
+    answer: Fingerprint = json.loads(done.stdout.splitlines()[-1])  # the environment may print lines before
     return answer
 
 
 def first_difference(one: Fingerprint, other: Fingerprint) -> str | None:
-    """Where two fingerprints differ first, in words; None where they agree."""
+    """Return a description of the first difference, or None if the fingerprints are equal."""
     for split, entries in one.items():
         for mine, theirs in zip(entries, other[split], strict=False):
             if mine == theirs:

@@ -1,4 +1,4 @@
-"""Playing rollouts with replies that were written beforehand: no model, no tokens."""
+"""Rollouts with scripted replies: no model, no tokens."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from buckeye.orchestrator.player import play_outcome
 
 ROLLOUT_SECONDS = 30.0
 TOLERANCE = 1e-9
-"""What rounding may do to a reward."""
+"""Tolerance for rounding of a reward."""
 
 _AT_ONCE = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """A task, what was said, and how it ended. An exception is an outcome with an error, as in a run."""
+    """Task, scripted reply and outcome. An exception becomes an outcome with an error, as in a run."""
 
     task: Task
     reply: str
@@ -30,15 +30,15 @@ class Played:
 
     @property
     def reward(self) -> float:
-        """The reward; nan where there is none."""
+        """Reward; NaN without one."""
         return math.nan if self.outcome.reward is None else float(self.outcome.reward)
 
 
 class Player:
-    """Plays rollouts with written replies, and keeps the count of what no reward should be.
+    """Runner of rollouts with scripted replies that records errors and rewards outside [0, 1].
 
-    `begin` says what is played, and until when. What the time is too short for is not played and counted as
-    `missed`; a rollout that the end of the time cuts off is no error.
+    `begin` sets the current phase and its deadline. Rollouts after the deadline are skipped, and rollouts cut
+    off by it are dropped; both count as `missed`, not as errors.
     """
 
     def __init__(self, environment: Environment) -> None:
@@ -50,20 +50,20 @@ class Player:
         self._what, self._deadline = "", math.inf
 
     def begin(self, what: str, deadline: float) -> None:
-        """From now on `what` is played, until `deadline` on the monotonic clock."""
+        """Start the phase `what`, until `deadline` on the monotonic clock."""
         self._what, self._deadline = what, deadline
 
     @property
     def has_time(self) -> bool:
-        """Whether the deadline is still to come."""
+        """True before the deadline."""
         return time.monotonic() < self._deadline
 
     async def play(self, task: Task, reply: str) -> Played | None:
-        """One rollout in which `reply` is said in every turn; None without time for it."""
+        """Run one rollout with `reply` in every turn; None without time for it."""
         return (await self.play_all([(task, reply)]))[0]
 
     async def play_all(self, replies: Sequence[tuple[Task, str]]) -> list[Played | None]:
-        """A rollout for each, some at a time; the results are in the given order."""
+        """Run a rollout for each pair, some concurrently. Results are in the given order."""
         slots = asyncio.Semaphore(_AT_ONCE)
 
         async def one(task: Task, reply: str) -> Played | None:
@@ -75,7 +75,7 @@ class Player:
         return [self._counted(played) for played in results]
 
     async def outcome(self, task: Task, policy: Policy) -> Outcome | None:
-        """That of one rollout with any policy, which is not counted; None without time for it."""
+        """Return the outcome of one rollout with any policy, uncounted; None without time for it."""
         return await outcome_with(self.environment, task, policy, self._deadline)
 
     def _counted(self, played: Played | None) -> Played | None:
@@ -93,8 +93,7 @@ class Player:
 async def outcome_with(
     environment: Environment, task: Task, policy: Policy, deadline: float = math.inf
 ) -> Outcome | None:
-    """The outcome of one rollout, within `ROLLOUT_SECONDS`; None if there was no time for it before
-    `deadline`."""
+    """Return the outcome of one rollout, within `ROLLOUT_SECONDS`; None if `deadline` comes first."""
     left = deadline - time.monotonic()
     if left <= 0:
         return None

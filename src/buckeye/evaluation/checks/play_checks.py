@@ -1,4 +1,4 @@
-"""Checks that play rollouts with written replies. Each returns one line of a report."""
+"""Checks that run rollouts with scripted replies. Each returns one line of a report."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from buckeye.evaluation.checks.texts import ANSWER, accepted_answers, in_format,
 from buckeye.evaluation.trivial_policies import ContentFreeScore
 
 PAID = 0.5
-"""What a right answer earns at least."""
+"""Minimum reward of a right answer."""
 
 _PAID_TASKS = 20
 _REGRADED_TASKS = 5
@@ -26,7 +26,7 @@ _FIRST_REGRADED = 8
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """A probe and the reward it got; None where the rollout errored, with the error."""
+    """Probe and its reward `got`; an errored rollout has None and the error."""
 
     probe: Probe
     got: float | None
@@ -34,19 +34,19 @@ class ProbeResult:
 
     @property
     def ok(self) -> bool:
-        """Whether the reward is where the probe says."""
+        """True if the reward is within the probe's range."""
         low, high = self.probe.low - TOLERANCE, self.probe.high + TOLERANCE
         return self.got is not None and low <= self.got <= high
 
     @property
     def expected(self) -> str:
-        """The score, or the range of scores, for people."""
+        """Expected score, or range of scores, as text."""
         low, high = self.probe.low, self.probe.high
         return f"{low:g}" if low == high else f"{low:g} to {high:g}"
 
 
 async def play_probes(player: Player, probes: Sequence[Probe]) -> list[ProbeResult]:
-    """Play every probe once, as long as there is time."""
+    """Run every probe once, within the time limit."""
     results = await player.play_all([(probe.task, probe.reply) for probe in probes])
     return [
         ProbeResult(probe, played.outcome.reward, played.outcome.error)
@@ -56,7 +56,7 @@ async def play_probes(player: Player, probes: Sequence[Probe]) -> list[ProbeResu
 
 
 def check_probes(results: Sequence[ProbeResult], offered: int) -> CheckResult:
-    """Every probe gets the reward it should."""
+    """Check that every probe gets its expected reward."""
     name, wrong = "probes", [result for result in results if not result.ok]
     if not offered:
         return CheckResult(name, "not run", "the environment has no member probes()")
@@ -77,10 +77,10 @@ def check_probes(results: Sequence[ProbeResult], offered: int) -> CheckResult:
 async def check_paid(
     player: Player, samples: Sequence[SplitSample], formats: Sequence[str | None]
 ) -> CheckResult:
-    """An accepted answer earns at least `PAID`, bare or in a format that the prompts show.
+    """Check that accepted answers score at least `PAID`, bare or in a format that the prompts show.
 
-    Without this a grader that pays nothing would pass everything else. Where answers are numbers in the data
-    and none is paid, they may stand for something else, such as the place in a list.
+    Without this check, a grader that always gives 0 would pass all other checks. If all answers are numbers
+    in the data and none is rewarded, they may mean something else, such as a position in a list.
     """
     name = "accepted answers are paid"
     answers = [
@@ -123,7 +123,7 @@ async def check_paid(
 
 
 def _why_no_answers(samples: Sequence[SplitSample]) -> str:
-    """Why no task has an answer that can be said: there is none, or it is of a kind that is no text."""
+    """Return the reason why no task has a usable answer: it is missing, or not of a text-like type."""
     for _, _, tasks in groups_of(samples):
         for task in tasks:
             for field in ("accept", "answer"):
@@ -140,8 +140,11 @@ async def check_same_grade(
     formats: Sequence[str | None],
     probes: Sequence[Probe],
 ) -> CheckResult:
-    """The same reply to the same task has the same outcome, later, in another order and in another object of
-    the environment: right, echoing and empty replies to some tasks, and the probes."""
+    """Check that a reply to a task gets equal outcomes in repeated rollouts.
+
+    The repetitions run later, in reverse order, and in a second object of the environment. They use right,
+    echoing and empty replies to some tasks, and the probes.
+    """
     name = "same grade again"
     replies: list[tuple[Task, str]] = [(probe.task, probe.reply) for probe in probes]
     for place in range(_REGRADED_TASKS):
@@ -159,7 +162,7 @@ async def check_same_grade(
             again = await player.play_all([(played.task, played.reply) for played in reversed(before)])
             for one, other in zip(reversed(before), again, strict=True):
                 if other is None or other.outcome.error is not None:
-                    continue  # that it failed is said by another check
+                    continue  # `check_all_graded` reports errors
                 if _graded(other) != _graded(one):
                     return CheckResult(
                         name,
@@ -174,7 +177,7 @@ async def check_same_grade(
 
 
 async def check_errors_unscored(player: Player, samples: Sequence[SplitSample]) -> CheckResult:
-    """A rollout whose engine failed has an error and no reward."""
+    """Check that a rollout whose engine fails has an error and no reward."""
     name = "errors are not scored"
     tasks = [tasks[0] for _, _, tasks in groups_of(samples)]
     outcomes = [await player.outcome(task, FailingPolicy()) for task in tasks]
@@ -189,8 +192,10 @@ async def check_errors_unscored(player: Player, samples: Sequence[SplitSample]) 
 
 
 async def check_isolated(environment: Environment, seconds: float) -> list[CheckResult]:
-    """The same rollouts alone and side by side, of an environment that offers to compare them (a member
-    `isolation`, as MCP environments have); no line for others."""
+    """Compare sequential and concurrent rollouts if the environment has a member `isolation`; else no line.
+
+    MCP environments have this member.
+    """
     compare: Callable[[float], Awaitable[Any]] | None = getattr(environment, "isolation", None)
     if compare is None:
         return []
@@ -202,8 +207,10 @@ async def check_isolated(environment: Environment, seconds: float) -> list[Check
 
 
 def check_all_graded(player: Player) -> CheckResult:
-    """No reply made the environment raise or give up: a reply is data, however odd. One that takes long may
-    only be slow here."""
+    """Check that no reply makes the environment raise. A reply is data, however unusual.
+
+    Timeouts alone give a warning: the machine may be slow.
+    """
     name = "every reply is graded"
     if not player.rollouts:
         return no_time(name)
@@ -220,7 +227,7 @@ def check_all_graded(player: Player) -> CheckResult:
 
 
 def check_range(player: Player) -> CheckResult:
-    """All rewards are in [0, 1], as the limits here suppose."""
+    """Check that all rewards are in [0, 1], as the limits assume."""
     name = "rewards from 0 to 1"
     if not player.outside:
         rewards = player.rollouts - len(player.errored)
@@ -241,8 +248,10 @@ def _nothing_scored(name: str, player: Player) -> CheckResult:
 def check_content_free(
     scores: Sequence[ContentFreeScore], limit: float, chance: Mapping[tuple[str, str], Chance]
 ) -> CheckResult:
-    """No policy without content earns more than chance and `limit`, on any family of any split, for sure: a
-    false alarm anywhere has a probability of at most `LEVEL`."""
+    """Check that no content-free policy is significantly above chance plus `limit` on any family and split.
+
+    The probability of a false alarm, over all comparisons, is at most `LEVEL`.
+    """
     name = "content-free policies"
     played = [score for score in scores if score.scored]
     if not played:
@@ -282,7 +291,7 @@ def _earned(score: ContentFreeScore, chance: Mapping[tuple[str, str], Chance]) -
 def is_over(
     score: ContentFreeScore, limit: float, chance: Mapping[tuple[str, str], Chance], comparisons: int
 ) -> bool:
-    """Whether a policy earns more than chance and `limit`, beyond luck."""
+    """Return True if a policy scores significantly above chance plus `limit`."""
     return is_above(score.forms, chance[score.group].share + limit, comparisons)
 
 
@@ -294,5 +303,5 @@ def _graded(played: Played) -> str:
 
 
 def _distance(reward: float) -> float:
-    """How far from [0, 1]."""
+    """Return the distance from [0, 1]."""
     return max(-reward, reward - 1.0)

@@ -1,4 +1,4 @@
-"""One line of a report, and how bad it is."""
+"""Result of one check: a line of a report with its status."""
 
 from __future__ import annotations
 
@@ -7,14 +7,18 @@ from dataclasses import dataclass
 from typing import Literal
 
 Status = Literal["pass", "note", "warning", "error", "not run"]
-"""`error`: rewards are wrong or not reproducible, or what is evaluated is trained on. `warning`: rewards can
-be had without what the tasks are about. `note`: what has to be known to read the rewards. `not run` is no
-pass: it could not be looked at."""
+"""Status of a check.
+
+* `error`: rewards are wrong or not reproducible, or held-out tasks are trained on.
+* `warning`: rewards can be gained without solving the task.
+* `note`: a fact needed to interpret the rewards.
+* `not run`: the check could not run; it does not count as passed.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """What was checked, how it ended, and one line about it: the worst example where something was found."""
+    """Name, status and one line of detail: the worst example if the check found a problem."""
 
     name: str
     status: Status
@@ -22,16 +26,16 @@ class CheckResult:
 
 
 def no_time(name: str) -> CheckResult:
-    """A check that the budget was too short for."""
+    """Return the result of a check that the budget was too short for."""
     return CheckResult(name, "not run", "no time for it (--budget)")
 
 
 def shortened(text: str, length: int = 100) -> str:
-    """The text on one line, at most `length` characters of it."""
+    """Return the text on one line, cut to `length` characters."""
     line = " ".join(text.split())
     return line if len(line) <= length else f"{line[: length - 1]}…"
 
 
 def count_of(checks: Sequence[CheckResult], status: Status) -> int:
-    """How many ended so."""
+    """Return the number of checks with this status."""
     return sum(check.status == status for check in checks)

@@ -1,4 +1,4 @@
-"""Reading the splits of any environment: a seeded scan, and a sample of every family."""
+"""Samples of an environment's splits: a seeded scan, and tasks of every family."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from buckeye.envs.base import TRAIN, Environment, Probe, Task
 from buckeye.errors import BuckeyeError, UsageError
 
 EVERY_FAMILY = "all"
-"""The family of tasks that name none."""
+"""Family of tasks without a family in their data."""
 
 MOST_SCANNED = 20_000
-"""Tasks read of one split; a lazy split may have no end."""
+"""Maximum number of tasks read from one split; a lazy split may be endless."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SplitSample:
-    """`scanned` is in seeded order. `families` holds distinct tasks, by id, so many of each at most."""
+    """Sample of one split: `scanned` in seeded order, `families` with up to n distinct tasks (by id) each."""
 
     name: str
     size: int
@@ -32,28 +32,28 @@ class SplitSample:
 
     @property
     def extent(self) -> str:
-        """How much of the split was read, for people."""
+        """Scanned part of the split, as text."""
         whole = len(self.scanned) == self.size
         return f"{self.size:,}" if whole else f"{len(self.scanned):,} of {self.size:,}"
 
     def known(self, family: str) -> int:
-        """How many distinct tasks of a family were read, played or not."""
+        """Return the number of distinct scanned tasks of a family."""
         return len({task.id for task in self.scanned if family_of(task) == family})
 
 
 def family_of(task: Task) -> str:
-    """`data["family"]`, or `EVERY_FAMILY`."""
+    """Return `data["family"]`, or `EVERY_FAMILY`."""
     return str(task.data.get("family", EVERY_FAMILY))
 
 
 def probes_of(environment: Environment) -> Sequence[Probe]:
-    """What the optional member `probes()` offers. Raises UsageError if it fails."""
+    """Return the probes of the optional member `probes()`. Raise `UsageError` if it fails."""
     offered = getattr(environment, "probes", None)
     if offered is None:
         return ()
     try:
         return tuple(offered())
-    except Exception as error:  # not our code
+    except Exception as error:  # third-party code
         raise UsageError(
             f"the probes of {environment.name} cannot be made: {type(error).__name__}: {error}"
         ) from error
@@ -62,23 +62,23 @@ def probes_of(environment: Environment) -> Sequence[Probe]:
 def sample_splits(
     environment: Environment, names: Sequence[str], *, per_family: int, seed: int
 ) -> list[SplitSample]:
-    """Scan each split. Raises UsageError for a split that cannot be read or is empty."""
+    """Scan and sample each split. Raise `UsageError` if a split cannot be read or is empty."""
     return [_sample(environment, name, per_family, seed) for name in names]
 
 
 def scan_order(name: str, size: int, seed: int) -> list[int]:
-    """Which tasks of a split are read, and in which order: at most `MOST_SCANNED`, seeded."""
-    return random.Random(f"{seed}/{name}").sample(range(size), min(size, MOST_SCANNED))  # noqa: S311  chance that keeps no secret
+    """Return the indices of the tasks to read, in seeded random order: at most `MOST_SCANNED`."""
+    return random.Random(f"{seed}/{name}").sample(range(size), min(size, MOST_SCANNED))  # noqa: S311  not for security
 
 
 def read_tasks(environment: Environment, name: str) -> Sequence[Task]:
-    """The tasks of a split. Raises UsageError if the environment cannot give them, or gives none."""
+    """Return the tasks of a split. Raise `UsageError` if reading fails or the split is empty."""
     try:
         tasks = environment.tasks(name)
         size = len(tasks)
     except BuckeyeError:
         raise
-    except Exception as error:  # not our code
+    except Exception as error:  # third-party code
         raise UsageError(
             f"environment {environment.name} cannot give the tasks of {name!r}: "
             f"{type(error).__name__}: {error}"
@@ -105,7 +105,7 @@ def _sample(environment: Environment, name: str, per_family: int, seed: int) -> 
 
 
 def groups_of(samples: Sequence[SplitSample]) -> Iterator[tuple[str, str, Sequence[Task]]]:
-    """(split, family, its sampled tasks) of every split."""
+    """Yield (split, family, sampled tasks) of every split."""
     for sample in samples:
         for family, tasks in sample.families.items():
             yield sample.name, family, tasks

@@ -1,4 +1,4 @@
-"""What `buckeye env check` prints: tables in a terminal, aligned text elsewhere."""
+"""Output of `buckeye env check`: tables in a terminal, aligned text elsewhere."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _STYLES: Mapping[Status, str] = {
     "not run": "yellow",
 }
 _PROBES_SHOWN = 10
-_PAPER_WIDTH = 10_000  # outside a terminal no line is broken
+_PAPER_WIDTH = 10_000  # no line breaks outside a terminal
 
 
 def print_report(report: Report) -> None:
-    """The checks, the probes that went wrong, the content-free scores, and a closing line, on stdout."""
+    """Print the checks, the wrong probes, the content-free scores and a summary line to stdout."""
     if sys.stdout.isatty():
         _print(Console(), report)
         return
@@ -85,7 +85,7 @@ def _wrong_probes(report: Report) -> Table:
 
 
 def _scores(report: Report) -> Table:
-    """Family x split: the mean reward of the content-free policy that does best there, and chance."""
+    """Return the table, family by split, of the best content-free mean reward and chance."""
     best = report.best_scores()
     table = _table("family", *(word for split in report.sizes for word in (split, "chance")))
     for family in sorted({family for _, family in report.chance}):

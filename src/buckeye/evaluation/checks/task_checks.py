@@ -1,4 +1,4 @@
-"""Checks that read tasks and play nothing. Each returns one line of a report."""
+"""Checks that read tasks, without rollouts. Each returns one line of a report."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from buckeye.evaluation.checks.samples import SplitSample, family_of
 from buckeye.evaluation.checks.texts import accepted_answers, prompt_of, stands_in
 
 _MUCH_MORE = 2.0
-"""How often answers stand in their prompts, relatively to those of other tasks, that is worth a note."""
+"""Minimum ratio, for a note, of own answers in prompts to other tasks' answers in prompts."""
 
 _OTHERS = 10
-"""Answers of other tasks that are looked for in each prompt."""
+"""Number of other tasks' answers to search for in each prompt."""
 
 
 def check_ids(samples: Sequence[SplitSample]) -> CheckResult:
-    """An id names one task, everywhere; and a held-out split holds it once."""
+    """Check that an id names one task in all splits, and occurs once in a held-out split."""
     name, known = "task ids", dict[str, tuple[str, Task]]()
     for sample in samples:
         here: set[str] = set()
@@ -49,8 +49,10 @@ def check_ids(samples: Sequence[SplitSample]) -> CheckResult:
 def check_same_tasks(
     here: Fingerprint, again: Sequence[Fingerprint | RunError | None], where: str
 ) -> CheckResult:
-    """Whether the tasks that were found here are found each time. An error says why they were not; None that
-    there was no time."""
+    """Check that each fingerprint in `again` equals `here`.
+
+    An error in place of a fingerprint is the reason for its absence; None means a lack of time.
+    """
     name = f"same tasks {where}"
     for made in again:
         if made is None:
@@ -62,9 +64,9 @@ def check_same_tasks(
 
 
 def check_answers_hidden(samples: Sequence[SplitSample], limit: float, seed: int) -> CheckResult:
-    """Accepted answers stand in their own prompts no more often than answers of other tasks do.
+    """Check that accepted answers occur in their own prompts no more often than other tasks' answers do.
 
-    What stands there as one of the options that the prompt lists is no leak.
+    An answer that is one of the options in the prompt is not a leak.
     """
     name = "no answer in the prompt"
     groups = {(s.name, family): _answered(s, family) for s in samples for family in s.families}
@@ -91,8 +93,10 @@ def check_answers_hidden(samples: Sequence[SplitSample], limit: float, seed: int
 
 @dataclass(frozen=True, slots=True)
 class _Leak:
-    """The tasks that show their answer, the share that shows the answer of another task, how much more the
-    first is than the second, and whether that is beyond chance."""
+    """Tasks that show their answer, compared with the share that shows another task's answer.
+
+    `excess` is the difference of the shares, and `sure` is True if it is significant.
+    """
 
     shown: Sequence[Task]
     others: float
@@ -105,7 +109,7 @@ def _answered(sample: SplitSample, family: str) -> list[Task]:
 
 
 def _leak(tasks: Sequence[Task], limit: float, seed: int, comparisons: int) -> _Leak:
-    rng = random.Random(f"{seed}/leaks")  # noqa: S311  chance that keeps no secret
+    rng = random.Random(f"{seed}/leaks")  # noqa: S311  not for security
     shown = [task for task in tasks if _shows(task, task)]
     if not shown:
         return _Leak((), 0.0, 0.0, False)
@@ -119,8 +123,7 @@ def _leak(tasks: Sequence[Task], limit: float, seed: int, comparisons: int) -> _
 
 
 def _shows(task: Task, answered: Task) -> bool:
-    """Whether the prompt of a task shows an accepted answer of the other, which may be the same, but not as
-    one of the options that it lists."""
+    """Return True if the prompt of `task` shows an accepted answer of `answered`, but not as an option."""
     answers = accepted_answers(answered)
     return any(stands_in(prompt_of(task), answer) for answer in answers) and not options_of(task, answers)
 
@@ -134,7 +137,7 @@ def _answer_in(task: Task) -> str:
 
 
 def check_apart(samples: Sequence[SplitSample]) -> CheckResult:
-    """Train shares no prompt and no id with a held-out split."""
+    """Check that train shares no prompt and no id with a held-out split."""
     name = "train and held-out apart"
     train = [sample for sample in samples if sample.is_train]
     held_out = [sample for sample in samples if not sample.is_train]

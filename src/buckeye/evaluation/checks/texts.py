@@ -1,4 +1,4 @@
-"""What can be read from tasks without understanding them: prompts, quotations, answers, answer formats."""
+"""Texts of tasks, read without understanding them: prompts, quotations, answers, answer formats."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from typing import Any
 from buckeye.envs.base import Message, Task
 
 ANSWER = "\N{OBJECT REPLACEMENT CHARACTER}"
-"""Stands for the answer in a format."""
+"""Placeholder for the answer in a format."""
 
-_KEPT = 512  # texts that are read again and again
+_KEPT = 512  # cache size for texts that are read repeatedly
 _TAG = re.compile(r"<([A-Za-z][\w-]*)>[^<>]{0,80}</\1>")
 _BOXED = re.compile(r"\\boxed\{")
 _HASHES = re.compile(r"^#### ", re.MULTILINE)
@@ -27,7 +27,7 @@ _WORD = re.compile(r"[^\W\d_]+(?:['’ʼ-][^\W\d_]+)*")
 
 
 def text_of(message: Message) -> str:
-    """The text of a message; of the text parts where the content is a list of parts."""
+    """Return the text of a message; for a list of parts, the joined text parts."""
     content = message.get("content")
     if isinstance(content, str):
         return content
@@ -37,35 +37,39 @@ def text_of(message: Message) -> str:
 
 
 def prompt_of(task: Task) -> str:
-    """Everything the task shows, system message included."""
+    """Return the full prompt text of a task, including the system message."""
     return "\n".join(text_of(message) for message in task.messages)
 
 
 def question_of(task: Task) -> str:
-    """The last message of the user, or the whole prompt if there is none."""
+    """Return the last user message, or the whole prompt without one."""
     said = [text_of(message) for message in task.messages if message.get("role") == "user"]
     return said[-1] if said else prompt_of(task)
 
 
 def quotations_of(task: Task) -> list[str]:
-    """What stands in quotes or backticks in the question, in order."""
+    """Return the texts in quotes or backticks in the question, in order."""
     return [next(filter(None, groups)) for groups in _QUOTED.findall(question_of(task))]
 
 
 def words_of(text: str) -> list[str]:
-    """The words of a text: runs of letters, with inner apostrophes and hyphens."""
+    """Return the words of a text: runs of letters, with inner apostrophes and hyphens."""
     return _WORD.findall(text)
 
 
 def accepted_answers(task: Task) -> tuple[str, ...]:
-    """The answers in `data["accept"]`, or the one in `data["answer"]`, as text; empty where the task names
-    none. Numbers, truth values and lists of them are written as JSON writes them."""
+    """Return the answers in `data["accept"]`, or the one in `data["answer"]`, as text; empty without any.
+
+    Numbers, booleans and lists of them are written as JSON.
+    """
     return tuple(text for value in _answers(task) if (text := _as_text(value)) is not None)
 
 
 def written_answers(task: Task) -> tuple[str, ...]:
-    """Those of the accepted answers that are text in the data, as a reply would say them. A number may be the
-    place of the answer in a list."""
+    """Return the accepted answers that are text in the data, so a reply can contain them verbatim.
+
+    A number, in contrast, may be the position of the answer in a list.
+    """
     return tuple(value for value in _answers(task) if isinstance(value, str))
 
 
@@ -79,7 +83,7 @@ def _answers(task: Task) -> Sequence[Any]:
 
 
 def _as_text(value: Any) -> str | None:
-    if hasattr(value, "tolist"):  # a number or an array of numpy or torch
+    if hasattr(value, "tolist"):  # a number or an array from numpy or torch
         value = value.tolist()
     if isinstance(value, str):
         return value
@@ -94,8 +98,11 @@ def _as_text(value: Any) -> str | None:
 
 
 def stands_in(prompt: str, answer: str) -> bool:
-    """Whether an answer can be read from a prompt: its words as words of their own, in whatever case, or its
-    numbers as whole numbers, one after the other, however they are written (3.0 is 3, and 1,300 is 1300)."""
+    """Return True if a prompt contains an answer.
+
+    Words match as whole words, in any case. An answer of numbers matches an equal sequence of whole numbers
+    in any notation (3.0 is 3, and 1,300 is 1300).
+    """
     if not answer.strip():
         return False
     wanted = numbers_of(answer) if not any(char.isalpha() for char in answer) else ()
@@ -107,12 +114,12 @@ def stands_in(prompt: str, answer: str) -> bool:
 
 @lru_cache(_KEPT)
 def numbers_of(text: str) -> tuple[Decimal, ...]:
-    """The numbers of a text, in order. Digits within a word, as in `x2`, are none."""
+    """Return the numbers of a text, in order. Digits within a word, as in `x2`, do not count."""
     return tuple(Decimal(found.replace("−", "-").replace(",", "")) for found in _NUMBER.findall(text))
 
 
 def holds(text: str, answer: str) -> bool:
-    """Whether `answer` stands in `text` with no letter or digit of a longer word beside it."""
+    """Return True if `text` contains `answer` without an adjacent letter or digit of a longer word."""
     begins, ends = _in_word(answer[0]), _in_word(answer[-1])
     start = text.find(answer)
     while start >= 0:
@@ -129,7 +136,7 @@ def holds(text: str, answer: str) -> bool:
 
 @lru_cache(_KEPT)
 def folded(text: str) -> str:
-    """A text without differences of case, of spaces within a line, and of how letters are encoded."""
+    """Return the text normalized for comparison: case, spaces within a line, and Unicode form (NFC)."""
     lines = unicodedata.normalize("NFC", text).casefold().splitlines()
     return "\n".join(" ".join(line.split()) for line in lines)
 
@@ -139,10 +146,10 @@ def _in_word(char: str) -> bool:
 
 
 def answer_formats(texts: Iterable[str]) -> list[str]:
-    r"""The formats that prompts ask for, or that replies have: the most common one of each kind.
+    r"""Return the answer formats in prompts or replies: the most common one of each kind.
 
-    Known: `<tag></tag>`, also after tags for the reasoning; `\boxed{}`; `#### answer`. A format is a text
-    with `ANSWER` in the place of the answer; the bare answer is not among them.
+    Known formats are `<tag></tag>`, also after reasoning tags; `\boxed{}`; and `#### answer`. A format is a
+    text with `ANSWER` in place of the answer. The bare answer is not included.
     """
     chains: Counter[tuple[str, ...]] = Counter()
     boxed = hashes = False
@@ -158,7 +165,7 @@ def answer_formats(texts: Iterable[str]) -> list[str]:
 
 
 def _tagged(chain: Sequence[str]) -> list[str]:
-    """The answer in its tag alone, and after the other tags of the prompt, left empty."""
+    """Return the answer in its tag alone, and after the prompt's other tags, which are left empty."""
     answering = [tag for tag in chain if tag.lower() not in _REASONING_TAGS] or chain
     last = f"<{answering[-1]}>{ANSWER}</{answering[-1]}>"
     before = "".join(f"<{tag}></{tag}>" for tag in chain if tag != answering[-1])
@@ -166,5 +173,5 @@ def _tagged(chain: Sequence[str]) -> list[str]:
 
 
 def in_format(pattern: str | None, answer: str) -> str:
-    """The answer in a format; as it is where the format is None."""
+    """Return the answer in a format; with `pattern=None` unchanged."""
     return answer if pattern is None else pattern.replace(ANSWER, answer)

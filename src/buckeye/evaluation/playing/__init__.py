@@ -1,1 +1,1 @@
-"""`buckeye env play`: one rollout at a time, played by a person, by chance, or by a model, and shown."""
+"""Implementation of `buckeye env play`: single rollouts by a person, at random, or by a model, shown live."""

@@ -1,4 +1,4 @@
-"""A policy that calls tools by chance, with arguments that fit their schemas."""
+"""Policy that calls tools at random, with arguments that fit their schemas."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from buckeye.monitor.conversation import as_text
 
 _MOST_CALLS = 30
 _ANSWERS = 0.15
-"""How often it answers in words where no call ends the rollout."""
+"""Probability of a text reply where no tool call ends the rollout."""
 _OPTIONAL = 0.25
 _KNOWN = 0.5
-"""How often it takes an optional argument, and a value that the schema names, where it may take any."""
+"""Probability of an optional argument (`_OPTIONAL`), and of a value that the schema names (`_KNOWN`)."""
 _DEEPEST = 6
 _WORD = re.compile(r"\"([^\"\n]{1,80})\"|'([^'\n]{1,80})'|([\w./:@-]*\w)")
 
@@ -25,20 +25,20 @@ Schema = Mapping[str, Any]
 
 
 class RandomPolicy:
-    """Any tool is as likely as another; texts and numbers are taken from what it has read."""
+    """Random policy: uniform over the tools, with texts and numbers from the conversation so far."""
 
     def __init__(self, seed: int) -> None:
-        self._rng = random.Random(seed)  # noqa: S311  chance that keeps no secret
+        self._rng = random.Random(seed)  # noqa: S311  not for security
         self._told: Sequence[Tool] = ()
         self._form = ""
         self._turns = 0
 
     def may_call(self, tools: Sequence[Tool], form: str) -> None:
-        """See `TextCaller`."""
+        """Set the callable tools and the text form of a call, as in `TextCaller`."""
         self._told, self._form = tools, form
 
     async def chat(self, messages: Sequence[Message], *, tools: Sequence[Tool] = ()) -> Reply:
-        """A call, or words without one: where nothing can be called, now and then, and when enough was."""
+        """Return a tool call, or text: without tools, sometimes at random, and after enough calls."""
         words = words_of(messages)
         offered = tools or self._told
         self._turns += 1
@@ -53,7 +53,7 @@ class RandomPolicy:
 
 
 def reply_with(name: str, arguments: Mapping[str, Any], *, form: str) -> Reply:
-    """A reply that calls a tool: in words of the `form` that an environment asks for, else natively."""
+    """Return a reply that calls a tool: as text in the `form` of the environment, else as a native call."""
     if form:
         given = ", ".join(f"{key}={literal(value)}" for key, value in arguments.items())
         text = form.replace("{call}", f"{name}({given})")
@@ -65,19 +65,19 @@ def reply_with(name: str, arguments: Mapping[str, Any], *, form: str) -> Reply:
 
 
 def literal(value: Any) -> str:
-    """A value as a call writes it, with no sign that could begin a tag."""
+    """Return a value as a call writes it, without a character that could begin a tag."""
     return json.dumps(value, ensure_ascii=False).replace("<", "\\u003c")
 
 
 def words_of(messages: Sequence[Message]) -> list[str]:
-    """Quotations, numbers and words of what it was asked and answered; never none."""
+    """Return the quotations, numbers and words of user and tool messages; at least one word."""
     read = [as_text(message.get("content")) for message in messages if message["role"] in ("user", "tool")]
     found = (next(filter(None, match)) for text in read for match in _WORD.findall(text))
     return list(dict.fromkeys(found)) or ["nothing"]
 
 
 def random_value(schema: Any, root: Schema, rng: random.Random, words: Sequence[str], depth: int = 0) -> Any:
-    """A value that fits a JSON Schema, as far as types, enumerations, bounds and required members go."""
+    """Return a value that fits a JSON Schema in types, enumerations, bounds and required members."""
     schema = _resolved(schema, root)
     if "const" in schema:
         return schema["const"]
@@ -118,7 +118,7 @@ def _simple(kind: Any, schema: Schema, rng: random.Random, words: Sequence[str])
 
 
 def _number(kind: Any, schema: Schema, rng: random.Random, read: Sequence[int]) -> float:
-    """A number within the bounds, one of those that were read if any is; whole where one fits."""
+    """Return a number within the bounds: one from the conversation, else an integer if one fits."""
     low = max(_bound(schema, "minimum", -1e9), _bound(schema, "exclusiveMinimum", -1e9))
     high = min(_bound(schema, "maximum", 1e9), _bound(schema, "exclusiveMaximum", 1e9))
     open_at = {_bound(schema, name, math.nan) for name in ("exclusiveMinimum", "exclusiveMaximum")}
@@ -132,13 +132,13 @@ def _number(kind: Any, schema: Schema, rng: random.Random, read: Sequence[int]) 
 
 
 def _bound(schema: Schema, name: str, otherwise: float) -> float:
-    """A bound of a number; `otherwise` where there is none, or what stands there is no number."""
+    """Return a numeric bound of the schema; `otherwise` if it is missing or not a number."""
     value = schema.get(name)
     return value if isinstance(value, int | float) and not isinstance(value, bool) else otherwise
 
 
 def _resolved(schema: Any, root: Schema) -> Schema:
-    """The schema that a local `$ref` means; {} for what is no schema."""
+    """Return the schema that a local `$ref` points to; {} if it is not a schema."""
     for _ in range(_DEEPEST):
         reference = schema.get("$ref") if isinstance(schema, Mapping) else None
         if not isinstance(reference, str):

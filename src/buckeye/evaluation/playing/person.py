@@ -1,4 +1,4 @@
-"""A person as the policy: types calls, or words."""
+"""Policy of a person, who types tool calls or text."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CONSTANTS = {"true": True, "false": False, "null": None}
 
 
 class Person:
-    """Asks at the terminal, or reads lines from a pipe. The end of the input is as a Ctrl-C."""
+    """Policy that reads replies from the terminal or a pipe. End of input raises `KeyboardInterrupt`."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
@@ -27,11 +27,11 @@ class Person:
         self._helped = False
 
     def may_call(self, tools: Sequence[Tool], form: str) -> None:
-        """See `TextCaller`."""
+        """Set the callable tools and the text form of a call, as in `TextCaller`."""
         self._told, self._form = tools, form
 
     async def chat(self, messages: Sequence[Message], *, tools: Sequence[Tool] = ()) -> Reply:
-        """What is typed: a call in the form that the environment reads, or the words as they are."""
+        """Return the typed reply: a call in the form that the environment reads, or the text unchanged."""
         functions = {tool["function"]["name"]: tool["function"] for tool in tools or self._told}
         if not self._helped and sys.stdin.isatty():
             self._say(HELP)
@@ -56,7 +56,7 @@ class Person:
 
 
 def read_arguments(text: str, function: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a typed call: literals, by name or in the order of the schema. Raises ValueError."""
+    """Return the arguments of a typed call: literals, by name or in schema order. Raise `ValueError`."""
     names = list((function.get("parameters") or {}).get("properties") or {})
     try:
         call = ast.parse(f"f({text})", mode="eval").body
@@ -90,7 +90,7 @@ def _listed(function: Mapping[str, Any]) -> str:
 
 
 def _typed() -> str:
-    """Read a line; one that ends in a backslash continues in the next."""
+    """Read a line from stdin; a trailing backslash continues it on the next line."""
     lines: list[str] = []
     while not lines or lines[-1].endswith("\\"):
         try:

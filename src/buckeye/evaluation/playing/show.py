@@ -1,4 +1,4 @@
-"""One rollout, shown while it goes on, and what is kept of it."""
+"""Display of one rollout while it runs, and its record."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from buckeye.orchestrator.player import play_outcome
 
 
 class ShownPolicy(OptionsPolicy):
-    """Says what `speaker` says, and shows the conversation."""
+    """Policy that forwards calls to `speaker` and prints the conversation."""
 
     def __init__(self, speaker: Policy, say: Callable[[str], None]) -> None:
         self._speaker, self._say = speaker, say
@@ -37,7 +37,7 @@ class ShownPolicy(OptionsPolicy):
         self.turns = 0
 
     def may_call(self, tools: Sequence[Tool], form: str) -> None:
-        """See `TextCaller`."""
+        """Forward the callable tools and the text form of a call to the speaker, if it accepts them."""
         if isinstance(self._speaker, TextCaller):
             self._speaker.may_call(tools, form)
 
@@ -48,7 +48,7 @@ class ShownPolicy(OptionsPolicy):
         tools: Sequence[Tool] = (),
         options: CallOptions = NO_OPTIONS,
     ) -> Reply:
-        """As the speaker; one that knows no options is asked without."""
+        """Return the speaker's reply; options are dropped if the speaker does not support them."""
         self._show_prompt(messages)
         if isinstance(self._speaker, OptionsPolicy):
             reply = await self._speaker.ask(messages, tools=tools, options=options)
@@ -68,7 +68,7 @@ class ShownPolicy(OptionsPolicy):
 
 
 def shown_message(message: Message) -> str:
-    """A message under its role, with the calls that it makes."""
+    """Return the text of a message with its role and tool calls."""
     calls = [call["function"] for call in message.get("tool_calls") or ()]
     lines = [f"[{message['role']}]", *filter(None, [as_text(message.get("content"))])]
     return printable("\n".join([*lines, *(f"{one['name']}({one['arguments']})" for one in calls)]))
@@ -76,7 +76,7 @@ def shown_message(message: Message) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Record:
-    """One rollout that was played."""
+    """Record of one finished rollout."""
 
     env: str
     task: Task
@@ -88,7 +88,7 @@ class Record:
     tools: Sequence[Tool]
 
     def to_json(self) -> dict[str, Any]:
-        """All of it."""
+        """Return the whole record as JSON values."""
         outcome = self.outcome
         return {
             "env": self.env,
@@ -105,11 +105,11 @@ class Record:
         }
 
     def chat(self) -> dict[str, Any]:
-        """The conversation as `sft` reads it."""
+        """Return the conversation in the format of `sft`."""
         return {"messages": list(self.messages), **({"tools": list(self.tools)} if self.tools else {})}
 
     def lines(self) -> Iterator[str]:
-        """How it ended, and why the reward is what it is."""
+        """Yield lines with the end of the rollout, the reward and its components."""
         outcome, turns = self.outcome, f"{self.turns} turn{'' if self.turns == 1 else 's'}"
         if outcome.reward is None:
             yield printable(f"no reward: {outcome.error}")
@@ -127,7 +127,7 @@ class Record:
 async def play_shown(
     env: NamedEnvironment, task: Task, policy: ShownPolicy, name: str, *, timeout: float
 ) -> Record:
-    """Play one rollout with the policy of that `name`, in at most `timeout` seconds."""
+    """Run one rollout with the policy named `name`, for at most `timeout` seconds."""
     started, environment = time.monotonic(), env.environment
     grouped = isinstance(environment, GroupEnvironment)
     play = environment.rollout_in_group if isinstance(environment, GroupEnvironment) else environment.rollout

@@ -1,4 +1,4 @@
-"""Who plays, how, what is shown of it, and what is kept."""
+"""Session of `buckeye env play`: choice of the policy, rollouts, output, and saved chats."""
 
 from __future__ import annotations
 
@@ -25,15 +25,14 @@ RANDOM = "random"
 
 
 class Chats:
-    """A file that chats are appended to, in the form that `sft` reads; those that earn less than `least` are
-    left out, as is what has no reward."""
+    """File of chats in the format of `sft`; rollouts with no reward or one below `least` are left out."""
 
     def __init__(self, path: Path, least: float | None) -> None:
         self._file, self._least = LineFile(path), least
         self.kept = 0
 
     def add(self, record: Record) -> None:
-        """Keep a rollout, if it is to be kept."""
+        """Append the chat of a rollout, if it qualifies."""
         reward = record.outcome.reward
         if reward is None or not record.turns or (self._least is not None and reward < self._least):
             return
@@ -43,8 +42,10 @@ class Chats:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Table:
-    """Where rollouts are played, `at_once` side by side. `policy` is None for a person, RANDOM, or a model;
-    what a person sees goes to stderr where JSON is wanted."""
+    """Session that runs rollouts, `at_once` at a time.
+
+    `policy`: a person (None), RANDOM, or a model. With JSON output, the text for a person goes to stderr.
+    """
 
     policy: str | None
     base_url: str | None
@@ -59,8 +60,7 @@ class Table:
     async def play(
         self, env: NamedEnvironment, tasks: Sequence[Task], numbers: Sequence[int]
     ) -> list[Outcome]:
-        """Play the tasks of these numbers, counted on from the last at the first again; a person plays one
-        after the other."""
+        """Run the tasks of these numbers (modulo the number of tasks); one at a time for a person."""
         slots = asyncio.Semaphore(1 if self.policy is None else self.at_once)
         shown = len(numbers) == 1 or self.policy is None
 
@@ -82,9 +82,9 @@ class Table:
 
     @asynccontextmanager
     async def _speakers(self) -> AsyncIterator[Callable[[int], Policy]]:
-        """What makes the policy of a rollout, by its number."""
+        """Yield a factory for the policy of a rollout, from the rollout's number."""
         if self.policy is None:
-            signal.signal(signal.SIGINT, signal.default_int_handler)  # asyncio's waits for input() to return
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # asyncio's handler cannot stop input()
             yield lambda number: Person(self._say)
         elif self.policy == RANDOM:
             yield lambda number: RandomPolicy(self.seed + number)

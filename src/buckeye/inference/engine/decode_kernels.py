@@ -11,9 +11,10 @@ import torch
 import triton
 import triton.language as tl
 
-_BLOCK = 64  # positions of keys and values per iteration
+_BLOCK = 64  # maximum positions of keys and values per iteration
 _LEAST_ROWS = 16  # minimum rows of a tensor-core matrix product
 _MOST_SPLITS = 16
+_SHARED_MEMORY = 96 * 2**10  # bytes, if no device reports its size
 _PROGRAMS_PER_PROCESSOR = 4
 
 
@@ -192,6 +193,7 @@ def attend(queries: torch.Tensor, kv: torch.Tensor, positions: torch.Tensor) -> 
         highest, totals = queries.new_empty(2, count, heads, parts, dtype=torch.float32)
     width = triton.next_power_of_2(head_dim)
     group = heads // key_values
+    block, stages = _tile(width * kv.element_size(), queries.device)
     _attend[(count, key_values, parts)](
         queries,
         kv,
@@ -207,17 +209,30 @@ def attend(queries: torch.Tensor, kv: torch.Tensor, positions: torch.Tensor) -> 
         D=head_dim,
         ROWS=max(_LEAST_ROWS, triton.next_power_of_2(group)),
         WIDTH=width,
-        BLOCK=_BLOCK if kv.element_size() == 2 else _BLOCK // 2,
+        BLOCK=block,
         SPLIT=parts > 1,
         PRECISION="tf32" if kv.element_size() == 2 else "ieee",
         num_warps=4,
-        num_stages=3 if kv.element_size() == 2 else 2,
+        num_stages=stages,
     )
     if parts > 1:
         _combine[(count * heads,)](
             found, highest, totals, out, parts, D=head_dim, WIDTH=width, MOST=_MOST_SPLITS, num_warps=2
         )
     return out.flatten(1)
+
+
+def _tile(row_bytes: int, device: torch.device) -> tuple[int, int]:
+    """Return the number of positions per read and of reads in flight, such that keys and values fit into a
+    multiprocessor's shared memory.
+    """
+    shared = _SHARED_MEMORY
+    if device.type == "cuda":
+        shared = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
+    for block, stages in ((_BLOCK, 3), (_BLOCK, 2), (_BLOCK // 2, 2)):
+        if 2 * stages * block * row_bytes < 0.9 * shared:
+            return block, stages
+    return _BLOCK // 4, 2
 
 
 def _parts(programs: int, positions: int, device: torch.device) -> int:

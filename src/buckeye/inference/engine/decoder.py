@@ -122,7 +122,13 @@ class Decoder:
         overwrite the logits.
         """
         if self._captured is not None:
-            return self._captured(tokens, positions)
+            try:
+                return self._captured(tokens, positions)
+            except torch.AcceleratorError:
+                raise  # the GPU rejects all further work of this process
+            except Exception as error:  # capturing a new number of sequences may run out of memory
+                log.warning("A decode step cannot be captured; sampling continues without: %s", error)
+                self._captured = None
         return self._decode(tokens, positions, longest)
 
     def _decode(self, tokens: torch.Tensor, positions: torch.Tensor, longest: int) -> torch.Tensor:

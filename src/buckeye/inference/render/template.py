@@ -88,12 +88,12 @@ class ChatTemplate:
             return None
         return with_it.removeprefix(without) or self.missing_header
 
-    def refusal(self, messages: Sequence[Message]) -> str | None:
-        """Return the reason, with its line, why the template cannot render a prompt of these messages; None
-        if it can.
+    def refusal(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> str | None:
+        """Return the reason, with its line, why the template cannot render a prompt of these messages and
+        tools; None if it can.
         """
         try:
-            self.text(messages, (), prompt=True)
+            self.text(messages, tools, prompt=True)
         except UsageError as error:
             return str(error)
         return None

@@ -16,11 +16,11 @@ from typing import Any
 from buckeye.base.process import die_with_parent
 from buckeye.config.environments import EnvConfig
 from buckeye.config.rl import RLConfig
-from buckeye.envs.base import TRAIN, Environment, Task
+from buckeye.envs.base import TRAIN, Environment, Task, Tool
 from buckeye.envs.settings import WorkerSettings
 from buckeye.errors import BuckeyeError
 from buckeye.inference.render import ChatRenderer
-from buckeye.inference.render.template import ChatTemplate
+from buckeye.inference.render.template import PROBE_TOOLS, ChatTemplate
 from buckeye.inference.render.template_files import read_template
 from buckeye.launch.preflight.check import Check, failed, ok, warning
 from buckeye.orchestrator.environments import (
@@ -72,8 +72,10 @@ def _check_named(
             yield failed(title, f"{type(error).__name__}: {error}", f"buckeye env check {one.id}")
         else:
             if found is not None:
-                refused = _refused_prompts(title, found[1], template) if template is not None else None
-                yield refused or _count_prompts(title, *found, renderer, config.orchestrator.seq_len)
+                environment, split, tasks = found
+                tools = PROBE_TOOLS if getattr(environment, "offers_tools", False) else ()
+                refused = _refused_prompts(title, tasks, template, tools) if template is not None else None
+                yield refused or _count_prompts(title, split, tasks, renderer, config.orchestrator.seq_len)
 
 
 def title_of(one: EnvConfig) -> str:
@@ -134,23 +136,30 @@ def _named(config: RLConfig) -> Iterator[tuple[str, EnvConfig, str, str | None]]
         yield f"{title_of(measured)} to evaluate", measured, name, measured.split
 
 
-def _find(one: EnvConfig, name: str, split: str | None, open_one: Open) -> tuple[str, Sequence[Task]] | None:
+def _find(
+    one: EnvConfig, name: str, split: str | None, open_one: Open
+) -> tuple[Environment, str, Sequence[Task]] | None:
     opened = open_one(one.id, one.args, worker_settings(one, name, one.rollout_timeout or 600.0, None))
     if opened is None:
         return None
     environment = NamedEnvironment(name=name, environment=opened)
     played = evaluated_split(environment, split)
-    return played, tasks_of(environment, played)
+    return opened, played, tasks_of(environment, played)
 
 
-def _refused_prompts(title: str, tasks: Sequence[Task], template: ChatTemplate) -> Check | None:
+def _refused_prompts(
+    title: str, tasks: Sequence[Task], template: ChatTemplate, tools: Sequence[Tool]
+) -> Check | None:
     """Return a check of the first prompts that the chat template refuses; None if it refuses none."""
-    refusals = [template.refusal(messages) for messages in first_prompts(tasks)]
+    refusals = [template.refusal(messages, tools) for messages in first_prompts(tasks)]
     refused = [refusal for refusal in refusals if refusal is not None]
     if not refused:
         return None
     seen = f"{len(refused)} of {len(refusals)} first prompts are refused: {refused[0]}"
     do = "change these prompts (a system message?), or chat_template.jinja of the model, or the model"
+    if tools and not template.speaks_tools:
+        seen += "; the template knows no tools, so a system message describes them"
+        do = 'set parser.format to "xml" in the configuration, or use a model whose chat template knows tools'
     return (failed if len(refused) == len(refusals) else warning)(title, seen, do)
 
 

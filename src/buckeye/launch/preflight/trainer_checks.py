@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -10,11 +11,12 @@ from buckeye.base.own_function import missing_function
 from buckeye.config.losses import LossConfig
 from buckeye.config.rl import RLConfig
 from buckeye.config.shared import OwnFunctionConfig
-from buckeye.errors import InferenceError
+from buckeye.errors import InferenceError, UsageError
 from buckeye.inference.engine.architecture import read_config, tensor_shapes
 from buckeye.launch.preflight.disk import is_one_of
 from buckeye.launch.preflight.model import find_model
 from buckeye.trainer.model.trainable import untrainable
+from buckeye.transport.checkpoint.base_digest import base_digest, recorded_base
 
 _OUTER = ("embed_tokens", "lm_head")  # which are no hidden layers
 
@@ -33,6 +35,8 @@ def trainer_warnings(config: RLConfig, model_path: Path | None, *, on_gpu: bool)
     if shapes and lora is not None:
         matrices = [name.rpartition(".")[0] for name, shape in shapes.items() if len(shape) == 2]
         found += _target_warnings(lora.target_modules, matrices)
+    if config.trainer.model.adapter is not None and model_path is not None:
+        found += _adapter_warnings(config.trainer.model.adapter, config.trainer.model.name, shapes)
     return found
 
 
@@ -65,6 +69,39 @@ def _sharding_warnings(config: RLConfig, *, on_gpu: bool) -> Iterator[str]:
             "trainer.optim.type: adamw8bit cannot update a model that is divided among GPUs; set "
             'trainer.model.sharding = "none", or use adamw'
         )
+
+
+def _adapter_warnings(adapter: Path, model: str, shapes: Mapping[str, Sequence[int]]) -> Iterator[str]:
+    """Yield why an adapter to start from is not one of the model: its matrices do not fit, or it was trained
+    on other weights, as far as both are known."""
+    file = adapter / "adapter_model.safetensors"
+    where = f"trainer.model.adapter: {adapter}"
+    if not file.is_file():
+        yield f"{where} has no {file.name}"
+        return
+    try:
+        matrices, recorded = tensor_shapes(adapter), recorded_base(file)
+    except (UsageError, OSError, ValueError) as error:
+        yield f"{where} cannot be read: {error}"
+        return
+    kinds = {_kind(name) for name in shapes}
+    for name, shape in matrices.items():
+        module, found, letter = name.removeprefix("base_model.model.").partition(".lora_")
+        weight = f"{module}.weight"
+        if not found or _kind(weight) not in kinds:  # files and modules may have other names
+            continue
+        side = shape[1 if letter.startswith("A") else 0] if len(shape) == 2 else 0
+        if side not in shapes.get(weight, ()):
+            has = f"has {list(shapes[weight])}" if weight in shapes else "does not exist"
+            yield f"{where} is of another model: {name} has {list(shape)}, and {weight} of {model} {has}"
+            return
+    if None not in (recorded, base_digest(model)) and recorded != base_digest(model):
+        yield f"{where} was trained on other weights than those of {model}: set model.name to the model of it"
+
+
+def _kind(name: str) -> str:
+    """A name without the numbers of layers."""
+    return re.sub(r"\d+", "#", name)
 
 
 def _target_warnings(targets: Collection[str], matrices: Collection[str]) -> Iterator[str]:

@@ -1,1 +1,1 @@
-"""From a model's words to calls of tools: the parser of replies, and the mappings of a configuration."""
+"""Tool calls from model replies: the reply parser and the action mappings of a configuration."""

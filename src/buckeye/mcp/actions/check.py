@@ -1,4 +1,4 @@
-"""Checks `action_mappings` and turns it into actions."""
+"""Validation of `action_mappings` and their conversion to actions."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from buckeye.mcp.actions.operations import ExpressionError
 from buckeye.mcp.problems import problems_of
 
 DONE = "done"
-"""The action that ends a rollout. It is there in every configuration."""
+"""Name of the action that ends a rollout. Every configuration has it."""
 RESERVED_TOOLS = ("setup", "evaluate")
-"""Tools that prepare and grade, which no action may stand for, of whichever server."""
+"""Tools that prepare and grade an environment. No action may map to them, on any server."""
 _NAME = re.compile(r"[^\W\d][\w.\-/]*")
 _PARAMETER = re.compile(r"[^\W\d][\w.-]*")
 _SPECIAL = ("_tool", "_parser")
@@ -54,23 +54,23 @@ ArgumentNames = Annotated[list[ArgumentName], AfterValidator(_all_different)]
 
 
 class StaticArgument(BaseConfig):
-    """A constant that is an object, or looks like one of the other kinds."""
+    """Constant that is an object, or that would look like another kind of argument."""
 
     static: Any
-    """A constant of any kind."""
+    """The constant, of any type."""
 
 
 class OneArgument(BaseConfig):
-    """An argument that is made from one of the action."""
+    """Argument made from one argument of the action."""
 
     from_arg: ArgumentName
-    """The argument of the action."""
+    """Argument of the action."""
     default: Any = None
-    """Its value if it is not given; without one it is left out."""
+    """Value if the argument is omitted. Without a default, the tool's argument is omitted too."""
     transform: str | None = None
-    """An expression, as `lambda x: x * 1000`."""
+    """Expression, such as `lambda x: x * 1000`."""
     use_context: StrictBool = False
-    """Whether the transform also takes all arguments of the call."""
+    """Pass all arguments of the call to the transform as a second parameter."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -80,7 +80,7 @@ class OneArgument(BaseConfig):
         return self
 
     def compiled(self) -> Transform | None:
-        """The transform, checked."""
+        """Return the compiled transform, or None. Raises a validation error for an invalid expression."""
         if self.transform is None:
             return None
         try:
@@ -90,12 +90,12 @@ class OneArgument(BaseConfig):
 
 
 class SeveralArguments(BaseConfig):
-    """A list that is made from several arguments of the action."""
+    """List made from several arguments of the action."""
 
     from_args: Annotated[ArgumentNames, Field(min_length=1)]
-    """The arguments of the action."""
+    """Arguments of the action."""
     defaults: list[Any] = Field(default_factory=list)
-    """A value for each that is not given."""
+    """Default value for each argument."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -133,10 +133,10 @@ Argument = Annotated[
 
 
 class ActionParser(BaseConfig):
-    """How the arguments of an action are read."""
+    """Parsing of an action's arguments."""
 
     positional: ArgumentNames = Field(default_factory=list)
-    """The arguments that may be given without a name, in order."""
+    """Arguments that may be passed by position, in order."""
 
 
 def _arguments_are_named(schema: dict[str, Any]) -> None:
@@ -145,16 +145,16 @@ def _arguments_are_named(schema: dict[str, Any]) -> None:
 
 
 class ActionTable(BaseConfig):
-    """What an action stands for: a tool, and a constant or what it is made from for each argument of it."""
+    """One action: its MCP tool, and a source for each argument of the tool."""
 
     model_config = ConfigDict(extra="allow", json_schema_extra=_arguments_are_named)
     __pydantic_extra__: dict[str, Argument]
     tool: Annotated[str, Field(min_length=1)] | None = Field(
         alias="_tool", json_schema_extra={"not": {"pattern": f"(^|/)({'|'.join(RESERVED_TOOLS)})$"}}
     )
-    """The MCP tool; null ends the rollout."""
+    """MCP tool; null ends the rollout."""
     parser: ActionParser = Field(ActionParser(), alias="_parser")
-    """How its arguments are read."""
+    """Parsing of the arguments."""
 
     @model_validator(mode="before")
     @classmethod
@@ -173,7 +173,7 @@ class ActionTable(BaseConfig):
 
 
 def compile_actions(raw: Mapping[str, Any]) -> tuple[dict[str, Action], list[Problem]]:
-    """The actions, `done` among them, and what is wrong with the others."""
+    """Return the valid actions, including `done`, and the problems of the invalid ones."""
     actions: dict[str, Action] = {}
     problems: list[Problem] = []
     for name, value in raw.items():

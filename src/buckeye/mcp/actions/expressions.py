@@ -1,9 +1,10 @@
-"""The transforms of a mapping: a small language of expressions with Python's syntax, walked and never run.
+"""Transforms of a mapping: a small expression language with Python's syntax.
 
-`lambda x: ...`, `lambda x, ctx: ...`, or only what follows the colon. It has literals, arithmetic,
-comparisons, and / or / not, conditions, subscripts, f-strings, list comprehensions, and the functions and
-methods listed here; no attributes, no assignments, no other names. What an expression may compute is bounded
-in steps and size, so none can hang or fill the memory.
+The syntax is `lambda x: ...`, `lambda x, ctx: ...`, or only the part after the colon. The language has
+literals, arithmetic, comparisons, and / or / not, conditions, subscripts, f-strings, list comprehensions, and
+the functions and methods of `operations`. It has no attributes, assignments or other names. Expressions are
+interpreted from their syntax tree; Python never runs them. Steps and sizes are bounded, so an expression can
+neither hang nor fill the memory.
 """
 
 from __future__ import annotations
@@ -36,24 +37,24 @@ _CONSTANTS: Final = (str, int, float, bool, type(None))
 
 @dataclass(frozen=True, slots=True)
 class Transform:
-    """A checked expression. `names` are its parameters: the value and, if two, the arguments of the call."""
+    """A checked expression. `names` are its parameters: the value and perhaps the call's arguments."""
 
     source: str
     names: tuple[str, ...]
     body: ast.expr
 
     def __call__(self, value: Any, context: Mapping[str, Any]) -> Any:
-        """The result for a value, as a JSON value. Raises ExpressionError."""
+        """Return the result for a value, as a JSON value. Raises ExpressionError."""
         result = evaluate(self.body, dict(zip(self.names, (value, dict(context)), strict=False)))
         return _as_json(result)
 
 
 def compile_transform(source: str, *, use_context: bool) -> Transform:
-    """Check an expression. Raises ExpressionError that says what is not allowed."""
+    """Check an expression and return it. Raises ExpressionError that names the disallowed part."""
     if len(source) > _LONGEST_SOURCE:
         raise ExpressionError(f"it is longer than {_LONGEST_SOURCE} characters")
     try:
-        with warnings.catch_warnings():  # such as that of an unknown escape
+        with warnings.catch_warnings():  # such as a warning of an unknown escape
             warnings.simplefilter("ignore")
             tree = ast.parse(source.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -78,7 +79,7 @@ def _parameters(tree: ast.expr, use_context: bool) -> tuple[tuple[str, ...], ast
 
 
 def _check(node: ast.AST, names: set[str], depth: int) -> None:
-    """Raise ExpressionError for anything in the tree that is not of the language."""
+    """Raise ExpressionError if the tree contains anything outside the language."""
     if depth > _MAX_DEPTH:
         raise ExpressionError("it is nested too deeply")
     if isinstance(node, ast.Call):
@@ -151,7 +152,7 @@ def _named(node: ast.AST) -> str:
 
 
 def _as_json(value: Any) -> Any:
-    """Tuples become lists. Everything else that the language makes is JSON already."""
+    """Return the value with tuples as lists. All other values of the language are JSON already."""
     if isinstance(value, list | tuple):
         return [_as_json(item) for item in value]
     if isinstance(value, dict):
@@ -166,9 +167,9 @@ _FAULTS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
 
 def evaluate(body: ast.expr, names: Mapping[str, Any]) -> Any:
-    """The value of an expression that was checked. Raises ExpressionError, and nothing else.
+    """Return the value of a checked expression. Raises ExpressionError and no other exception.
 
-    `names` holds JSON values.
+    `names` maps names to JSON values.
     """
     try:
         for value in names.values():
@@ -183,12 +184,12 @@ def evaluate(body: ast.expr, names: Mapping[str, Any]) -> Any:
 
 
 def _short(message: str) -> str:
-    """Python's messages repeat the value, however long."""
+    """Return a message cut to a bounded length, because Python's messages repeat the value."""
     return message if len(message) <= _LONGEST_MESSAGE else f"{message[:_LONGEST_MESSAGE]}…"
 
 
 class _Evaluation:
-    """One evaluation, and the work it has done: some for each step, and the size of every value made."""
+    """One evaluation. `work` counts a cost for each step and the size of each value that is created."""
 
     def __init__(self) -> None:
         self.work = 0
@@ -199,7 +200,7 @@ class _Evaluation:
             raise ExpressionError("it takes too long")
 
     def made(self, value: Any) -> Any:
-        """Note a value that was made. Raises ExpressionError if it is too large."""
+        """Charge for a new value, and return it. Raises ExpressionError if it is too large."""
         self.charge(size_of(value))
         return checked_number(value)
 
@@ -230,7 +231,7 @@ class _Evaluation:
                 return self.made(self.display(node, names))
 
     def display(self, node: ast.expr, names: Mapping[str, Any]) -> Any:
-        """A list, tuple, object or f-string."""
+        """Return the value of a list, tuple, object or f-string."""
         match node:
             case ast.List() | ast.Tuple():
                 items = [self.value(item, names) for item in node.elts]
@@ -244,13 +245,13 @@ class _Evaluation:
         raise ExpressionError(f"{type(node).__name__} is not allowed")
 
     def part(self, node: ast.expr, names: Mapping[str, Any]) -> str:
-        """One part of an f-string."""
+        """Return one part of an f-string."""
         if isinstance(node, ast.FormattedValue):
             return self.text(self.value(node.value, names))
         return str(self.value(node, names))
 
     def text(self, value: Any) -> str:
-        """A value as a text, charged beforehand."""
+        """Return a value as text. The work is charged before the conversion."""
         self.charge(size_of(value))
         return self.made(str(value))
 

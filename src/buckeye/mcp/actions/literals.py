@@ -1,4 +1,4 @@
-"""A call as text, `name(1, "two", key=[3])`: Python's and JSON's literals, and nothing that computes."""
+"""Parser of a call as text, `name(1, "two", key=[3])`, with Python and JSON literals only."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ _ESCAPES: Final = {
 _HEX_LENGTHS: Final = {"x": 2, "u": 4, "U": 8}
 _CLOSING: Final = {"[": "]", "(": ")", "{": "}"}
 MAX_DEPTH: Final = 40
-"""Most lists and objects within each other in an argument."""
+"""Maximum nesting of lists and objects in an argument."""
 _MAX_DIGITS = 300
 _LONGEST_SHOWN = 24
 
 
 def short(text: str) -> str:
-    """What a message shows of a text that the model wrote."""
+    """Return model text for use in a message, cut to 24 characters."""
     return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}…"
 
 
 class LiteralError(ValueError):
-    """Something that is no literal; `position` is where in the text."""
+    """Text that is not a valid literal. `position` is the index of the error in the text."""
 
     def __init__(self, message: str, position: int) -> None:
         super().__init__(message)
@@ -46,7 +46,7 @@ class LiteralError(ValueError):
 
 @dataclass(slots=True)
 class CallText:
-    """A call that was read: `end` is the position after its closing parenthesis."""
+    """A parsed call. `end` is the index after its closing parenthesis."""
 
     name: str
     args: list[Any] = field(default_factory=list)
@@ -55,22 +55,22 @@ class CallText:
 
 
 def read_call(text: str, position: int) -> CallText:
-    """The call that begins at `position`, after white space. Raises LiteralError, and nothing else.
+    """Parse the call at `position`, after white space. Raises LiteralError and no other exception.
 
-    Lists and tuples become lists, as in JSON. The keys of an object are texts. Strings may contain new lines.
+    Tuples become lists, as in JSON. The keys of an object are strings. Strings may contain newlines.
     """
     return _Reader(text, position).call()
 
 
 class _Reader:
-    """Recursive descent over a text."""
+    """Recursive descent parser over a text."""
 
     def __init__(self, text: str, position: int) -> None:
         self.text = text
         self.position = position
 
     def error(self, message: str, position: int | None = None) -> LiteralError:
-        """An error that shows what stands there."""
+        """Return an error that shows the text at its position."""
         at = self.position if position is None else position
         found = short(self.text[at : at + _LONGEST_SHOWN + 1].partition("\n")[0])
         return LiteralError(f"{message}, found {found!r}" if found else f"{message}, and the text ends", at)
@@ -119,7 +119,7 @@ class _Reader:
         return self.take(bracket)
 
     def separator(self, bracket: str) -> None:
-        """Between two items: a comma, which may also follow the last one."""
+        """Consume the comma between two items. A trailing comma is allowed."""
         self.blank()
         if not self.take(",") and not self.text.startswith(bracket, self.position):
             raise self.error(f"expected , or {bracket}")
@@ -146,7 +146,7 @@ class _Reader:
         return _WORDS[word[0]]
 
     def items(self, bracket: str, depth: int) -> Any:
-        """A list or a tuple; parentheses around one value without a comma mean that value."""
+        """Parse a list or tuple. Parentheses around one value without a comma mean that value."""
         closing = _CLOSING[bracket]
         found, commas = [], False
         while not self.closed(closing):
@@ -185,7 +185,7 @@ class _Reader:
         return value
 
     def string(self, quote: str) -> str:
-        """A text in quotes of this kind; the position is at the opening ones."""
+        """Parse a string with this kind of quote. The position is at the opening quote."""
         start = self.position
         self.position += len(quote)
         plain = re.compile(rf"[^\\{quote[0]}]+")
@@ -196,7 +196,7 @@ class _Reader:
                 self.position = run.end()
             elif self.take("\\"):
                 parts.append(self.escape())
-            elif self.position < len(self.text):  # a quote within triple quotes
+            elif self.position < len(self.text):  # a quote inside triple quotes
                 parts.append(self.text[self.position])
                 self.position += 1
             else:
@@ -207,14 +207,14 @@ class _Reader:
         return text
 
     def joined(self, text: str, start: int) -> str:
-        """The text with pairs of surrogates, as JSON writes a rare character, made one character."""
+        """Return the text with JSON's surrogate pairs joined to one character each."""
         try:
             return text.encode("utf-16", "surrogatepass").decode("utf-16")
         except UnicodeDecodeError:
             raise self.error("the text has half of a character (a lone surrogate)", start) from None
 
     def escape(self) -> str:
-        """What stands for an escape; the position is after its backslash. Unknown ones stay as they are."""
+        """Return the character of an escape, from after its backslash. Unknown escapes stay unchanged."""
         sign = self.text[self.position : self.position + 1]
         if sign in _HEX_LENGTHS:
             digits = _HEXADECIMAL.match(self.text, self.position + 1, self.position + 1 + _HEX_LENGTHS[sign])

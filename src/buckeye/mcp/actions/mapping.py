@@ -1,4 +1,4 @@
-"""From the calls of a model to those of MCP tools: `action_mappings`."""
+"""Mapping from a model's calls to MCP tool calls (`action_mappings`)."""
 
 from __future__ import annotations
 
@@ -14,24 +14,27 @@ from buckeye.mcp.actions.parser import ParsedCall
 
 
 class ActionError(Exception):
-    """A call that cannot be run; the text is for the model."""
+    """A call that cannot be run. The message is for the model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """An argument that is always the same."""
+    """Argument with a constant value."""
 
     value: Any
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The arguments of the action that it is made from."""
+        """Source arguments of the action: none."""
         return ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FromArg:
-    """An argument of the tool made from one of the action; `default` is a list of one, or of none."""
+    """Argument of the tool, made from one argument of the action.
+
+    `default` is a tuple with the default value, or an empty tuple.
+    """
 
     name: str
     default: tuple[Any, ...] = ()
@@ -39,13 +42,13 @@ class FromArg:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The arguments of the action that it is made from."""
+        """Source arguments of the action."""
         return (self.name,)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FromArgs:
-    """A list made from several arguments of the action. Without `defaults`, all of them or none are given."""
+    """List made from several arguments of the action. Without `defaults`, all or none of them are given."""
 
     names: tuple[str, ...]
     defaults: tuple[Any, ...] = ()
@@ -56,7 +59,7 @@ Source = Constant | FromArg | FromArgs
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Action:
-    """What the model may call. `tool` is None for an action that ends the rollout."""
+    """An action that the model may call. An action with `tool` None ends the rollout."""
 
     name: str
     tool: str | None
@@ -65,14 +68,14 @@ class Action:
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """The names of its arguments: those with a position, then the others."""
+        """Names of the arguments: positional ones first, then the others."""
         others = (name for source in self.sources.values() for name in source.names)
         return tuple(dict.fromkeys((*self.positional, *others)))
 
 
 @dataclass(frozen=True, slots=True)
 class BoundCall:
-    """A call of an MCP tool; `tool` is None if the model ends the rollout."""
+    """Call of an MCP tool. A call with `tool` None ends the rollout."""
 
     tool: str | None
     arguments: dict[str, Any]
@@ -81,10 +84,9 @@ class BoundCall:
 def bind(
     call: ParsedCall, actions: Mapping[str, Action], schemas: Mapping[str, Mapping[str, Any]]
 ) -> BoundCall:
-    """The MCP call that a model's call stands for. `schemas` holds the input schema of each tool.
+    """Return the MCP call for a model's call. `schemas` maps each tool to its input schema.
 
-    Raises ActionError for an action that is not mapped, for arguments that the action does not take or that
-    the tool needs, and for a transform that fails.
+    Raises ActionError for an unknown action, for unknown or missing arguments, and for a failing transform.
     """
     action = actions.get(call.name)
     if action is None:
@@ -100,7 +102,7 @@ def bind(
 
 
 def _given(call: ParsedCall, action: Action) -> dict[str, Any]:
-    """The arguments of a call by name."""
+    """Return the arguments of a call by name. Raises ActionError."""
     if len(call.args) > len(action.positional):
         raise ActionError(
             f"{action.name} was given {len(call.args)} arguments and takes "
@@ -118,7 +120,7 @@ def _given(call: ParsedCall, action: Action) -> dict[str, Any]:
 
 
 def _value(source: Source, given: Mapping[str, Any], action: Action) -> tuple[Any, ...]:
-    """What a source makes of the arguments: one value, or nothing where it is to be left out."""
+    """Return the value for one argument of the tool as a tuple of one; an empty tuple omits the argument."""
     if isinstance(source, Constant):
         return (source.value,)
     if isinstance(source, FromArgs):
@@ -145,7 +147,7 @@ def _several(source: FromArgs, given: Mapping[str, Any], action: Action) -> tupl
 
 
 def _written_as(missing: list[str], action: Action) -> str:
-    """The arguments of the action that stand for arguments of the tool."""
+    """Return the action's names for arguments that the tool misses."""
     names = [" and ".join(action.sources[name].names) if name in action.sources else name for name in missing]
     return ", ".join(names)
 

@@ -1,4 +1,4 @@
-"""What the expressions of a mapping can do, each with a bound on what it costs and on what it makes."""
+"""Operations of mapping expressions, each with a bound on its cost and its result."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 MAX_SIZE: Final = 100_000
-"""Largest value, counted as characters and items, all levels together."""
+"""Maximum size of a value: characters plus items, over all levels."""
 _MAX_BITS = 2048
 _MAX_DIGITS = 100
 
@@ -17,11 +17,14 @@ Function = Callable[..., Any]
 
 
 class ExpressionError(ValueError):
-    """An expression that is not allowed, or has no result; the text is one half sentence."""
+    """An expression that is not allowed or has no result. The message is a clause, not a whole sentence."""
 
 
 def size_of(value: Any) -> int:
-    """Characters and items in a value, at all levels; stops above MAX_SIZE and raises ExpressionError."""
+    """Return the number of characters and items in a value, over all levels.
+
+    Raises ExpressionError above MAX_SIZE.
+    """
     total, pending = 0, [value]
     while pending:
         item = pending.pop()
@@ -41,12 +44,12 @@ def size_of(value: Any) -> int:
 
 
 def too_large() -> ExpressionError:
-    """The error of a value above the bounds."""
+    """Return the error for a value above the bounds."""
     return ExpressionError("a value is too large")
 
 
 def checked_number(value: Any) -> Any:
-    """A number that JSON can hold. Raises ExpressionError."""
+    """Return the value if JSON can hold it. Raises ExpressionError for a complex or too large number."""
     if isinstance(value, float) and not math.isfinite(value):
         raise too_large()
     if isinstance(value, int) and value.bit_length() > _MAX_BITS:

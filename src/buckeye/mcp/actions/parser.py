@@ -1,4 +1,4 @@
-"""Calls in the replies of a model. Nothing raises: what cannot be read is a problem the model is told of."""
+"""Parser of calls in model replies. It never raises: a syntax error is a problem that the model reads."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _LONGEST_NAME = 100
 class ParsedCall:
     """One call as the model wrote it.
 
-    `span` is where the call stands in the reply, in characters: (start, end). A native tool call has none,
-    but the `call_id` that its result is answered to.
+    `span` is the call's range of characters in the reply, (start, end). A native tool call has no span. Its
+    `call_id` identifies the call that the result answers.
     """
 
     name: str
@@ -39,10 +39,10 @@ class ParsedCall:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParseProblem:
-    """What is wrong with a reply; str() is what the model is told.
+    """One problem of a reply. str() gives the text for the model.
 
-    `position` is a character of the reply, `line` and `column` count from 1. A native tool call has none, but
-    a `call_id`.
+    `position` is an index into the reply; `line` and `column` count from 1. A native tool call has a
+    `call_id` and no position.
     """
 
     message: str
@@ -58,11 +58,11 @@ class ParseProblem:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParsedReply:
-    """A reply, taken apart. `calls` are those to run, in order; `format_score` is from 0 to 1.
+    """A parsed reply. `calls` are the calls to run, in order; `format_score` is from 0 to 1.
 
-    `think` is what stands between the tags, without white space around it; None without tags. `plain` is what
-    stands outside of thoughts and calls. It `is_answer` if that is all: no call, not even a broken one; its
-    format then scores `answer_score`, where an answer is what it may be.
+    `think` is the stripped text between the thinking tags, or None without tags. `plain` is the text outside
+    thoughts and calls. `is_answer` is True for a reply with text and no call, not even a broken one.
+    `answer_score` replaces the format score where such a reply is accepted as an answer.
     """
 
     think: str | None = None
@@ -86,8 +86,10 @@ class _Thought:
 
 @dataclass(frozen=True, slots=True)
 class _Tag:
-    """A `<tool>` tag from `start` to `end`: a call, or what is wrong with it and where. `filled` means that
-    it is closed and has something in it."""
+    """A `<tool>` tag from `start` to `end`, with its call, or with a message and its position.
+
+    `filled` is True if the tag is closed and not empty.
+    """
 
     start: int
     end: int
@@ -98,12 +100,12 @@ class _Tag:
 
 
 def parse_reply(text: str, parser: ParserConfig, actions: Collection[str]) -> ParsedReply:
-    """Read a reply in the `xml` format. `actions` are the names that may be called; others are problems.
+    """Parse a reply in the `xml` format. Calls of names outside `actions` are problems.
 
-    The format score is (xml_weight * tags + action_weight * calls) / (xml_weight + action_weight), or 0 for a
-    reply without any closed tool tag that has something in it. `tags` is 1, halved if it does not begin with
-    thinking although it should, and halved if anything but white space stands outside the tags. `calls` is
-    the share of the tool tags whose call is well-formed, known and not one too many.
+    The format score is (xml_weight * tags + action_weight * calls) / (xml_weight + action_weight). It is 0
+    for a reply without a closed, non-empty tool tag. `tags` is 1, halved if required thinking is missing at
+    the start, and halved if there is text outside the tags. `calls` is the share of tool tags with a
+    well-formed and known call that is not surplus.
     """
     parts = _parts(text, actions)
     tags = [part for part in parts if isinstance(part, _Tag)]
@@ -132,10 +134,10 @@ def parse_reply(text: str, parser: ParserConfig, actions: Collection[str]) -> Pa
 def parse_tool_calls(
     message: Mapping[str, Any], parser: ParserConfig, actions: Collection[str]
 ) -> ParsedReply:
-    """Read the native tool calls of an assistant message (the `tools` format).
+    """Parse the native tool calls of an assistant message (the `tools` format).
 
-    There are no tags to get wrong: the format score is the share of the calls that are well-formed, known and
-    not one too many; 0 without any.
+    The format score is the share of calls that are well-formed, known and not surplus; 0 without calls. Tags
+    do not count, because this format has none.
     """
     raw = message.get("tool_calls") or ()
     text = str(message.get("content") or "")
@@ -160,7 +162,7 @@ def parse_tool_calls(
 
 
 def _parts(text: str, actions: Collection[str]) -> list[_Thought | _Tag]:
-    """The blocks of a reply in order. A `</think>` without a `<think>` closes one that the prompt opened."""
+    """Return the blocks of a reply in order. A lone `</think>` closes a thought that the prompt opened."""
     parts = list(_scan(text, 0, actions))
     end = text.find(_THOUGHT)
     opened = text.find(_THINK, 0, max(end, 0)) >= 0
@@ -171,7 +173,7 @@ def _parts(text: str, actions: Collection[str]) -> list[_Thought | _Tag]:
 
 
 def _is_whole(part: _Thought | _Tag) -> bool:
-    """Whether a `</think>` in the part may be an argument of its call."""
+    """Return True if a `</think>` inside the part may belong to an argument of its call."""
     return isinstance(part, _Tag) and part.call is not None
 
 
@@ -195,7 +197,7 @@ def _scan(text: str, position: int, actions: Collection[str]) -> Iterator[_Thoug
 
 
 def _tag(text: str, mark: re.Match[str], actions: Collection[str]) -> _Tag:
-    """The tool tag whose `<tool>` is at `mark`."""
+    """Return the tool tag whose `<tool>` is at `mark`."""
     start = mark.start()
     try:
         call = read_call(text, mark.end())
@@ -236,7 +238,7 @@ def _unknown(name: str, actions: Collection[str]) -> str:
 def _chosen(
     found: Sequence[ParsedCall | None], parser: ParserConfig
 ) -> tuple[tuple[ParsedCall, ...], str | None]:
-    """The calls to run out of all that were made (None: a broken one), and what to say of the others."""
+    """Return the calls to run, and a message about surplus calls. In `found`, None is a broken call."""
     if len(found) > 1 and parser.several_calls == "error":
         return (), "only one call is allowed in a reply; none was run"
     kept = found[:1] if parser.several_calls == "first" else found
@@ -245,7 +247,7 @@ def _chosen(
 
 
 def _shape(text: str, parts: Sequence[_Thought | _Tag], parser: ParserConfig) -> float:
-    """How well the tags are set, from 0 to 1; see `parse_reply`."""
+    """Return the tag score of a reply, from 0 to 1 (see the formula of `parse_reply`)."""
     if not any(isinstance(part, _Tag) and part.filled for part in parts):
         return 0.0
     thinks = parser.use_thinking and _thinks_first(parts)
@@ -255,13 +257,13 @@ def _shape(text: str, parts: Sequence[_Thought | _Tag], parser: ParserConfig) ->
 
 
 def _thinks_first(parts: Sequence[_Thought | _Tag]) -> bool:
-    """Whether a reply begins with a thought that ends."""
+    """Return True if a reply begins with a closed, non-empty thought."""
     first = parts[0] if parts else None
     return isinstance(first, _Thought) and first.closed and first.text != ""
 
 
 def _outside(text: str, parts: Sequence[_Thought | _Tag]) -> str:
-    """What stands before, between and behind the parts."""
+    """Return the text before, between and after the parts."""
     starts = [part.start for part in parts]
     ends = [part.end for part in parts]
     between = (text[end:start].strip() for end, start in zip([0, *ends], [*starts, len(text)], strict=True))
@@ -296,7 +298,7 @@ def _native(one: Mapping[str, Any], actions: Collection[str]) -> ParsedCall | Pa
 
 
 def _check_depth(arguments: Any) -> None:
-    """Raise ValueError where others who walk the arguments, as the SDK and transforms do, might."""
+    """Raise ValueError for deep nesting, on which recursive code in the SDK or in transforms could fail."""
     level = [arguments] if isinstance(arguments, Mapping | list) else []
     for _ in range(MAX_DEPTH + 1):
         inner = [value.values() if isinstance(value, Mapping) else value for value in level]

@@ -1,4 +1,4 @@
-"""JSON Schemas of parameters in words for a model's prompt, and values that fit them."""
+"""JSON Schema parameters as text for a model's prompt, and example values for them."""
 
 from __future__ import annotations
 
@@ -42,12 +42,15 @@ Schema = Mapping[str, Any]
 
 
 class NoExample(ValueError):
-    """No value can be made up for a schema; the text says why."""
+    """No example value can be made for a schema. The message is the reason."""
 
 
 def harmless(text: str) -> str:
-    """A text of a stranger on one line: no terminal codes, no invisible characters, and no tag that a model
-    or the parser could take for one of its own (`<tool>` becomes `‹tool›`)."""
+    """Return untrusted text as one safe line.
+
+    Terminal codes and invisible characters are removed. Tags that a model or the parser could mistake for
+    their own are changed: `<tool>` becomes `‹tool›`.
+    """
     text = _ANSI.sub("", text)
     visible = "".join(sign for sign in text if sign in "\n\r\t" or unicodedata.category(sign)[0] != "C")
     line = " ".join(visible.split())
@@ -55,7 +58,7 @@ def harmless(text: str) -> str:
 
 
 def literal(value: Any) -> str:
-    """A value as a call writes it. Signs that could be a tag, or are not seen, are escaped and stay exact."""
+    """Return a value as a call writes it. `<` and invisible characters are escaped, so it stays exact."""
     text = json.dumps(value, ensure_ascii=False)
     return "".join(f"\\u{ord(sign):04x}" if sign == "<" else _seen(sign) for sign in text)
 
@@ -67,18 +70,20 @@ def _seen(sign: str) -> str:
 
 def type_words(schema: Any, root: Schema, *, optional: bool = False) -> str:
     """Return the type of a parameter: `integer`, `"up" | "down"`, `array of string`, `integer or null`.
-    The null of an `optional` one is not shown: the model leaves it out instead."""
+
+    The null of an `optional` parameter is not shown, because the model can omit the parameter.
+    """
     words = _words(schema, root, 0)
     return words.removesuffix(_OR_NULL) if optional else words
 
 
 def object_marks_optional(schema: Any, root: Schema) -> bool:
-    """Return True if the words for a parameter mark a field of an object with a question mark."""
+    """Return True if the type text of a parameter marks a field of an object with a question mark."""
     return '"?: ' in type_words(schema, root)
 
 
 def default_words(schema: Schema) -> str:
-    """` = 3` for a parameter with this default; "" without one, or with one too long to be shown."""
+    """Return ` = 3` for a parameter with default 3; "" without a default, or with one too long to show."""
     if schema.get("default") is None:
         return ""
     text = literal(schema["default"])
@@ -86,13 +91,15 @@ def default_words(schema: Schema) -> str:
 
 
 def example(schema: Any, root: Schema) -> Any:
-    """A value that fits the schema as far as can be told. Raises NoExample."""
+    """Return a value that probably fits the schema. Raises NoExample."""
     return _example(schema, root, 0)
 
 
 def choices(schema: Any, root: Schema) -> list[Any]:
-    """Values worth trying: those of an enumeration, or words that the description lists (`up, down or
-    left`); none if there is no such list."""
+    """Return values to try: those of an enumeration, or words listed in the description ("up, down or left").
+
+    The list is empty if the schema has neither.
+    """
     schema = _resolved(schema, root)
     if isinstance(schema.get("enum"), list):
         return list(schema["enum"])
@@ -111,7 +118,7 @@ def _words(schema: Any, root: Schema, depth: int) -> str:
         return literal(schema["const"])
     if isinstance(schema.get("enum"), list):
         return _enumerated(schema["enum"])
-    if schema.get("nullable") is True:  # as OpenAPI 3.0 has it
+    if schema.get("nullable") is True:  # OpenAPI 3.0
         return _union([_words({**schema, "nullable": False}, root, depth + 1), "null"])
     for key in ("anyOf", "oneOf", "allOf"):
         parts = schema.get(key)
@@ -130,7 +137,7 @@ def _words(schema: Any, root: Schema, depth: int) -> str:
 
 
 def _object_words(schema: Schema, root: Schema, depth: int) -> str:
-    """An object's fields as parameters are shown: with a question mark what may be left out."""
+    """Return an object's fields in the form of parameters. A question mark marks an optional field."""
     listed = schema.get("required")
     needed = listed if isinstance(listed, list) else []
     inside = [
@@ -143,7 +150,7 @@ def _object_words(schema: Schema, root: Schema, depth: int) -> str:
 
 
 def _union(parts: Sequence[str]) -> str:
-    """Return the words for several types, null last."""
+    """Return the text for a union of types, null last."""
     others = dict.fromkeys(part.removesuffix(_OR_NULL) for part in parts if part != "null")
     if not others:
         return "null" if parts else ""
@@ -162,7 +169,7 @@ def _enumerated(values: Sequence[Any]) -> str:
 
 
 def _resolved(schema: Any, root: Schema) -> Schema:
-    """The schema that a local `$ref` means; {} for what is no schema."""
+    """Return the schema behind a local `$ref`, or {} for a value that is not a schema."""
     for _ in range(_MAX_DEPTH):
         if not isinstance(schema, Mapping):
             return {}
@@ -200,7 +207,7 @@ def _example(schema: Any, root: Schema, depth: int) -> Any:
 
 
 def _mentioned(schema: Schema) -> str | None:
-    """A text that the description gives as an example, or whose form it says."""
+    """Return a text that the description gives as an example, or one in the form that it names."""
     described = harmless(str(schema.get("description") or ""))
     if (match := _FOR_EXAMPLE.search(described) or _IN_BRACKETS.search(described)) is not None:
         return match[2]

@@ -1,4 +1,4 @@
-"""The actions as tools in the OpenAI form, for models that call tools by their chat template."""
+"""Actions as tools in OpenAI's format, for models with native tool calls."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ from buckeye.mcp.config import GymConfig, ParserConfig
 
 
 def offered_tools(config: GymConfig, tools: Mapping[str, ToolInfo]) -> list[Tool]:
-    """One tool for each action. An argument that is passed on as it is has the schema that the MCP tool gives
-    it; one that is transformed may be anything."""
+    """Return one tool per action.
+
+    An argument that is passed unchanged has the schema of the MCP tool's argument. A transformed one accepts
+    any value.
+    """
     return [
         {
             "type": "function",
@@ -28,7 +31,7 @@ def offered_tools(config: GymConfig, tools: Mapping[str, ToolInfo]) -> list[Tool
 
 
 def call_form(parser: ParserConfig) -> str:
-    """How a reply without native calls is written, with the call in place of `{call}`."""
+    """Return the template of a reply without native calls; `{call}` marks the place of the call."""
     thought = "<think>I try this.</think>" if parser.use_thinking else ""
     return f"{thought}<tool>{{call}}</tool>"
 

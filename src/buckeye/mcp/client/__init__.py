@@ -1,1 +1,1 @@
-"""Sessions with MCP servers, by pipes or HTTP; every answer is bounded, and every wait has a deadline."""
+"""Sessions with MCP servers over pipes or HTTP. Every answer has a size limit and every wait a deadline."""

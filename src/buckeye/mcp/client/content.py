@@ -1,4 +1,4 @@
-"""The parts of a tool's result that a model can read."""
+"""Parts of a tool result that a model can read."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _TEXTS = ("text/", "application/json", "application/xml", "application/yaml")
 
 
 def text_and_dropped(parts: Sequence[types.ContentBlock]) -> tuple[str, Counter[str]]:
-    """Return the text of all parts, and how many of each kind have none."""
+    """Return the joined text of all parts, and the number of parts without text by kind."""
     texts = [_text_of(part) for part in parts]
     dropped = Counter[str](part.type for part, text in zip(parts, texts, strict=True) if text is None)
     return "\n".join(text for text in texts if text is not None), dropped
 
 
 def _text_of(part: types.ContentBlock) -> str | None:
-    """Return what a part says; None for pictures, sounds and files that are no text."""
+    """Return the text of a part, or None for images, audio and binary files."""
     if isinstance(part, types.TextContent):
         return part.text
     if isinstance(part, types.ResourceLink):
@@ -30,7 +30,7 @@ def _text_of(part: types.ContentBlock) -> str | None:
         return part.resource.text
     if not (part.resource.mime_type or "").lower().startswith(_TEXTS):
         return None
-    try:  # some servers encode every file
+    try:  # some servers base64-encode text files too
         return base64.b64decode(part.resource.blob, validate=True).decode()
     except ValueError:
         return None

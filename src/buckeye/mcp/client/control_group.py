@@ -1,5 +1,8 @@
-"""A control group (version 2) for a server and all that it starts, where this process may make one. Unlike a
-process group, and a mark in the environment, it is left by nothing that a program does."""
+"""Control group (cgroup v2) for a server and all processes that it starts.
+
+It is used where this process may create one. A program can leave its process group or clear a marked
+environment variable, but it cannot leave its control group.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ _END_SECONDS = 5.0
 
 
 def group_of(pid: int) -> Path | None:
-    """A new group with this process in it; None where none can be made."""
+    """Return a new group that contains the process, or None if none can be created."""
     above = _above()
     if above is None:
         return None
@@ -29,7 +32,7 @@ def group_of(pid: int) -> Path | None:
 
 
 def end_group(group: Path) -> None:
-    """Kill all that is in a group, and remove it."""
+    """Kill all processes in a group, and remove the group."""
     deadline = time.monotonic() + _END_SECONDS
     with contextlib.suppress(OSError):
         (group / "cgroup.kill").write_text("1")
@@ -39,7 +42,10 @@ def end_group(group: Path) -> None:
 
 @functools.cache
 def _above() -> Path | None:
-    """Our own group, where it has what it takes. Groups of processes that are no more are ended."""
+    """Return this process's own group, or None without cgroup v2.
+
+    Also ends groups that an ended Buckeye process has left.
+    """
     with contextlib.suppress(OSError, ValueError, StopIteration):
         mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
         root = next(Path(mount[1]) for mount in mounts if mount[2] == "cgroup2")
@@ -53,6 +59,6 @@ def _above() -> Path | None:
 
 
 def _remove(group: Path) -> bool:
-    with contextlib.suppress(OSError):  # something in it still ends
+    with contextlib.suppress(OSError):  # a process in it has not ended yet
         group.rmdir()
     return not group.exists()

@@ -1,19 +1,19 @@
-"""What can go wrong with an MCP server while a rollout is played.
+"""Errors of an MCP server during a rollout.
 
-    McpFault          the environment's own failure; the rollout has an error and no reward
+    McpFault          the environment failed; the rollout has an error and no reward
     ├── StartError    the server could not be started or reached, or did not shake hands in time
     ├── SetupError    a call of `setup_tool` failed
     ├── ToolTimeout   a call gave no result within its deadline
     ├── SessionLost   the server ended, or closed the connection
-    │   └── WorkdirFull  because the rollout's folder held more than it may
-    ├── OutputFlood   it wrote more than a session may
-    ├── BadAnswer     what it answered is not the protocol, or not what it announced
+    │   └── WorkdirFull  because the rollout's folder exceeded its size limit
+    ├── OutputFlood   the server exceeded the output limit of a session
+    ├── BadAnswer     the answer violates the protocol or the announced schema
     ├── ToolsChanged  a tool that the rollout needs is gone or takes other arguments
     └── EvaluateError a call of `evaluate_tool` failed, or it gave no usable reward
 
-A mistake of the model is none of them, but a result that it reads; so is one of them that comes of a call of
-the model, where an untouched session does not have it. `stop_reason` names the kind where outcomes are
-counted, and `to_model` is what is read.
+A mistake of the model is not an error: the model reads it as a result. A fault that a call of the model
+causes is also a result, if a fresh session does not have the fault. `stop_reason` names the kind in counts of
+outcomes, and `to_model` is the text for the model.
 """
 
 from __future__ import annotations
@@ -24,10 +24,12 @@ from buckeye.errors import BuckeyeError
 
 
 class McpFault(BuckeyeError):
-    """Base of the failures above. The message says which server and what it wrote last."""
+    """Base class of the environment's failures. The message names the server and has its last output."""
 
     stop_reason: ClassVar[str] = "environment_failed"
     to_model: ClassVar[str] = "it cannot be called"
+    ending: str = ""
+    """How the server's process ended, as `exit code 3`; not read by the model."""
 
 
 class StartError(McpFault):
@@ -57,21 +59,21 @@ class SessionLost(McpFault):
 
 
 class OutputFlood(McpFault):
-    """The server wrote more than a session may."""
+    """The server exceeded the output limit of a session."""
 
     stop_reason = "output_flood"
     to_model = "its output was too large, and its server was ended"
 
 
 class WorkdirFull(SessionLost):
-    """The rollout's folder holds more than it may, and its servers were ended."""
+    """The rollout's folder exceeded its size limit, and its servers were ended."""
 
     stop_reason = "workdir_full"
     to_model = "the folder holds more than it may, and its server was ended"
 
 
 class BadAnswer(McpFault):
-    """What the server answered is not the protocol, or not what it announced."""
+    """The server's answer violates the protocol or the announced schema."""
 
     stop_reason = "bad_answer"
     to_model = "its result cannot be used"
@@ -90,6 +92,6 @@ class EvaluateError(McpFault):
 
 
 def tells_of_a_fault(text: str) -> bool:
-    """Whether a call's result, as the model reads it, is that the server failed."""
+    """Return True if a call's result, as the model reads it, reports a server failure."""
     kinds: list[type[McpFault]] = [McpFault, *McpFault.__subclasses__()]
     return any(text.endswith(f": {kind.to_model}.") for kind in kinds)

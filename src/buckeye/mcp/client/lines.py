@@ -1,4 +1,4 @@
-"""JSON messages of servers that write JSON not quite as parsers want it, and the SDK's streams of them."""
+"""JSON messages of servers whose JSON is slightly invalid, and the SDK's streams of them."""
 
 from __future__ import annotations
 
@@ -22,8 +22,11 @@ _DATA = re.compile(rb"data: ?")
 
 @asynccontextmanager
 async def over_stdio(process: ServerProcess) -> AsyncIterator[Any]:
-    """Yield the SDK's two streams over a process's lines. Lines that are no messages are counted and left
-    out; one that answers a request all the same ends that request with an error."""
+    """Yield the SDK's two streams over the lines of a process.
+
+    Lines that are not messages are counted and dropped. If such a line has the id of a request, that request
+    ends with an error.
+    """
     inbox, incoming = anyio.create_memory_object_stream[SessionMessage | Exception](0)
     outgoing, outbox = anyio.create_memory_object_stream[SessionMessage](0)
 
@@ -44,7 +47,7 @@ async def over_stdio(process: ServerProcess) -> AsyncIterator[Any]:
                     text = item.message.model_dump_json(by_alias=True, exclude_unset=True)
                     await process.write_line(text.encode())
                 except ConnectionError:
-                    await inbox.aclose()  # no answer will come
+                    await inbox.aclose()  # no answer will arrive
                     return
 
     async with anyio.create_task_group() as tasks:
@@ -59,16 +62,18 @@ async def over_stdio(process: ServerProcess) -> AsyncIterator[Any]:
 
 
 def read_messages(line: bytes) -> tuple[list[types.JSONRPCMessage], bool]:
-    """Return the messages of a line, and whether some of it is no message. What has the id of a request, and
-    no method, is an answer: where it is no message, an error with that id stands for it, so that the request
-    does not wait until its deadline."""
+    """Return the messages in a line, and True if part of it is not a message.
+
+    An invalid object with an id and no method is taken as the answer to a request. It becomes an error with
+    that id, so that the request does not wait until its deadline.
+    """
     try:
         return [types.jsonrpc_message_adapter.validate_json(line, by_name=False)], False
     except ValueError:
         found = loosely_read(line)
     read: list[types.JSONRPCMessage] = []
     is_garbage = not found or not isinstance(found, dict | list)
-    for one in found if isinstance(found, list) else [found]:  # a batch, as MCP of 2025-03-26 has them
+    for one in found if isinstance(found, list) else [found]:  # MCP 2025-03-26 has batches
         if not isinstance(one, dict) or not one.keys() & {"id", "method"}:
             is_garbage = True
             continue
@@ -81,7 +86,7 @@ def read_messages(line: bytes) -> tuple[list[types.JSONRPCMessage], bool]:
 
 
 def _refusal(found: dict[str, Any]) -> Iterator[types.JSONRPCError]:
-    """The error that stands for an answer that is no message."""
+    """Yield an error in place of an invalid answer, if it has a request id."""
     request_id = None if "method" in found else found.get("id")
     if isinstance(request_id, int | str) and not isinstance(request_id, bool):
         shown = json.dumps(found, ensure_ascii=False)[:200]
@@ -90,8 +95,10 @@ def _refusal(found: dict[str, Any]) -> Iterator[types.JSONRPCError]:
 
 
 class FixedJsonStream:
-    """The bytes of a response's body, each message in them one that the SDK reads. `feed` returns what is
-    ready, `rest` the remainder at the end."""
+    """Repairs the JSON messages in a response body so that the SDK can read them.
+
+    `feed` returns the part that is ready, `rest` the remainder at the end of the body.
+    """
 
     def __init__(self, content_type: str) -> None:
         self._is_stream = content_type.lower().startswith("text/event-stream")
@@ -99,7 +106,7 @@ class FixedJsonStream:
         self._waiting = bytearray()
 
     def feed(self, chunk: bytes) -> bytes:
-        """Return what of the body so far is complete and was not returned yet."""
+        """Add a chunk, and return the part of the body that is complete and not returned yet."""
         if not (self._is_json or self._is_stream):
             return chunk
         self._waiting += chunk
@@ -110,7 +117,7 @@ class FixedJsonStream:
         return b"".join(map(_fixed_event, lines))
 
     def rest(self) -> bytes:
-        """Return what is left when the body has ended."""
+        """Return the remainder after the body has ended."""
         waiting = bytes(self._waiting)
         return fixed_json(waiting) if self._is_json else _fixed_event(waiting)
 

@@ -1,4 +1,4 @@
-"""One MCP server as a child process: lines in, lines out, bounded, in a process group of its own."""
+"""One MCP server as a child process with bounded output lines, in its own process group."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from buckeye.mcp.client.control_group import end_group, group_of
 from buckeye.mcp.client.errors import McpFault, OutputFlood, StartError
 
 MAX_OUTPUT = 16 * 1024 * 1024
-"""Most bytes a server may write to its standard output between two messages to it."""
+"""Maximum bytes of standard output between two messages to the server."""
 
 MAX_STDERR = 64 * 1024 * 1024
-"""Most bytes it may write to its standard error in all."""
+"""Maximum bytes of standard error in total."""
 
 MAX_GARBAGE = 10_000
-"""Most lines that are no messages, between two messages to it."""
+"""Maximum lines that are not messages, between two messages to the server."""
 
 _CHUNK = 64 * 1024
 _TAIL = 2_000
@@ -33,12 +33,12 @@ _WHERE = re.compile(
     r"|^(?:[\s|]*\| )?  File \".*\", line \d+.*\n(?:(?:[\s|]*\| )? {4}(?!\s*\|).*\n)*",
     re.MULTILINE,
 )
-"""Lines of a Python traceback that say where, not what."""
+"""Traceback lines that give the location of an error, not the error itself."""
 _OLDER = re.compile(r"'Server' object has no attribute")
 
 
 class Child(Protocol):
-    """A process with pipes, as asyncio starts it."""
+    """Process with pipes, as asyncio starts it."""
 
     stdin: asyncio.StreamWriter | None
     stdout: asyncio.StreamReader | None
@@ -46,15 +46,15 @@ class Child(Protocol):
 
     @property
     def pid(self) -> int:
-        """Also the id of its process group."""
+        """Process id, and id of its process group."""
 
     @property
     def returncode(self) -> int | None:
-        """None while it runs."""
+        """Exit code; None while the process runs."""
 
 
 class ServerProcess:
-    """A running server. Read its lines from one task only. `fault` is set when it broke a limit."""
+    """A running server. Only one task may read its lines. `fault` is set if it exceeded a limit."""
 
     def __init__(
         self,
@@ -63,8 +63,10 @@ class ServerProcess:
         release: Callable[[], None],
         mark: str | None = None,
     ) -> None:
-        """`release` lets go of the pipes of the process; `mark` is what its children have in their
-        environment."""
+        """Wrap a started process.
+
+        `release` closes the pipes of the process. `mark` identifies its children: it is in their environment.
+        """
         assert process.stdin is not None
         assert process.stdout is not None
         assert process.stderr is not None
@@ -107,16 +109,24 @@ class ServerProcess:
 
     @property
     def pid(self) -> int:
-        """Also the id of its process group."""
+        """Process id, and id of its process group."""
         return self._process.pid
 
     @property
     def ended(self) -> bool:
-        """Whether the server itself (not every child of it) has ended."""
+        """True if the server process has ended; its children may still run."""
         return self._process.returncode is not None
 
+    @property
+    def ending(self) -> str:
+        """Exit of the process, as `exit code 3` or `signal 9`; "" while it runs."""
+        code = self._process.returncode
+        if code is None:
+            return ""
+        return f"signal {-code}" if code < 0 else f"exit code {code}"
+
     async def read_line(self) -> bytes | None:
-        """The next line without its end; None when the output is closed. Raises OutputFlood."""
+        """Return the next line without its newline; None at the end of the output or above a limit."""
         searched = 0
         while (end := self._buffer.find(b"\n", searched)) < 0:
             searched = len(self._buffer)
@@ -133,14 +143,13 @@ class ServerProcess:
         return line
 
     async def write_line(self, line: bytes) -> None:
-        """Send one line. Raises ConnectionError if the server does not read any more."""
+        """Send one line. Raises ConnectionError if the server no longer reads."""
         self._unasked = self._unasked_garbage = 0
         self._stdin.write(line + b"\n")
         await self._stdin.drain()
 
     def note_garbage(self, line: bytes) -> None:
-        """Remember a line that is no message, for what is said if an answer never comes. Too many are a
-        fault."""
+        """Record a line that is not a message, for later error messages. `MAX_GARBAGE` lines are a fault."""
         self.garbage_lines += 1
         self._garbage = line[:200]
         self._unasked_garbage += 1
@@ -149,11 +158,8 @@ class ServerProcess:
             self._break(f"wrote {MAX_GARBAGE} lines that are no messages of MCP, the last: {shown!r}")
 
     def last_words(self) -> str:
-        """How it ended and what it wrote last, to be put behind a message; "" if there is nothing to say."""
-        parts = []
-        code = self._process.returncode
-        if code is not None:
-            parts.append(f"it ended with {f'signal {-code}' if code < 0 else f'exit code {code}'}")
+        """Return how the process ended and its last output as the suffix of a message, or ""."""
+        parts = [f"it ended with {self.ending}"] if self.ending else []
         if self.garbage_lines:
             shown = self._garbage.decode("utf-8", "replace").strip()
             parts.append(f"{self.garbage_lines} lines of its output are no messages, the last: {shown!r}")
@@ -162,18 +168,20 @@ class ServerProcess:
         return "; ".join(parts)
 
     async def settle(self, seconds: float = 1.0) -> None:
-        """After its output has ended, wait until it has too, so that its last words are known."""
+        """Wait until the process and its error output have ended, so that `last_words` is complete."""
         await asyncio.wait({self._stderr}, timeout=seconds)
         await ends_within(self._process, seconds)
 
     def kill(self) -> None:
-        """Kill the server and its children at once."""
+        """Kill the server and its process group at once."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
 
     async def close(self, *, grace: float = 2.0) -> None:
-        """Close its input, give it `grace` seconds to end by itself, half as long again after SIGTERM, then
-        kill what is left of its group. A cancellation kills at once."""
+        """Stop the server: close its input, wait `grace` seconds, send SIGTERM, wait half of that, kill.
+
+        Everything left of its process group is killed. A cancellation kills at once.
+        """
         try:
             self._stdin.close()
             if not await ends_within(self._process, grace):
@@ -185,11 +193,11 @@ class ServerProcess:
             GUARD.forget(self.pid)
             self._stderr.cancel()
             await ends_within(self._process, 5.0)
-            if self._mark is not None:  # children may have left the group
+            if self._mark is not None:  # children may have left the process group
                 await finish_in_thread(kill_marked, self._mark)
             if self._group is not None:
                 await finish_in_thread(end_group, self._group)
-            self._release()  # a stray child may hold a pipe
+            self._release()  # a leaked child may hold a pipe
 
     async def _keep_stderr(self, stream: asyncio.StreamReader) -> None:
         total = 0
@@ -206,7 +214,7 @@ class ServerProcess:
 
 
 def _what(tail: str) -> str:
-    """The end of an error output without tracebacks, and what to do where that is known."""
+    """Return the end of an error output without tracebacks, with a hint for a known error."""
     whole = tail.partition("\n")[2] if len(tail) >= _TAIL - 4 else tail
     said = _WHERE.sub("", f"{whole}\n").strip() or tail
     if _OLDER.search(said):

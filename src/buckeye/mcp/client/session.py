@@ -1,7 +1,7 @@
-"""A session with one MCP server: the only file that knows the SDK.
+"""Session with one MCP server, through the MCP SDK.
 
-Servers of both generations of the protocol work. Whatever goes wrong ends as an `McpFault`, within its
-deadline, with no process left.
+Both generations of the protocol work. Every failure becomes an `McpFault` within its deadline and leaves no
+process running.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from buckeye.mcp.gateway.settings import API_KEY_VARIABLE
 from buckeye.mcp.tasks.task_schema import HttpServer, StdioServer
 from buckeye.version import __version__
 
-# It logs tracebacks of what is raised here as a typed error anyway.
+# The SDK logs tracebacks of errors that this module raises as typed errors.
 logging.getLogger("mcp").setLevel(logging.CRITICAL)
 
 _PAGES = 100
@@ -53,14 +53,14 @@ _NO_HANDSHAKE = (
     types.METHOD_NOT_FOUND,
     types.UNSUPPORTED_PROTOCOL_VERSION,
     types.INVALID_REQUEST,
-    types.INVALID_PARAMS,  # it misses what every request of the newer protocol has
+    types.INVALID_PARAMS,  # such a server misses a field that every request of the newer protocol has
 )
 Server = StdioServer | HttpServer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ToolInfo:
-    """One tool as its server announces it; the schemas are JSON Schema."""
+    """One tool as its server announces it. The schemas are JSON Schema."""
 
     name: str
     description: str
@@ -71,9 +71,11 @@ class ToolInfo:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CallResult:
-    """The result of a call. `text` joins its texts, those of embedded files too, and the names of links;
-    `structured` is its structured content, None if there is none; `dropped` counts parts by kind that are no
-    text (images, audio, ...) and so are not shown."""
+    """Result of a call.
+
+    `text` joins the text parts, text of embedded files and names of links. `structured` is the structured
+    content or None. `dropped` counts the parts without text (images, audio, ...) by kind.
+    """
 
     text: str
     structured: Any = None
@@ -83,21 +85,21 @@ class CallResult:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Deadlines:
-    """Seconds that a server gets to start and shake hands, for one call, and to end by itself."""
+    """Timeouts of a session in seconds: start with handshake, one call, and graceful end."""
 
     start: float = 120.0
     call: float = 60.0
     close: float = 2.0
     listen: float = 0.0
-    """For a server of this machine to listen at all: a gateway that died is started again."""
+    """Seconds to wait for a local server's port to open, because a gateway that died is restarted."""
 
 
 async def _whatever_was_announced(name: str, result: types.CallToolResult) -> None:
-    """Servers that announce the form of their results and give only text are used all the same."""
+    """Accept any result. Some servers announce an output schema and return only text."""
 
 
 class Session:
-    """An open session. Made by `open_session`."""
+    """An open session. `open_session` creates it."""
 
     def __init__(
         self, name: str, server: Server, deadlines: Deadlines, secrets: Sequence[str], *, preload: bool
@@ -115,10 +117,10 @@ class Session:
     async def call(
         self, tool: str, arguments: Mapping[str, Any], *, timeout: float | None = None
     ) -> CallResult:
-        """Call a tool. What the server says is wrong with the call is a result with `is_error`.
+        """Call a tool. An error that the server reports about the call is a result with `is_error`.
 
-        Raises ToolTimeout, SessionLost, OutputFlood, BadAnswer, and ToolsChanged if the tool is not what it
-        was when the session began.
+        Raises ToolTimeout, SessionLost, OutputFlood, BadAnswer, and ToolsChanged if the tool differs from the
+        start of the session.
         """
         assert self._client is not None
         if self._is_lost:
@@ -136,7 +138,7 @@ class Session:
         except TimeoutError:
             if not deadline.expired():
                 raise self._lost() from None
-            self._kill()  # it will not answer a polite end either
+            self._kill()  # it will not react to a graceful close either
             raise ToolTimeout(self._message(f"{tool} gave no result within {seconds:g} s")) from None
         except MCPError as error:
             return await self._refused(tool, error, seconds)
@@ -151,7 +153,7 @@ class Session:
         )
 
     async def _refused(self, tool: str, error: MCPError, seconds: float) -> CallResult:
-        """What an answer that is an error of the protocol means: wrong arguments are the caller's mistake."""
+        """Return a result for invalid arguments, which are the caller's mistake. Raises for other errors."""
         if error.code != types.INVALID_PARAMS:
             if self._process is not None and error.code == types.CONNECTION_CLOSED:
                 await self._process.settle()
@@ -171,7 +173,11 @@ class Session:
 
     def _lost(self) -> McpFault:
         self._is_lost = True
-        return self._broken_limit() or SessionLost(self._message("the session is lost"))
+        if (broken := self._broken_limit()) is not None:
+            return broken
+        lost = SessionLost(self._message("the session is lost"))
+        lost.ending = self._process.ending if self._process is not None else ""
+        return lost
 
     def _broken_limit(self) -> McpFault | None:
         if self._http is not None and self._http.flooded:
@@ -185,7 +191,7 @@ class Session:
         return without_secrets(said, self._secrets)
 
     def end_with(self, fault: McpFault) -> None:
-        """End the session's process, if it has one; what is asked of it, now and later, raises the fault."""
+        """Kill the session's process, if it has one. Current and later calls raise `fault`."""
         if self._process is not None:
             self._process.fault = self._process.fault or fault
             self._process.kill()
@@ -196,7 +202,7 @@ class Session:
             self._process.kill()
 
     async def _check_tool(self, name: str) -> None:
-        """Raises ToolsChanged unless the server still has the tool as it was."""
+        """Raise ToolsChanged unless the server still has the tool with the same input schema."""
         tools = await self._list_tools()
         if name not in tools:
             raise ToolsChanged(self._message(f"the tool {name!r} is gone"))
@@ -220,10 +226,10 @@ class Session:
             self._changed = True
 
     async def _own(self, ready: asyncio.Future[None]) -> None:
-        """Hold the connection in a task of its own, so that a failure inside the SDK ends this task only.
+        """Hold the connection in a separate task, so that a failure inside the SDK ends only this task.
 
-        The older handshake comes first: servers that know it alone may end at any other message, while one
-        that does not know it says so.
+        The older handshake is first: a server that knows only this one may end at any other message. A server
+        that does not know it returns an error.
         """
         try:
             await self._hold("legacy", ready)
@@ -266,9 +272,9 @@ class Session:
         else:
             await until_it_listens(server.url, self._deadlines.listen)
             self._http = BoundedTransport(server.url)
-            timeout = httpx2.Timeout(30.0, read=None)  # calls have a deadline of their own
-            # where the task names no key, that which a gateway of this user has made for itself
-            # identity: a compressed body can be neither bounded nor repaired
+            timeout = httpx2.Timeout(30.0, read=None)  # calls have their own deadline
+            # If the task sets no key, use the key that a local gateway of this user has created. A compressed
+            # body can be neither bounded nor repaired, hence "identity".
             headers = {"Accept-Encoding": "identity"} | _with_key(
                 server.headers, local_key(API_KEY_VARIABLE, server.url)
             )
@@ -276,7 +282,7 @@ class Session:
                 yield streamable_http_client(server.url, http_client=client)
 
     async def open(self) -> asyncio.Task[None]:
-        """Connect. Returns the task that holds the connection. Raises StartError, or what is more exact."""
+        """Connect, and return the task that holds the connection. Raises StartError or a specific fault."""
         ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         owner, seconds = asyncio.create_task(self._own(ready)), self._deadlines.start
         try:
@@ -318,12 +324,11 @@ class Session:
 async def open_session(
     name: str, server: Server, *, deadlines: Deadlines, secrets: Sequence[str] = (), preload: bool = True
 ) -> AsyncIterator[Session]:
-    """A session with the server `name`, closed at the end of the block; its process then has ended.
-    Variables in what the server is given must have been resolved; `secrets`, what they stand for, are left
-    out of all messages. With `preload` a Python server may be forked from a process that has imported its
-    libraries.
+    """Open a session with the server `name`, and close it at the end of the block.
 
-    Raises StartError (or a more exact fault) if it does not come about.
+    The server's process has ended by then. Variables in `server` must already be resolved. All messages omit
+    `secrets`, the values of these variables. With `preload` a Python server may be forked from a process that
+    has imported its libraries. Raises StartError or a more specific fault.
     """
     session = Session(name, server, deadlines, secrets, preload=preload)
     owner = await session.open()
@@ -336,15 +341,15 @@ async def open_session(
 
 
 async def _ended(owner: asyncio.Task[None]) -> None:
-    """Cancel the task and wait for its end, also if this task is cancelled meanwhile."""
+    """Cancel the task and wait for its end, even if the current task is cancelled meanwhile."""
     owner.cancel()
     await asyncio.wait({owner})
     if not owner.cancelled():
-        owner.exception()  # seen; what it says has been said
+        owner.exception()  # marks the exception as retrieved; it is already reported
 
 
 def found_program(command: str) -> str:
-    """The command itself, or the program of that name that is installed beside this Python."""
+    """Return `command`, or its path next to this Python if it is only installed there."""
     beside = Path(sys.executable).parent / command
     found = "/" in command or shutil.which(command) is not None or not beside.is_file()
     return command if found else str(beside)
@@ -361,7 +366,7 @@ def _tool_info(tool: types.Tool) -> ToolInfo:
 
 
 def _root(error: BaseException | None) -> BaseException | None:
-    """The first error inside nested groups of errors."""
+    """Return the first error inside nested exception groups."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
@@ -372,6 +377,6 @@ def _short(error: BaseException | None) -> str:
 
 
 def _with_key(headers: Mapping[str, str], key: str) -> dict[str, str]:
-    """Return the headers, with `key` (if not empty) where they name no key."""
+    """Return the headers with `key` as authorization, unless `key` is empty or they have one."""
     is_named = any(name.lower() == "authorization" for name in headers)
     return {**headers, **({"Authorization": f"Bearer {key}"} if key and not is_named else {})}

@@ -1,4 +1,4 @@
-"""The sessions of one rollout: one with each server of the task, their tools under one roof."""
+"""Sessions of one rollout: one with each server of the task, and all their tools."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LOOK_SECONDS = 1.0
 
 
 class Sessions:
-    """Open sessions. `tools` has every tool by name; one that several servers have is called SERVER/NAME."""
+    """Open sessions of a rollout. `tools` maps names to tools; a name on several servers is SERVER/NAME."""
 
     def __init__(self, sessions: Mapping[str, Session], workdir: Workdir | None = None) -> None:
         self._workdir = workdir
@@ -40,12 +40,15 @@ class Sessions:
 
     @property
     def schemas(self) -> dict[str, Mapping[str, Any]]:
-        """Tool -> its input schema."""
+        """Input schema of each tool, by name."""
         return {name: tool.input_schema for name, tool in self.tools.items()}
 
     async def call(self, tool: str, arguments: Mapping[str, Any], *, timeout: float) -> CallResult:
-        """Call one of `tools`; `{workdir}` stands for the rollout's folder, in the result too. Raises as
-        `Session.call` does."""
+        """Call one of `tools`.
+
+        `{workdir}` is replaced by the rollout's folder, and the folder by `{workdir}` in the result. Raises
+        the faults of `Session.call`.
+        """
         session, own_name = self._owners[tool]
         if self._workdir is None:
             return await session.call(own_name, arguments, timeout=timeout)
@@ -54,7 +57,7 @@ class Sessions:
         return replace(result, text=hidden(result.text), structured=hidden(result.structured))
 
     async def call_within(self, tool: str, arguments: Mapping[str, Any], seconds: float) -> CallResult:
-        """As `call`; also raises StartError for a tool that there is not."""
+        """Call a tool with a timeout in seconds. Raises StartError for an unknown tool, else like `call`."""
         if tool not in self._owners:
             raise StartError(f"no server has the tool {tool!r}; there are: {', '.join(sorted(self.tools))}")
         return await self.call(tool, arguments, timeout=seconds)
@@ -64,10 +67,9 @@ class Sessions:
 async def open_sessions(
     task: McpTask, deadlines: Deadlines, *, preload: bool = True, workdir: Workdir | None = None
 ) -> AsyncIterator[Sessions]:
-    """Sessions with all servers of the task; those that are commands start in `workdir`. Variables are
-    resolved here and nowhere else.
+    """Open sessions with all servers of a task. Servers that are commands start in `workdir`.
 
-    Raises StartError, also for a variable that is not set.
+    Only this function resolves variables. Raises StartError, also for an unset variable.
     """
     async with AsyncExitStack() as stack:
         sessions = {}
@@ -85,10 +87,10 @@ async def open_sessions(
 
 
 async def _watch(workdir: Workdir, sessions: Sequence[Session]) -> None:
-    """End the sessions of a rollout whose folder holds more than it may."""
+    """End the sessions of a rollout when its folder exceeds its size limit."""
     took = 0.0
     while True:
-        # a folder of many files is looked through less often
+        # check a folder with many files less often
         await asyncio.sleep(max(_LOOK_SECONDS, 20 * took))
         started = time.monotonic()
         if await asyncio.to_thread(is_larger, workdir.place, workdir.limit):
@@ -100,11 +102,11 @@ async def _watch(workdir: Workdir, sessions: Sequence[Session]) -> None:
 
 
 def _resolved(name: str, server: Server) -> tuple[Server, list[str]]:
-    """The server with its variables replaced, and what they stand for."""
+    """Return the server with its variables replaced, and the values of these variables."""
     try:
         given, known = server.model_dump(), variables()
         return type(server).model_validate(resolve(given, known)), values_of(given, known)
     except UsageError as error:
         raise StartError(f"server {name!r} of mcp_config: {error}") from None
-    except ValueError as error:  # a variable that makes no address
+    except ValueError as error:  # a variable's value is not a valid address
         raise StartError(f"server {name!r} of mcp_config: {type(error).__name__} once resolved") from None

@@ -1,4 +1,4 @@
-"""A server that does not listen: waiting for one of this machine, and why no session came about, in words."""
+"""Unreachable servers: wait for a local one, and explain failed connections."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from buckeye.base.request_gate import is_loopback
 from buckeye.mcp.client.lines import FixedJsonStream
 from buckeye.mcp.client.server_process import MAX_OUTPUT
 
-# Waiting for a server of this machine that is not up, as a gateway that died and is started again.
+# Wait for a local server that is not up, such as a gateway that died and is restarted.
 
 _PAUSE_SECONDS = 0.2
 
 
 async def until_it_listens(url: str, seconds: float) -> None:
-    """Wait so long for an address of this machine; what then does not listen is somebody else's error."""
+    """Wait up to `seconds` until a local address accepts connections; a later connect reports the error."""
     parts = urlsplit(url)
     if not seconds or not is_loopback(parts.hostname or ""):
         return
@@ -40,13 +40,13 @@ async def until_it_listens(url: str, seconds: float) -> None:
                     return
 
 
-# Why no session came about with the server of an address, and what to do, in words.
+# Explain a failed session with an HTTP server, and suggest a fix.
 
 _WHERE_IT_IS = "correct the address, which usually ends in /mcp"
 
 
 def shown_address(url: str) -> str:
-    """The address without what may be secret in it: a user, a password, a query."""
+    """Return the address without user, password and query, which may be secret."""
     parts = urlsplit(url)
     try:
         port = f":{parts.port}" if parts.port else ""
@@ -56,8 +56,10 @@ def shown_address(url: str) -> str:
 
 
 def why_unreachable(url: str, error: BaseException | None, refusal: int | None) -> str:
-    """One sentence. `refusal` is the status with which the first message was refused, if it was; `error` is
-    what the client made of it."""
+    """Return one sentence that explains a failed connection.
+
+    `refusal` is the HTTP status of the first refused message, or None. `error` is the client's exception.
+    """
     address = shown_address(url)
     causes = list(_causes(error))
     numbers = {one.errno for one in causes if isinstance(one, OSError)}
@@ -85,7 +87,7 @@ def why_unreachable(url: str, error: BaseException | None, refusal: int | None) 
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """The error, and what it came from."""
+    """Yield the error and its chain of causes."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -100,19 +102,21 @@ def _first_line(error: BaseException | None) -> str:
 
 @cache
 def _certificates() -> ssl.SSLContext:
-    return ssl.create_default_context()  # reading them takes 20 ms
+    return ssl.create_default_context()  # loading them takes 20 ms
 
 
 def _proxy_for(url: str) -> str | None:
-    """The proxy that the environment names for a URL; never one for this machine."""
+    """Return the proxy that the environment sets for a URL, never one for this machine."""
     parts = urlsplit(url)
     host = parts.hostname or ""
     return None if is_loopback(host) or proxy_bypass(host) else getproxies().get(parts.scheme)
 
 
 class BoundedTransport(httpx2.AsyncBaseTransport):
-    """Cuts off answers longer than `MAX_OUTPUT` bytes, repairs the JSON in them, and remembers the last error
-    status; `refusal` is the first one that a message was answered with."""
+    """HTTP transport that limits each answer to `MAX_OUTPUT` bytes and repairs the JSON in it.
+
+    `refusal` is the first error status in answer to a message. `last_words` reports the last one.
+    """
 
     def __init__(self, url: str) -> None:
         self._inner = httpx2.AsyncHTTPTransport(verify=_certificates(), proxy=_proxy_for(url))
@@ -121,7 +125,7 @@ class BoundedTransport(httpx2.AsyncBaseTransport):
         self._status: int | None = None
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        """Send the request; the answer's body is bounded."""
+        """Send the request. The body of the returned response is bounded."""
         response = await self._inner.handle_async_request(request)
         if response.status_code >= 400 and request.method == "POST" and self.refusal is None:
             self.refusal = response.status_code
@@ -138,7 +142,7 @@ class BoundedTransport(httpx2.AsyncBaseTransport):
         await self._inner.aclose()
 
     def last_words(self) -> str:
-        """What the server's last refusal was, to be put behind a message; "" if there was none."""
+        """Return the server's last error status as the suffix of a message, or ""."""
         if self._status in (401, 403):
             return f"it answered with status {self._status}: check the key in the task's headers"
         return "" if self._status is None else f"it answered with status {self._status}"

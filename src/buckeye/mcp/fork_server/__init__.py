@@ -1,1 +1,1 @@
-"""Python servers whose libraries are imported once: a process is forked for every session."""
+"""Python servers whose libraries are imported once; every session is forked from that process."""

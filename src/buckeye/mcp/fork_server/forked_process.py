@@ -1,4 +1,4 @@
-"""A session's process that another process has forked: what asyncio knows of its own children, by sockets."""
+"""Process of a session that another process has forked, with the interface of an asyncio process."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class ForkFailed(Exception):
-    """No process was forked; the message says why."""
+    """The process could not be forked. The message is the reason."""
 
 
 class ForkedProcess:
-    """Has the streams, the id and the exit code of an asyncio process; `fork_session` makes it."""
+    """Process id, exit code and streams (sockets) of a forked session. `fork_session` creates it."""
 
     def __init__(self, pid: int, streams: list[_Stream]) -> None:
         self.pid = pid
@@ -31,18 +31,18 @@ class ForkedProcess:
 
     async def _wait(self, status: asyncio.StreamReader) -> None:
         line = await status.readline()
-        # without a line its parent was killed, and it with it
+        # no exit code: the parent was killed, and this process with it
         self.returncode = int(line) if line else -signal.SIGKILL
 
     def close(self) -> None:
-        """Close the streams, whoever holds their other ends."""
+        """Close the streams, even if other processes hold the other ends."""
         self._watch.cancel()
         for writer in self._writers:
             writer.close()
 
 
 async def fork_session(control: socket.socket, spec: Mapping[str, Any]) -> ForkedProcess:
-    """Ask the process at the other end of `control` for a session. Raises ForkFailed."""
+    """Request a session from the process at the other end of `control`. Raises ForkFailed."""
     pairs = [socket.socketpair() for _ in range(4)]
     streams: list[_Stream] = []
     try:

@@ -1,4 +1,4 @@
-"""The program of a session, and whether its libraries can be imported ahead."""
+"""Program of a session, and its Python script if its libraries can be imported in advance."""
 
 from __future__ import annotations
 
@@ -15,9 +15,12 @@ _AT_START = ("PYTHON", "LD_", "LC_", "LANG", "MALLOC_", "GLIBC_", "OMP_", "OPENB
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Program:
-    """A command with all its variables. `cwd` None is that of this process. `outer` makes the command line
-    and the variables with which a command and its variables are started behind walls, and `confine` is what
-    confine.py does for it; None where there are no walls."""
+    """A command with its complete environment.
+
+    `cwd` None means the directory of this process. `outer` returns the argv and environment that start a
+    given command in the sandbox. `confine` is the specification of confine.py. Without a sandbox both stay
+    None.
+    """
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
@@ -30,8 +33,10 @@ class Program:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PythonScript:
-    """A script that was installed next to its interpreter. `variables` are those that act on an interpreter
-    or its libraries before any Python code runs."""
+    """A script that is installed next to its interpreter.
+
+    `variables` affect an interpreter or its libraries before any Python code runs.
+    """
 
     interpreter: str
     path: Path
@@ -39,7 +44,7 @@ class PythonScript:
 
 
 def python_script(program: Program) -> PythonScript | None:
-    """Return the script that a program is; None for other commands."""
+    """Return the script that a program runs, or None for other commands."""
     path = Path(shutil.which(program.argv[0], path=program.env.get("PATH")) or "/nowhere")
     try:
         with path.open("rb") as file:

@@ -1,23 +1,22 @@
-"""Forks the sessions of a Python script, in that script's interpreter: `python server.py CONTROL SCRIPT`.
+"""Fork the sessions of a Python script, in that script's interpreter: `python server.py CONTROL SCRIPT`.
 
-The program's own packages are those that SCRIPT imports. The modules that their source imports are imported,
-where they are installed and of another distribution. The answer on the Unix socket
-CONTROL is the number of modules, or the reason why sessions cannot share them. Then every message is one byte
-with four descriptors: the input, output and error output of a session, and a socket. A process is forked,
-which reads the session's specification from that socket and answers with its process id; its exit code
-follows. What one session is given never was in the memory of this process, nor in that of another session.
-Where libraries have read a variable of which the session has another value, it executes the script from the
-beginning.
+The program's own packages are those that SCRIPT imports. This process imports the modules that their source
+imports, if they are installed by another distribution. It then writes the number of modules to the Unix
+socket CONTROL, or the reason why sessions cannot share them. After that, every message is one byte with four
+descriptors: input, output and error output of a session, and a socket. For each message a process is forked.
+It reads the session's specification from that socket and answers with its process id; its exit code follows.
+Data of a session is never in the memory of this process or of another session. If libraries have read a
+variable that has another value in the session, the session executes the script from the beginning.
 
 The specification of a session is one line, a JSON object:
 
     argv         the script and its arguments
     environment  all its variables
     cwd          its working directory, or null for that of this process
-    confine      the specification for confine.py which has its path as `script`, or null
+    confine      the specification for confine.py, with its path as `script`, or null
 
-When CONTROL is closed this process ends, and the kernel ends the sessions that it has forked. The file is run
-as a script by any Python 3.10 or newer, so it imports nothing of Buckeye and nothing that is installed.
+When CONTROL is closed, this process ends, and the kernel kills the sessions that it has forked. Any Python
+3.10 or newer runs this file as a script, so it imports only the standard library.
 """
 
 from __future__ import annotations
@@ -46,8 +45,8 @@ _IMPORT = re.compile(r"^(?:from|import) (\w[\w.]*)", re.MULTILINE)
 
 
 def main() -> None:
-    """Import, then fork; the children run the script."""
-    del sys.path[0]  # the folder of this file
+    """Import the libraries, then fork sessions. The children run the script."""
+    del sys.path[0]  # remove the folder of this file
     control = socket.socket(fileno=int(sys.argv[1]))
     reads: dict[str, str | None] = {}
     answer = _import_shared(Path(sys.argv[2]), reads)
@@ -59,11 +58,13 @@ def main() -> None:
 
 
 def _import_shared(script: Path, reads: dict[str, str | None]) -> str:
-    """Import the libraries of all sessions, and note the variables that they read. Returns how many modules
-    were imported, or why they cannot be shared."""
+    """Import the libraries that all sessions share, and record the variables that they read.
+
+    Returns the number of imported modules, or the reason why sessions cannot share them.
+    """
     own, before, files = _own_packages(script), len(sys.modules), len(os.listdir("/proc/self/fd"))
     names, seen, kind = sorted(set(_imports_of(own))), set[str](), type(os.environ)
-    sysconfig.get_paths()  # reads variables of the user's, once
+    sysconfig.get_paths()  # reads some of the user's variables once
     os.environ.__class__ = _watched(kind, seen)
     for name in names:
         top = name.partition(".")[0]
@@ -72,8 +73,8 @@ def _import_shared(script: Path, reads: dict[str, str | None]) -> str:
         try:
             importlib.import_module(name)
         except ImportError:
-            continue  # optional, as it is for the program
-        except Exception as error:  # whatever a library raises
+            continue  # optional for the program too
+        except Exception as error:  # any error of a library
             return f"{top}: {type(error).__name__}: {error}"
         if len(os.listdir("/proc/self/task")) > 1:
             return f"{top} starts threads when it is imported"
@@ -88,7 +89,7 @@ def _import_shared(script: Path, reads: dict[str, str | None]) -> str:
 
 
 def _own_packages(script: Path) -> set[str]:
-    """The packages that a script imports, and the others of the same distributions."""
+    """Return the packages that a script imports, and the other packages of their distributions."""
     tops = {name.partition(".")[0] for name in _imports_in(script)} - sys.stdlib_module_names
     owners = importlib.metadata.packages_distributions()
     own = {owner for top in tops for owner in owners.get(top, ())}
@@ -101,7 +102,7 @@ def _origin(top: str) -> str:
 
 
 def _imports_of(own: set[str]) -> Iterator[str]:
-    """The modules that the source of packages imports at the beginning of a line."""
+    """Yield the modules that the source of packages imports at the beginning of a line."""
     for source in map(Path, filter(None, map(_origin, own))):
         for file in source.parent.rglob("*.py") if source.name == "__init__.py" else [source]:
             yield from _imports_in(file)
@@ -112,7 +113,7 @@ def _imports_in(file: Path) -> list[str]:
 
 
 def _watched(kind: Any, names: set[str]) -> Any:
-    """A class for os.environ that notes which variables are read; `*` stands for all of them."""
+    """Return a class for os.environ that records the variables read; `*` is recorded for reading all."""
 
     class Watched(kind):  # type: ignore[misc]
         def __getitem__(self, name: str) -> Any:
@@ -127,7 +128,7 @@ def _watched(kind: Any, names: set[str]) -> Any:
 
 
 def _fork_sessions(control: socket.socket) -> dict[str, Any]:
-    """Fork until the socket is closed. Returns in the children, with what they are to run."""
+    """Fork sessions until the socket is closed. Returns in each child, with its specification."""
     parent, waiting = os.getpid(), selectors.DefaultSelector()
     waiting.register(control, selectors.EVENT_READ)
     while True:
@@ -155,25 +156,28 @@ def _report_end(ended: int, child: int, status: int) -> None:
 
 
 def _begin_session(files: list[int], parent: int) -> dict[str, Any]:
-    """Become a session: with its own process group and streams, and nothing of other sessions."""
+    """Turn a forked process into a session with its own process group and streams.
+
+    Descriptors of other sessions are closed.
+    """
     os.setsid()
     ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
-    if os.getppid() != parent:  # it has ended meanwhile
+    if os.getppid() != parent:  # the parent has ended meanwhile
         os._exit(1)
     for number, file in enumerate(files):
         os.dup2(file, number)
     os.closerange(4, 1 + max(map(int, os.listdir("/proc/self/fd"))))
     with socket.socket(fileno=3) as status, status.makefile("rb") as lines:
         spec: dict[str, Any] = json.loads(lines.readline())
-        status.sendall(b"%d\n" % os.getpid())  # only now can the group be signalled
-    for library in ("numpy.random", "torch"):  # Python seeds its own generator anew
+        status.sendall(b"%d\n" % os.getpid())  # signals to the process group work from now on
+    for library in ("numpy.random", "torch"):  # else all forks share one state
         if library in sys.modules:
             sys.modules[library].seed()
     return spec
 
 
 def _run(spec: dict[str, Any], reads: dict[str, str | None]) -> None:
-    """Make this process what it would be if the script had been started in it, and run the script."""
+    """Set up the state that a newly started script would have, and run the script."""
     if spec["confine"] is not None:
         runpy.run_path(spec["confine"]["script"])["enter"](spec["confine"])
     elif spec["cwd"] is not None:

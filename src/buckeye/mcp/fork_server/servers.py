@@ -1,4 +1,4 @@
-"""The processes that have imported a program's libraries, one for each program."""
+"""Parent processes that have imported a program's libraries, one for each program."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _SEND_SECONDS, _END_SECONDS = 5.0, 1.0
 _MOST = 8
 
 STARTS: Counter[str] = Counter()
-"""How many sessions of this process were `forked`."""
+"""Number of sessions that this process has started by forking (`forked`)."""
 
 
 class Parent:
-    """The process that imports the libraries of one program, from which its sessions are forked."""
+    """Process that imports the libraries of one program, and forks its sessions."""
 
     def __init__(self, script: PythonScript) -> None:
-        """Start it. Raises OSError."""
+        """Start the process. Raises OSError."""
         self._script = script
         self._answer: str | None = None
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -61,7 +61,7 @@ class Parent:
         return (self._answer or "").isdigit()
 
     async def fork(self, program: Program) -> ForkedProcess:
-        """Start a session. Raises ForkFailed."""
+        """Fork a session. Raises ForkFailed."""
         spec = {
             "argv": [str(self._script.path), *program.argv[1:]],
             "environment": dict(program.env),
@@ -75,7 +75,7 @@ class Parent:
             raise
 
     def _refuse(self, reason: str) -> None:
-        """Fork no more; every session is started by itself. Running ones continue."""
+        """Fork no more sessions; later ones start normally. Running sessions continue."""
         self._answer = reason
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_END_SECONDS)
@@ -94,13 +94,16 @@ def _parent_of(program: Program) -> Parent | None:
 
 
 async def start_program(program: Program, *, name: str, preload: bool) -> ServerProcess:
-    """Start a process. Without `preload`, and for programs of which nothing can be imported ahead, it is
-    started as it stands. What it starts itself ends with it. Raises StartError."""
+    """Start a process, forked from a parent with imported libraries if possible.
+
+    Without `preload`, or for programs that cannot be forked, it starts normally. All children end with the
+    process. Raises StartError.
+    """
     mark = GUARD.new_mark()
     program = replace(program, env={**program.env, MARK: mark})
     parent = _parent_of(program) if preload and hasattr(os, "pidfd_open") else None
     if parent is not None and parent.is_ready():
-        with contextlib.suppress(ForkFailed):  # it is logged, and not tried again
+        with contextlib.suppress(ForkFailed):  # already logged; the parent refuses further forks
             forked = await parent.fork(program)
             STARTS["forked"] += 1
             return ServerProcess(forked, name, forked.close, mark=mark)

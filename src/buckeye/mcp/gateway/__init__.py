@@ -1,1 +1,1 @@
-"""An HTTP server of MCP that gives every session an environment of its own."""
+"""HTTP gateway for MCP that gives every session a separate environment."""

@@ -1,9 +1,9 @@
-"""The HTTP side: streamable HTTP of MCP at /mcp, /health and /status.
+"""HTTP routes of the gateway: MCP streamable HTTP at /mcp, /health and /status.
 
-Sessions of the protocol revisions with a handshake begin with an `initialize` request without
-`Mcp-Session-Id` and name it ever after. The revision 2026-07-28 has no sessions: its client
-may name one itself, in a header `Buckeye-Session` of its own making; without it the answer says which
-revisions have sessions, and clients of several revisions fall back to one of those.
+In protocol revisions with a handshake, a session begins with an `initialize` request without
+`Mcp-Session-Id`; later requests name the session in this header. Revision 2026-07-28 has no sessions: its
+client may choose a session name and send it in the header `Buckeye-Session`. Without that header the answer
+lists the revisions with sessions, so that clients of several revisions fall back to one of them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _SSE_HEADERS = {"cache-control": "no-cache, no-transform", "x-accel-buffering": 
 
 
 def create_app(gateway: Gateway) -> Gate:
-    """The application that serves `gateway` to those whom its settings admit."""
+    """Return the application that serves `gateway` to clients that its settings admit."""
     endpoint = _Endpoint(gateway)
     methods = ["GET", "POST", "DELETE"]
     app = Starlette(
@@ -125,7 +125,7 @@ class _Endpoint:
         return StreamingResponse(events, media_type="text/event-stream", headers={**_SSE_HEADERS, **headers})
 
     async def _session(self, request: Request, frame: Frame) -> tuple[Session, dict[str, str]]:
-        """The session a message belongs to, and what the answer says about it in its headers."""
+        """Return the session of a message and the headers for its response. `initialize` opens a session."""
         headers = request.headers
         if (session_id := headers.get(SESSION_HEADER)) is not None:
             return self._gateway.find(session_id), {}
@@ -149,7 +149,10 @@ class _Endpoint:
     async def _first(
         self, session: Session, channel: Channel, gone: asyncio.Task[None], *, starting: bool
     ) -> bytes | None:
-        """The first message on a channel; None after some seconds without, or if the client has gone."""
+        """Return the first message on a channel; None after a timeout, or if the client has disconnected.
+
+        An environment that does not answer its first request in time is ended.
+        """
         seconds = self._gateway.settings.start_seconds if starting else _PING_SECONDS
         getting = asyncio.create_task(channel.get(seconds))
         await asyncio.wait({getting, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -184,7 +187,7 @@ class _Endpoint:
 
 
 async def _events(channel: Channel, first: bytes, end: Callable[[], Awaitable[None]]) -> AsyncIterator[bytes]:
-    """The first event, then what comes on a channel; pings where nothing does. `end` is called at last."""
+    """Yield the first event, then the messages of a channel, with pings in between; call `end` last."""
     try:
         yield first
         while not channel.finished:

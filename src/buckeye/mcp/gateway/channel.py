@@ -1,4 +1,4 @@
-"""Messages on their way to one HTTP response."""
+"""Queue of messages for one HTTP response."""
 
 from __future__ import annotations
 
@@ -6,25 +6,24 @@ import asyncio
 from collections import deque
 
 MAX_MESSAGES, MAX_BYTES = 1000, 8 * 2**20
-"""What waits for a reader that does not read; older messages are then dropped, and counted. A response is
-never dropped."""
+"""Limits of waiting messages. Above them, the oldest are dropped and counted, but never a response."""
 
 
 class Channel:
-    """A bounded queue with one reader. `final` messages end it."""
+    """Bounded queue with one reader. `close` ends it."""
 
     def __init__(self) -> None:
         self._waiting: deque[bytes] = deque()
         self._bytes = 0
         self._news = asyncio.Event()
         self.closed = False
-        """No more messages come, though some may wait."""
+        """True when no more messages are added; some may still wait."""
         self.broken = False
-        """Ended by the gateway, not by an answer of the environment."""
+        """True if the gateway ended it, without an answer of the environment."""
         self.dropped = 0
 
     def put(self, message: bytes) -> None:
-        """Add a message; the oldest make room."""
+        """Add a message. The oldest messages are dropped to make room."""
         if self.closed:
             return
         self._waiting.append(message)
@@ -35,14 +34,14 @@ class Channel:
         self._news.set()
 
     def close(self, last: bytes | None = None, *, broken: bool = False) -> None:
-        """End it, after one more message if there is one."""
+        """Close the channel, after one more message if given."""
         if last is not None:
             self.put(last)
         self.closed, self.broken = True, broken
         self._news.set()
 
     async def get(self, seconds: float) -> bytes | None:
-        """The next message. None if there is none: after `seconds`, or for ever if `closed`."""
+        """Return the next message; None after `seconds`, or if the channel is closed and empty."""
         if not self._waiting and not self.closed:
             self._news.clear()
             try:
@@ -58,5 +57,5 @@ class Channel:
 
     @property
     def finished(self) -> bool:
-        """Closed, and read to its end."""
+        """True if the channel is closed and read to its end."""
         return self.closed and not self._waiting

@@ -1,4 +1,4 @@
-"""JSON-RPC messages as far as a proxy must know them, kind and id, and their way to a response."""
+"""JSON-RPC messages as a proxy needs them: kind, id and progress token."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class _Params(msgspec.Struct):
 
 
 class Frame(msgspec.Struct):
-    """The outside of a message. A response has no method, a notification no id."""
+    """Envelope of a message. A response has no method, a notification has no id."""
 
     id: RequestId | None = None
     method: str | None = None
@@ -43,8 +43,7 @@ class Frame(msgspec.Struct):
         return self.method is None and self.id is not None
 
     def progress_token(self) -> RequestId | None:
-        """Of a request, the token under which its progress is told; of a progress notification, the one it
-        tells of."""
+        """Return the progress token of a request or of a progress notification, else None."""
         try:
             params = msgspec.json.decode(self.params, type=_Params)
         except (msgspec.DecodeError, RecursionError):
@@ -59,7 +58,7 @@ _decode_batch = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
 def read_frame(body: bytes) -> Frame:
-    """The message in a request's body. Raises Refusal 400."""
+    """Return the message in a request's body. Raises Refusal 400."""
     try:
         frame = _decode_frame(body)
     except (msgspec.DecodeError, RecursionError) as error:
@@ -72,8 +71,10 @@ def read_frame(body: bytes) -> Frame:
 
 
 def read_line(line: bytes) -> list[tuple[Frame, bytes]]:
-    """The messages in a line of an environment's output, each with its text as every client reads it; none
-    where it is no message. A batch, as MCP of 2025-03-26 has them, has several."""
+    """Return the messages in a line of an environment's output, each with its text as strict JSON.
+
+    A batch (MCP 2025-03-26) has several messages; a line that is not a message has none.
+    """
     for text in (line, fixed_json(line)):
         try:
             is_batch = text.lstrip()[:1] == b"["
@@ -86,17 +87,17 @@ def read_line(line: bytes) -> list[tuple[Frame, bytes]]:
 
 
 def one_line(body: bytes) -> bytes:
-    """The same JSON without line breaks: inside of strings they are escaped, outside they are space."""
+    """Return the JSON without line breaks. In JSON, raw line breaks are only white space between tokens."""
     return body.replace(b"\r", b" ").replace(b"\n", b" ").strip()
 
 
 def error_frame(request_id: RequestId | None, code: int, message: str, data: dict[str, Any]) -> bytes:
-    """A JSON-RPC error response."""
+    """Return a JSON-RPC error response."""
     error = {"code": code, "message": message, "data": data}
     return json.dumps({"jsonrpc": "2.0", "id": request_id, "error": error}, ensure_ascii=False).encode()
 
 
 def cancellation(request_id: RequestId) -> bytes:
-    """The notification that a request's caller has gone."""
+    """Return the notification that cancels a request."""
     params = {"requestId": request_id, "reason": "the caller closed the request"}
     return json.dumps({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params}).encode()

@@ -1,4 +1,4 @@
-"""All sessions of a gateway: who may start, who must end, what is cleaned up."""
+"""All sessions of a gateway: start, end and cleanup."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _REMEMBERED = 1000
 
 
 class Gateway:
-    """Use it inside of one event loop; `close` ends every environment."""
+    """Sessions and their environments. Belongs to one event loop; `close` ends every environment."""
 
     def __init__(self, settings: GatewaySettings, runtime: Runtime, places: Places) -> None:
         self.settings = settings
@@ -44,12 +44,12 @@ class Gateway:
         self._closing = False
 
     async def open(self, wish: Wish) -> Session:
-        """A session with an environment of its own. Waits for its turn. Raises Refusal."""
+        """Open a session with a separate environment, after waiting for a free slot. Raises Refusal."""
         await self._turn()
         begun = time.monotonic()
         try:
             started = await self._start(wish)
-            if self._closing:  # since this session had its turn
+            if self._closing:  # the gateway began to close while this session waited or started
                 await started.stop(grace=0.0)
                 raise _stopping()
         except BaseException as error:
@@ -63,7 +63,7 @@ class Gateway:
         return session
 
     async def named(self, name: str, wish: Wish) -> Session:
-        """The session that a client of a protocol without sessions calls `name`; started at its first use."""
+        """Return the session that a client without protocol sessions calls `name`; the first use opens it."""
         key = (name, wish)
         async with self._opening.setdefault(key, asyncio.Lock()):
             session = self._named.get(key)
@@ -72,7 +72,7 @@ class Gateway:
         return session
 
     def find(self, session_id: str) -> Session:
-        """Raises Refusal 404, with the reason if it has ended."""
+        """Return a running session by id. Raises Refusal 404, with the reason if it has ended."""
         session = self._sessions.get(session_id)
         if session is not None:
             return session
@@ -81,14 +81,14 @@ class Gateway:
         raise Refusal(404, "session_ended" if why else "session", message)
 
     def find_named(self, name: str, wish: Wish) -> Session:
-        """As `find`, for a session that its client has named."""
+        """Return a running session by its client's name for it. Raises Refusal 404."""
         session = self._named.get((name, wish))
         if session is None:
             raise Refusal(404, "session", "There is no session of this name, image and variables.")
         return session
 
     async def close(self) -> None:
-        """End all sessions and wait until nothing of them is left."""
+        """End all sessions, and wait until nothing of them is left."""
         self._closing = True
         for session in list(self._sessions.values()):
             session.end("the gateway stops")
@@ -97,7 +97,7 @@ class Gateway:
             await asyncio.wait(set(self._tasks))
 
     def status(self) -> dict[str, Any]:
-        """Figures for `GET /status`; sessions by the first eight characters of their ids."""
+        """Return the figures of `GET /status`. Sessions are named by a prefix of their ids."""
         now = time.monotonic()
         return {
             "running": len(self._sessions),
@@ -210,7 +210,7 @@ def _stopping() -> Refusal:
 
 
 def _refusal(error: BaseException) -> BaseException:
-    """What a client is told of a failed start."""
+    """Return the refusal that a client receives for a failed start; other errors unchanged."""
     if isinstance(error, UsageError):
         return Refusal(400, "environment", str(error), code=SERVER_ERROR)
     if isinstance(error, PrepareError | RuntimeUnavailable | McpFault):
@@ -224,5 +224,8 @@ def _shown(wish: Wish) -> str:
 
 
 def _full(sessions: list[Session], most: int) -> list[Session]:
-    """Those whose folders hold more bytes, in one call: a thread for each costs as much as its walk."""
+    """Return the sessions whose folders hold more than `most` bytes.
+
+    One call checks all of them, because a thread per session costs as much as the check.
+    """
     return [session for session in sessions if is_larger(session.started.place, most)]

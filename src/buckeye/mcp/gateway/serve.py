@@ -1,4 +1,4 @@
-"""The gateway as a process: listens, says so, and ends everything when it is told to end."""
+"""Process of a gateway: listen, report ready, and end all sessions on a signal."""
 
 from __future__ import annotations
 
@@ -38,8 +38,11 @@ def run_gateway(
     folder: Path | None,
     files: Path | None,
 ) -> None:
-    """Serve until SIGTERM or SIGINT. `runtime` names the one for images, or is `auto`; `command` (in a folder
-    with `files`) or `folder` serves all sessions instead. Raises BuckeyeError if it cannot start."""
+    """Serve until SIGTERM or SIGINT. Raises BuckeyeError if the gateway cannot start.
+
+    `runtime` names the runtime for images, or is `auto`. `command` (in a folder with `files`) or `folder`
+    serves all sessions instead.
+    """
     listener = listen(settings.host, settings.port, change="Choose a --port.")
     with contextlib.ExitStack() as stack:
         if settings.api_key is None and not settings.no_key:
@@ -61,7 +64,7 @@ def run_gateway(
 
 async def _serve(settings: GatewaySettings, used: Runtime, own: Path, listener: socket.socket) -> None:
     if settings.image or used.serves:
-        await used.prepare(settings.image)  # what cannot work is said now, and not to the first session
+        await used.prepare(settings.image)  # fail at the start, not in the first session
     if isinstance(used, ContainerRuntime):
         removed = await used.remove_leftovers(lambda name: is_alive(own.parent / name))
         if removed:
@@ -71,7 +74,7 @@ async def _serve(settings: GatewaySettings, used: Runtime, own: Path, listener: 
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP
             loop.add_signal_handler(number, stopped.set)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     host, port = listener.getsockname()[:2]

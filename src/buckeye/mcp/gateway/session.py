@@ -1,4 +1,4 @@
-"""One session: an environment's process, and which of its messages belongs to which HTTP response."""
+"""One session: an environment's process, and the HTTP responses that its messages belong to."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _EXIT_POLLS, _EXIT_POLL_SECONDS = 100, 0.01
 
 
 class Session:
-    """Open from its start until `on_end` is called with the reason, which happens once."""
+    """One session, open from its start until `on_end` is called once with the reason."""
 
     def __init__(self, started: Started, wish: Wish, on_end: Callable[[Session, str], None]) -> None:
         self.id = secrets.token_hex(16)
@@ -35,10 +35,9 @@ class Session:
         self.requests = 0
         self.begun = self.last_used = time.monotonic()
         self.ended: str | None = None
-        """Why it ended."""
+        """Reason for the end; None while the session is open."""
         self.left_at: float | None = None
-        """When its client closed the stream of messages that nobody asked for, if it has asked nothing
-        since."""
+        """Time when the client closed its stream, if it has sent no request since; monotonic seconds."""
         self._on_end = on_end
         self._exchanges: dict[RequestId, Channel] = {}
         self._tokens: dict[RequestId, Channel] = {}
@@ -48,21 +47,24 @@ class Session:
 
     @property
     def name(self) -> str:
-        """How log lines and the status call it: not the whole id, which is as good as a key."""
+        """Name in log lines and in the status: only a prefix of the id, because the id grants access."""
         return self.id[:8]
 
     @property
     def in_use(self) -> bool:
-        """Whether a client waits for something."""
+        """True if a client waits for a response or listens to the stream."""
         return bool(self._exchanges) or self._listening
 
     @property
     def dropped(self) -> int:
-        """Messages of the environment that nobody fetched."""
+        """Number of the environment's messages that were dropped because no client read them."""
         return self._unasked.dropped
 
     async def ask(self, frame: Frame, body: bytes) -> Channel:
-        """Pass a request on; the channel gets what the environment says about it, its answer last."""
+        """Forward a request. The returned channel receives its progress messages, and its answer last.
+
+        Raises Refusal 400 if another open request has the same id.
+        """
         assert frame.id is not None
         if frame.id in self._exchanges:
             raise Refusal(400, "id", f"The request id {frame.id!r} is in use by a request without an answer.")
@@ -74,7 +76,7 @@ class Session:
         return channel
 
     async def tell(self, body: bytes) -> None:
-        """Pass on a notification, or the answer to a question of the environment's."""
+        """Forward a notification, or the client's answer to a request of the environment."""
         self.last_used, self.left_at = time.monotonic(), None
         try:
             async with asyncio.timeout(_WRITE_SECONDS):
@@ -82,12 +84,15 @@ class Session:
         except TimeoutError:
             self.end(f"the environment has not read its input for {_WRITE_SECONDS:g} s{self._last_words()}")
         except (ConnectionError, RuntimeError):
-            await asyncio.wait({self._reader}, timeout=1.0)  # it has ended, and will say how
+            await asyncio.wait({self._reader}, timeout=1.0)  # the reader reports how the process ended
             if self.ended is None:
                 self.end(f"the environment reads no more{self._last_words()}")
 
     async def abandon(self, request_id: RequestId, *, tell: bool) -> None:
-        """The client has gone; `tell` the environment, where the protocol means that by it."""
+        """Drop a request whose client has disconnected.
+
+        With `tell`, also cancel it in the environment: in newer protocol revisions a disconnect means that.
+        """
         channel = self._exchanges.pop(request_id, None)
         if channel is None or self.ended is not None:
             return
@@ -96,19 +101,19 @@ class Session:
             await self.tell(cancellation(request_id))
 
     def listen(self) -> Channel:
-        """The messages that belong to no request. Raises Refusal 409 if somebody has them already."""
+        """Return the channel of messages that belong to no request. Raises Refusal 409 if it is in use."""
         if self._listening:
             raise Refusal(409, "stream", "This session's stream is open already; there is one per session.")
         self._listening, self.left_at = True, None
         return self._unasked
 
     async def unlisten(self) -> None:
-        """The stream's client has gone."""
+        """Record that the stream's client has disconnected."""
         self._listening = False
         self.last_used = self.left_at = time.monotonic()
 
     def end(self, reason: str) -> None:
-        """Answer what is open with an error. The process is somebody else's to end."""
+        """End the session: answer open requests with an error, and call `on_end`, which stops the process."""
         if self.ended is not None:
             return
         self.ended = without_secrets(reason, [value for _, value in self.wish.variables])
@@ -142,7 +147,7 @@ class Session:
         self.end(reason or f"the environment ended by itself{self._last_words()}")
 
     async def _until_ended(self) -> None:
-        """Its output closes a moment before its exit code is known."""
+        """Wait for the exit code, which is known a moment after the output closes."""
         for _ in range(_EXIT_POLLS):
             if self.started.process.ended:
                 return
@@ -151,13 +156,14 @@ class Session:
     def _deliver(self, frame: Frame, line: bytes) -> None:
         if frame.is_response:
             exact = [frame.id] if frame.id in self._exchanges else []
-            same = (key for key in self._exchanges if str(key) == str(frame.id))  # 7 is answered with "7"
+            # some servers answer id 7 with "7"
+            same = (key for key in self._exchanges if str(key) == str(frame.id))
             answered = next(iter(exact or same), None)
             channel = None if answered is None else self._exchanges.pop(answered)
             if channel is not None:
                 self._forget_token(channel)
                 channel.close(line)
-            return  # an answer to nobody: its client has gone
+            return  # no open request: its client has disconnected
         token = frame.progress_token()
         channel = self._tokens.get(token) if token is not None else None
         if channel is None and not self._listening and self._exchanges:

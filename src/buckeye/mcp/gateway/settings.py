@@ -1,4 +1,4 @@
-"""How a gateway behaves."""
+"""Settings of a gateway, and the request headers that select a session's environment."""
 
 from __future__ import annotations
 
@@ -25,46 +25,50 @@ DEFAULT_PORT, DEFAULT_SESSIONS = 8765, 64
 
 
 def decides_what_runs(name: str) -> bool:
-    """Whether a loader, an interpreter, a shell or a runtime of containers reads a variable, and takes code,
-    or where code is, from it."""
+    """Return True if a variable can change the code that a program runs.
+
+    Loaders, interpreters, shells and container runtimes read code, or its location, from such variables.
+    """
     return name in _OF_THE_SYSTEM or _OF_LOADERS.fullmatch(name) is not None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GatewaySettings:
-    """Limits are counts and seconds. Raises UsageError for an address in reach of others without a key."""
+    """Settings of a gateway. Raises UsageError for an address that other machines can reach without a key."""
 
     host: str = "127.0.0.1"
     port: int = DEFAULT_PORT
     api_key: str | None = None
-    """What clients must send; None asks for none."""
+    """Key that clients must send. None: no key."""
     hosts: tuple[str, ...] = ()
-    """Further names that clients reach it by."""
+    """Further host names by which clients reach the gateway."""
     origins: tuple[str, ...] = ()
-    """Web pages that may use it."""
+    """Origins of web pages that may use the gateway."""
     no_key: bool = False
-    """Whether no key is asked for: else one is made where none is given. On loopback only."""
+    """Require no key. Otherwise a key is created if none is given. Only on loopback."""
     variables: frozenset[str] = frozenset()
-    """What clients may set in the environment of a server's process."""
+    """Variables that clients may set in the environment of a server's process."""
     image: str = ""
-    """For sessions that name none."""
+    """Image for sessions that name none."""
     sessions: int = DEFAULT_SESSIONS
-    """Environments that run at once; more sessions wait."""
+    """Maximum number of running environments. More sessions wait."""
     queue_seconds: float = 120.0
-    """How long a session waits for its turn before it is refused."""
+    """Seconds that a session waits for a free slot before it is refused."""
     start_seconds: float = 60.0
-    """How long an environment may take to answer its first request."""
+    """Seconds that an environment may take to answer its first request."""
     idle_seconds: float = 600.0
-    """A session without a request, and without an open stream, for so long is ended."""
+    """Seconds without a request and without an open stream after which a session ends."""
     left_seconds: float = 60.0
-    """A session whose client has closed its stream, and has asked nothing since, for so long is ended: the
-    client was killed."""
+    """Seconds after which a session ends whose client closed its stream and sent no request since.
+
+    Such a client was probably killed.
+    """
     session_seconds: float = 7200.0
-    """Longest life of a session."""
+    """Maximum lifetime of a session in seconds."""
     disk: int = 4 * 2**30
-    """Bytes that the files of a session may take."""
+    """Maximum bytes of a session's files."""
     preload: bool = True
-    """Whether sessions of a Python program are forked from a process that has imported its libraries."""
+    """Fork sessions of a Python program from a process that has imported its libraries."""
 
     def __post_init__(self) -> None:
         for name in sorted(self.variables):
@@ -86,7 +90,7 @@ _MAX_VARIABLES = 100
 
 
 class Refusal(Exception):
-    """A request is answered with an error. `reason` is for programs, the message for people."""
+    """A request that is answered with an error. `reason` is for programs, the message for people."""
 
     def __init__(self, status: int, reason: str, message: str, *, code: int = -32600) -> None:
         super().__init__(message)
@@ -96,21 +100,24 @@ class Refusal(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """The environment a session asks for: an image ("" where none is named) and variables for its process."""
+    """Environment that a session requests: an image ("" if unnamed) and variables for its process."""
 
     image: str
     variables: tuple[tuple[str, str], ...]
 
 
 def set_variables(headers: Iterable[str]) -> dict[str, str]:
-    """The variables that headers for the gateway set in the process of a server, and by which header each."""
+    """Return the variables that request headers set in a server's process, each with its header."""
     ours = [header for header in headers if header.lower().startswith("env-")]
     return {header[4:].upper().replace("-", "_"): header for header in ours}
 
 
 def read_wish(headers: Mapping[str, str], settings: GatewaySettings) -> Wish:
-    """`Mcp-Image`, or else the default, and `Env-Foo-Bar: v` as FOO_BAR=v. Raises Refusal 400 for a header
-    that names no variable, and 403 for a variable that clients may not set here."""
+    """Return the environment that the headers of a request select.
+
+    `Mcp-Image` names the image, else the default is used. `Env-Foo-Bar: v` sets FOO_BAR=v. Raises Refusal 400
+    for a header that names no variable, and 403 for a variable that clients may not set.
+    """
     variables = {}
     for name, header in set_variables(headers).items():
         value = headers[header]
@@ -131,7 +138,7 @@ def read_wish(headers: Mapping[str, str], settings: GatewaySettings) -> Wish:
 
 
 def split_command(command: str) -> list[str]:
-    """Return the words of `--command`. Raises UsageError for a quote that is not closed."""
+    """Split the value of `--command` into arguments. Raises UsageError for an unclosed quote."""
     try:
         return shlex.split(command)
     except ValueError as error:

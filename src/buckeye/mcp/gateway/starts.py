@@ -1,4 +1,4 @@
-"""Starting environments, and ending them."""
+"""Start and end of environments."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _BLOCK = 4096
 
 @dataclass(eq=False, slots=True)
 class Started:
-    """A running environment that no session has used."""
+    """A running environment, with its launch and its folder."""
 
     process: ServerProcess
     launch: Launch
     place: Path
 
     async def stop(self, *, grace: float = 2.0) -> None:
-        """End the process and all it started, and remove its folder. Never raises."""
+        """End the process and all its children, and remove its folder. Never raises."""
         try:
             await self.process.close(grace=grace)
         finally:
@@ -37,9 +37,10 @@ class Started:
 
 
 async def start(runtime: Runtime, wish: Wish, places: Places, *, preload: bool) -> Started:
-    """A process for one session; with `preload` perhaps forked from one that has imported its libraries.
+    """Start the process of one session.
 
-    Raises PrepareError, StartError, UsageError; then nothing remains.
+    With `preload` it may be forked from a process that has imported its libraries. Raises PrepareError,
+    StartError or UsageError, and then leaves nothing behind.
     """
     await runtime.prepare(wish.image)
     place = places.new()
@@ -58,7 +59,7 @@ async def start(runtime: Runtime, wish: Wish, places: Places, *, preload: bool) 
 
 
 async def clean_up(launch: Launch | None, place: Path) -> None:
-    """Remove what an environment that has ended leaves; what cannot be removed is said in the log."""
+    """Remove the remains of an ended environment. A failure is logged."""
     try:
         if launch is not None and launch.after is not None:
             await launch.after()
@@ -68,8 +69,10 @@ async def clean_up(launch: Launch | None, place: Path) -> None:
 
 
 def is_larger(place: Path, most: int) -> bool:
-    """Whether the files of a session take more bytes than this; each has a block at least. What is removed
-    meanwhile does not count."""
+    """Return True if the files under `place` take more than `most` bytes of disk.
+
+    Each entry counts as at least one block. Entries that disappear during the check do not count.
+    """
     taken, waiting = 0, [os.fspath(place)]
     while waiting and taken <= most:
         with contextlib.suppress(OSError):
@@ -83,8 +86,10 @@ def is_larger(place: Path, most: int) -> bool:
 
 
 def remove_tree(place: Path) -> None:
-    """Delete a folder of ours, whatever its modes and however deep: an environment may have made folders
-    that no path reaches. Raises OSError."""
+    """Delete a folder regardless of modes and depth. Raises OSError.
+
+    An environment may have made folders so deep that no path reaches them; those are moved up first.
+    """
     if place.is_symlink():
         place.unlink()
         return
@@ -98,7 +103,7 @@ def remove_tree(place: Path) -> None:
                 if not entry.is_dir(follow_symlinks=False):
                     os.unlink(entry.path)
                     continue
-                os.chmod(entry.path, 0o700)  # to be moved, a folder must be writable
+                os.chmod(entry.path, 0o700)  # moving a folder requires write permission on it
                 count += 1
                 waiting.append(Path(entry.path).rename(place / f"{moved}{count}"))
         if folder != place:

@@ -1,6 +1,6 @@
-"""A gateway's own folder, and what gateways that were killed have left.
+"""Private folder of a gateway, and cleanup after killed gateways.
 
-A folder is alive as long as its lock is held, which ends with the process whatever happens to it.
+A gateway is alive while it holds the lock of its folder. The lock ends with the process in any case.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def own_folder(root: Path) -> Iterator[Path]:
-    """A fresh folder under `root`, removed at the end. Folders of dead gateways are removed first."""
+    """Yield a new folder under `root`, removed at the end. Folders of dead gateways are removed first."""
     root.mkdir(parents=True, exist_ok=True, mode=0o700)
     with (root / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -40,7 +40,7 @@ def own_folder(root: Path) -> Iterator[Path]:
 
 
 def is_alive(folder: Path) -> bool:
-    """Whether a gateway still has this folder."""
+    """Return True if a running gateway holds the lock of this folder."""
     return is_locked(folder / "lock")
 
 

@@ -1,1 +1,1 @@
-"""Graders: how the end of a rollout is judged without the help of its servers."""
+"""Graders: they judge the end of a rollout without help from its servers."""

@@ -1,4 +1,4 @@
-"""The graders of a task, and their verdicts on a rollout."""
+"""Graders of a task, and their verdicts on a rollout."""
 
 from __future__ import annotations
 
@@ -20,8 +20,11 @@ _MOST_RESULT = 2**20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Played:
-    """What graders may look at: the task, the conversation, the last reply without thoughts and calls, the
-    calls, the rollout's folder, and a way to call a tool, given its name, arguments and seconds."""
+    """A finished rollout as graders see it.
+
+    `reply` is the last reply without thoughts and calls. `workdir` is the rollout's folder. `call_tool` calls
+    a tool, given its name, its arguments and a timeout in seconds.
+    """
 
     task: Mapping[str, Any]
     messages: Sequence[Message]
@@ -32,14 +35,14 @@ class Played:
 
 
 def made_call(tool: str, arguments: Mapping[str, Any], result: CallResult) -> MadeCall:
-    """A call as graders see it; what is larger than a megabyte is cut."""
+    """Return a call as graders see it. A long text is cut at 2**20 characters and loses its structure."""
     text = result.text[:_MOST_RESULT]
     data = result.structured if len(result.text) <= _MOST_RESULT else None
     return MadeCall(tool=tool, arguments=arguments, text=text, data=data, error=result.is_error)
 
 
 async def verdict_of(grader: Grader, played: Played) -> Verdict:
-    """What a grader, which has the task's values, says of a rollout. Raises GraderFailed."""
+    """Return a grader's verdict on a rollout. The grader must have the task's values. Raises GraderFailed."""
     if grader.needs_folder and played.workdir is not None and played.workdir.is_symlink():
         return Verdict(0.0, "the rollout's folder was replaced by a link")
     request: dict[str, Any] = {"grader": grader.model_dump(mode="json", exclude_unset=True)}
@@ -83,7 +86,7 @@ async def _asked(grader: Grader, state: StateGrader, played: Played) -> CallResu
 
 
 def _arguments(played: Played) -> dict[str, Any]:
-    """What a function of the user's is given."""
+    """Return the keyword arguments for a user's grader function."""
     return {
         "task": dict(played.task),
         "messages": list(played.messages),

@@ -1,5 +1,8 @@
-"""Judges texts, values and calls that a model may have written: only in the worker's process, never in that
-of a run. The words of a verdict say what was expected and what was found."""
+"""Judges of texts, values and calls that a model may have written.
+
+They run in the worker process only, never in the process of a run. A verdict's text has the expected and the
+found value.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ _ABSENT = object()
 
 
 class Verdict(NamedTuple):
-    """The score of a grader, and why."""
+    """Score of a grader, and its explanation."""
 
     score: float
     said: str
@@ -26,7 +29,7 @@ class Verdict(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MadeCall:
-    """A call that the model made: its result's text, and its data where it is structured."""
+    """A call that the model made, with the text of its result and the structured content, if any."""
 
     tool: str
     arguments: Mapping[str, Any]
@@ -36,7 +39,7 @@ class MadeCall:
 
 
 def judge_text(match: Match, text: str, data: Any = None) -> Verdict:
-    """Whether a text passes; `data` is what it says as a value, where that is known."""
+    """Return the verdict on a text. `data` is the text's value if it is already known."""
     value: Any = _ABSENT if data is None else data
     if match.json_path is not None:
         if value is _ABSENT and (value := _json(text)) is _ABSENT:
@@ -54,7 +57,7 @@ def judge_text(match: Match, text: str, data: Any = None) -> Verdict:
 
 
 def _tested(match: Match, text: str, value: Any) -> tuple[bool, str]:
-    """Whether the one test is passed, and what was expected."""
+    """Return True if the match's one test passes, and the expectation as text."""
     (test,) = match.tests
     fold = str.casefold if match.ignore_case else str
     if test == "exact":
@@ -63,7 +66,7 @@ def _tested(match: Match, text: str, value: Any) -> tuple[bool, str]:
         wanted = str(match.contains)
         return fold(wanted) in fold(text), f"expected a text with {shown(wanted)}"
     if test == "regex":
-        import regex  # of an extra; settings are read without it
+        import regex  # part of an extra; reading settings must not need it
 
         try:
             hit = regex.search(str(match.regex), text, timeout=_REGEX_SECONDS)
@@ -112,7 +115,7 @@ def _is_set(expected: Sequence[Any], text: str, value: Any) -> tuple[bool, str]:
 
 
 def _key(item: Any) -> str:
-    """The same for the same items: 1 and 1.0 are, 1 and true are not."""
+    """Return a key that equal items share: 1 and 1.0 are equal, 1 and true are not."""
     if isinstance(item, float) and item.is_integer():
         item = int(item)
     return json.dumps(item.strip() if isinstance(item, str) else item, sort_keys=True)
@@ -122,7 +125,7 @@ def _is_math(expected: str, text: str) -> bool:
     from math_verify import parse, verify
 
     def parsed(words: str) -> Any:
-        return parse(words, parsing_timeout=None)  # the worker has a deadline
+        return parse(words, parsing_timeout=None)  # no timeout here, because the worker has a deadline
 
     def is_bare(words: str) -> bool:
         return not any(mark in words for mark in ("$", "\\boxed", "\\(", "\\["))
@@ -133,7 +136,7 @@ def _is_math(expected: str, text: str) -> bool:
 
 
 def judge_calls(grader: CallsGrader, calls: Sequence[MadeCall]) -> Verdict:
-    """Whether the tools were called."""
+    """Return the verdict on the calls that the model made."""
     if grader.in_order is not None:
         done = 0
         for call in calls:
@@ -177,7 +180,7 @@ def _described(expected: ExpectedCall) -> str:
 
 
 def judge_results(grader: ResultGrader, calls: Sequence[MadeCall]) -> Verdict:
-    """Whether the last result passes, or any."""
+    """Return the verdict on the last result, or with `any` on all results."""
     looked_at = [call for call in calls if grader.tool in (None, call.tool)]
     if not looked_at:
         return Verdict(0.0, f"there was no call{f' of {grader.tool}' if grader.tool else ''}")
@@ -193,7 +196,7 @@ def judge_results(grader: ResultGrader, calls: Sequence[MadeCall]) -> Verdict:
 
 
 def same(expected: Any, found: Any) -> bool:
-    """Whether two JSON values are equal: 1 and 1.0 are, 1 and true are not."""
+    """Return True if two JSON values are equal: 1 and 1.0 are equal, 1 and true are not."""
     if isinstance(expected, bool) or isinstance(found, bool):
         return expected is found
     if isinstance(expected, Mapping) and isinstance(found, Mapping):
@@ -204,7 +207,7 @@ def same(expected: Any, found: Any) -> bool:
 
 
 def shown(value: Any) -> str:
-    """A value in few words."""
+    """Return a short text for a value."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=repr)
     text = " ".join(text[: 4 * _SHOWN].split())
     text = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
@@ -212,7 +215,7 @@ def shown(value: Any) -> str:
 
 
 def _json(text: str) -> Any:
-    """What a text says as JSON, also within a fence of Markdown; _ABSENT if that is nothing."""
+    """Return the JSON value of a text or of its last Markdown code fence; _ABSENT if neither is JSON."""
     for candidate in (text, *_FENCE.findall(text)[-1:]):
         try:
             return json.loads(candidate)

@@ -1,4 +1,4 @@
-"""Which graders a task has, and whether they can grade it."""
+"""Graders of a task, and the check that they can grade it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from buckeye.mcp.tasks.task_schema import McpTask, StdioServer
 
 
 def graders_of(task: McpTask, config: GymConfig) -> Sequence[Grader]:
-    """The graders of a task, with its values. Raises UsageError for a value that is not there or unfit."""
+    """Return the graders of a task with its values. Raises UsageError for a missing or invalid value."""
     graders = merged(config.graders, task.graders)
     found = []
     for grader in graders:
@@ -24,7 +24,7 @@ def graders_of(task: McpTask, config: GymConfig) -> Sequence[Grader]:
 
 
 def check_graded(tasks: Iterable[McpTask], config: GymConfig) -> None:
-    """Raises UsageError for a task that nothing grades, or that a grader cannot grade."""
+    """Raise UsageError for a task without graders, or with a grader that cannot grade it."""
     for task in tasks:
         graders = graders_of(task, config)
         if not graders and not task.evaluate_tool:

@@ -1,5 +1,7 @@
-"""What graders do outside of the run's process: judging in a worker, and programs of the user's. Both are
-confined as environments are, without a network, and end in time."""
+"""Grading outside the run's process: judging in a worker, and running programs of the user.
+
+Both are confined like environments, have no network and end within a time limit.
+"""
 
 from __future__ import annotations
 
@@ -33,21 +35,24 @@ _RUNNER = Path(__file__).with_name("python_runner.py")
 
 
 class GraderFailed(BuckeyeError):
-    """A grader came to no verdict; the message says why."""
+    """A grader reached no verdict. The message is the reason."""
 
 
-# Judging.
+# Judging in a worker.
 
 
 async def judged(request: Mapping[str, Any], *, library: str | None = None) -> Verdict:
-    """The verdict of a worker process on a request (see `worker.judged`), for which it needs a `library`.
-    What takes too long has not passed. Raises GraderFailed."""
+    """Return a worker's verdict on a request (in the format of `worker.judged`).
+
+    `library` is a module that the worker must import first. A request that takes too long gets a score of 0.
+    Raises GraderFailed.
+    """
     line = json.dumps(request).encode() + b"\n"
     return await asyncio.get_running_loop().run_in_executor(_JUDGES, _judged, line, library)
 
 
 _JUDGES = ThreadPoolExecutor(2, "buckeye-grading")
-"""Each thread has a worker of its own."""
+"""Each thread has its own worker."""
 _OF_THREAD = threading.local()
 
 
@@ -68,13 +73,13 @@ def _judged(line: bytes, library: str | None) -> Verdict:
 
 
 class _Worker:
-    """A process that judges, one request at a time."""
+    """A process that judges one request at a time."""
 
     def __init__(self) -> None:
-        """Raises GraderFailed if it does not start."""
+        """Start the process. Raises GraderFailed if it does not start."""
         argv = (sys.executable, "-I", "-m", "buckeye.mcp.grading.worker")
         self.libraries: set[str] = set()
-        self._process = subprocess.Popen(  # noqa: S603  a list of words, without a shell
+        self._process = subprocess.Popen(  # noqa: S603  argv as a list, without a shell
             confined(argv, limits=_LIMITS, walls=walls(), cwd=Path("/")),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -88,11 +93,11 @@ class _Worker:
 
     @property
     def ended(self) -> bool:
-        """Whether it has to be replaced."""
+        """True if the process has ended and must be replaced."""
         return self._process.poll() is not None
 
     def ask(self, line: bytes, seconds: float) -> dict[str, Any] | None:
-        """Its answer; None if none came in time, after which it has ended."""
+        """Send a request and return the answer; None after a timeout, which also ends the process."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         deadline = threading.Timer(seconds, self._kill)
@@ -123,19 +128,22 @@ class _Worker:
                     pipe.close()
 
 
-# Programs.
+# Programs of the user.
 
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """How a program ended; `code` is None if it took too long."""
+    """Exit code and output of a program. `code` None means a timeout."""
 
     code: int | None
     output: str
 
 
 async def run_command(argv: Sequence[str], folder: Path, seconds: float) -> Ran:
-    """Run a program in a folder, with nobody's keys and home. Raises GraderFailed if it cannot be started."""
+    """Run a program in a folder, without the user's keys and home folder.
+
+    Raises GraderFailed if it cannot be started.
+    """
     with tempfile.TemporaryDirectory(prefix="buckeye-grade-") as place:
         ran = await _run(argv, folder, Path(place), b"", seconds)
     if ran.code in (125, 127):
@@ -144,7 +152,7 @@ async def run_command(argv: Sequence[str], folder: Path, seconds: float) -> Ran:
 
 
 async def run_function(import_path: str, arguments: Mapping[str, Any], seconds: float) -> Verdict:
-    """What a function in a file says. Raises GraderFailed."""
+    """Return the verdict of a user's function, given as `FILE:FUNCTION`. Raises GraderFailed."""
     file, _, function = import_path.rpartition(":")
     with tempfile.TemporaryDirectory(prefix="buckeye-grade-") as place:
         result = Path(place, "result.json")

@@ -1,6 +1,8 @@
-"""Calls a grader's function: `python -I python_runner.py FILE FUNCTION RESULT`, its arguments as JSON in the
-standard input. Writes the score and its explanation, or what went wrong, to the file RESULT. It is run as a
-script of its own, and imports nothing of Buckeye."""
+"""Program that calls a grader's function: `python -I python_runner.py FILE FUNCTION RESULT`.
+
+It reads the arguments as JSON from standard input, and writes the score with its explanation, or the error,
+to the file RESULT. It runs as a separate script and imports nothing of Buckeye.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,10 @@ from typing import Any
 
 
 def main(file: str, function: str, result: str) -> None:
-    """Call it."""
+    """Call the function, and write its score or error to the file `result`."""
     try:
         answer = _called(file, function, json.load(sys.stdin))
-    except BaseException as error:  # whatever the function raises, SystemExit too
+    except BaseException as error:  # any error of the function, including SystemExit
         frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
         where = f" ({Path(file).name}:{frames[-1].lineno})" if frames else ""
         answer = {"failed": f"{type(error).__name__}: {error}"[:500] + where}
@@ -45,10 +47,10 @@ def _called(file: str, function: str, arguments: dict[str, Any]) -> dict[str, An
 
 
 def _wrong(called: Any, score: Any) -> str:
-    """The message about what a function returned in place of a score."""
+    """Return the error message for a returned value that is not a score."""
     code = getattr(called, "__code__", None)
     place = "" if code is None else f" ({Path(code.co_filename).name}:{code.co_firstlineno})"
-    shown = re.sub(r" at 0x[0-9a-fA-F]+", "", repr(score))  # of an object: each would be another message
+    shown = re.sub(r" at 0x[0-9a-fA-F]+", "", repr(score))  # an address would make every message different
     if inspect.iscoroutine(score):
         score.close()
         shown = "a coroutine, which has to be awaited"

@@ -1,4 +1,4 @@
-"""Queries that only read, of a database that anybody may have made, and that end in time."""
+"""Read-only queries with a time limit, on databases from untrusted sources."""
 
 from __future__ import annotations
 
@@ -18,8 +18,11 @@ _DEPENDS = ("no such table", "no such column", "no such function", "bindings")
 
 
 def rows_of(path: Path, query: str, parameters: list[Any]) -> list[list[Any]]:
-    """The rows of a query on a file that is nobody else's; bytes are hexadecimal. Raises sqlite3.Error, also
-    for a query that does more than read, and ValueError for one that gives too much or takes too long."""
+    """Return the rows of a query on a database file that no other process uses.
+
+    Bytes become hexadecimal text. Raises sqlite3.Error, also for a query that would write, and ValueError for
+    too many rows or too much time.
+    """
     with closing(sqlite3.connect(path, isolation_level=None)) as database:
         _restrict(database)
         deadline = time.monotonic() + _SECONDS
@@ -36,13 +39,13 @@ def rows_of(path: Path, query: str, parameters: list[Any]) -> list[list[Any]]:
 
 
 def query_problem(query: str) -> str | None:
-    """What is wrong with a query whatever the database; None where that cannot be said without one."""
+    """Return the problem of a query that holds for any database, or None."""
     if not _QUERY.match(query):
         return "it begins with SELECT, WITH or VALUES"
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as database:
         _restrict(database)
         try:
-            database.execute(f"EXPLAIN {query}")  # compiled, not run
+            database.execute(f"EXPLAIN {query}")  # compiles the query without running it
         except (sqlite3.Error, sqlite3.Warning, ValueError) as error:
             said = str(error)
             return None if any(word in said for word in _DEPENDS) else said
@@ -50,7 +53,7 @@ def query_problem(query: str) -> str | None:
 
 
 def _restrict(database: sqlite3.Connection) -> None:
-    """Let a connection only read, and of this file alone, whatever its schema holds."""
+    """Restrict a connection to reading this file, even if its schema is malicious."""
     for setting in ("query_only = on", "trusted_schema = off", "cell_size_check = on", "mmap_size = 0"):
         database.execute(f"pragma {setting}")
     database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_VALUE)

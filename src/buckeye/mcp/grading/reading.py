@@ -1,4 +1,4 @@
-"""Reads `grade` of a task or a configuration, and puts a task's own values into it."""
+"""Parser of `grade` in a task or a configuration; also fills in a task's values."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ from buckeye.mcp.problems import problems_of
 
 
 def read_graders(raw: Any, folder: Path | None = None) -> tuple[list[Grader], list[Problem]]:
-    """The graders of a `grade`, one or a list, each with a name; and all that is wrong with it. With a
-    `folder`, files of functions are looked for there, and named whole."""
+    """Return the graders of a `grade` (one or a list), each with a name, and all problems in it.
+
+    With a `folder`, paths of function files are relative to it and become absolute.
+    """
     if raw is None:
         return [], []
     several = isinstance(raw, list)
@@ -45,19 +47,22 @@ def read_graders(raw: Any, folder: Path | None = None) -> tuple[list[Grader], li
 
 
 def as_written(graders: Sequence[Grader]) -> list[dict[str, Any]]:
-    """The graders as a `grade` that says the same."""
+    """Return the graders as a `grade` value that `read_graders` accepts."""
     return [grader.model_dump(mode="json", exclude_unset=True) for grader in graders]
 
 
 def merged(of_all: Sequence[Grader], of_task: Sequence[Grader]) -> tuple[Grader, ...]:
-    """The graders of a task: its own, after those for all tasks whose names it does not have itself."""
+    """Return the graders of a task: those of the configuration, then its own, which replace equal names."""
     own = {grader.name for grader in of_task}
     return (*(grader for grader in of_all if grader.name not in own), *of_task)
 
 
 def bound(grader: Grader, metadata: Mapping[str, Any]) -> Grader:
-    """The grader with the task's values for `{metadata.NAME}`. A text that is nothing else becomes the value
-    itself. Raises ValueError for a value that the task lacks, or that does not fit."""
+    """Return the grader with the task's values in place of `{metadata.NAME}`.
+
+    A text that consists only of one reference becomes the value itself, with its type. Raises ValueError for
+    a missing or unsuitable value.
+    """
     given = grader.model_dump(exclude_unset=True)
     filled = {key: _filled(value, metadata, ()) for key, value in given.items()}
     if filled == given:
@@ -107,7 +112,7 @@ def _text_of(value: Any) -> str:
 
 
 def _function(import_path: str, folder: Path) -> str:
-    """The function with the whole path of its file. Raises OSError, in words, where there is none."""
+    """Return `FILE:FUNCTION` with an absolute path. Raises OSError with a readable message."""
     file, _, function = import_path.rpartition(":")
     path = (folder / Path(file).expanduser()).resolve()
     try:
@@ -129,7 +134,10 @@ def _function(import_path: str, folder: Path) -> str:
 
 
 def _named(graders: Sequence[Grader], problems: list[Problem]) -> Iterator[Grader]:
-    """Each with a name of its own: what it says, else its kind, with a number from the second one on."""
+    """Yield the graders with unique names.
+
+    A grader keeps its written name, else it has its kind, with a number from the second one on.
+    """
     taken: set[str] = set()
     for grader in graders:
         name, count = grader.name or grader.kind, 1

@@ -1,4 +1,4 @@
-"""What a grader is, as `grade` of a task or a configuration says it; and one with a task's own values."""
+"""Schema of graders, as written in `grade` of a task or a configuration."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from buckeye.mcp.grading.read_only_sql import query_problem
 
 NonEmpty = Annotated[str, Field(min_length=1)]
 OF_TASK = re.compile(r"\{metadata\.([^{}]+)\}")
-"""What stands for a value of the task."""
+"""Reference to a value of the task's metadata."""
 FromTask = Annotated[str, Field(pattern=r"^\{metadata\.[^{}]+\}$")]
-"""A value that every task has for itself, as `{metadata.answer}`."""
+"""Reference to a value that each task defines, such as `{metadata.answer}`."""
 _NUMBER = re.compile(
     r"(?:(?<![\w)])[-+\u2212])?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?",
     re.ASCII,
@@ -26,27 +26,29 @@ _TESTS = ("exact", "contains", "regex", "number", "set", "math")
 
 
 class Match(BaseConfig):
-    """What a text, or the value in it, has to be: one test, after `json_path` if that is set."""
+    """One test of a text, or of the value at `json_path` in it."""
 
     json_path: NonEmpty | None = None
-    """The text is JSON, and the test is about what this path (RFC 9535) leads to: a value, or a list if they
-    are several. Without a test something has to be there."""
+    """Path (RFC 9535) of the tested value in a JSON text.
+
+    If the path matches several values, their list is tested. Without a test, the path must match something.
+    """
     exact: Any = None
-    """It is this, but for white space around it; anything but a text is compared as JSON."""
+    """Expected text, ignoring surrounding white space. Any other value is compared as JSON."""
     ignore_case: bool = False
-    """Whether capitals and small letters are the same to `exact` and `contains`."""
+    """Ignore case in `exact` and `contains`."""
     contains: NonEmpty | None = None
-    """This is a part of it."""
+    """Text that must occur."""
     regex: NonEmpty | None = None
-    """This pattern is found in it."""
+    """Regular expression that must match somewhere."""
     number: Annotated[float, Field(strict=True)] | FromTask | None = None
-    """Its last number is this one."""
+    """Expected value of the last number."""
     tolerance: Annotated[float, Field(ge=0)] = 1e-9
-    """How far the number may be off."""
+    """Maximum absolute error of the number."""
     set: list[Any] | FromTask | None = None
-    """It has these items and no others, in any order: a JSON list, or texts by commas or lines."""
+    """Expected items in any order, without others. The text is JSON, or split by commas or lines."""
     math: NonEmpty | None = None
-    """It is mathematically equal to this, in LaTeX or plain: 1/2, 0.5 and \\frac{1}{2} are."""
+    """Expected value up to mathematical equality, in LaTeX or plain: 1/2, 0.5 and \\frac{1}{2} are equal."""
 
     @model_validator(mode="after")
     def _check_test(self) -> Self:
@@ -54,7 +56,7 @@ class Match(BaseConfig):
         if len(tests) > 1:
             raise conflict(f"it has {' and '.join(tests)}; keep one, or write a grader for each", *tests)
         if self.regex is not None and not OF_TASK.search(self.regex):
-            import regex  # of an extra; settings are read without it
+            import regex  # part of an extra; reading settings must not need it
 
             try:
                 regex.compile(self.regex)
@@ -68,7 +70,7 @@ class Match(BaseConfig):
 
     @property
     def tests(self) -> tuple[str, ...]:
-        """The names of its tests: one, or none."""
+        """Names of the tests that are set: at most one."""
         return tuple(name for name in _TESTS if name in self.model_fields_set)
 
 
@@ -79,37 +81,37 @@ def _must_test(match: Match) -> Match:
 
 
 class ReplyGrader(Match):
-    """The model's last reply, without its thoughts and calls."""
+    """Test of the model's last reply, without its thoughts and calls."""
 
     _check = model_validator(mode="after")(_must_test)
 
 
 class ExpectedCall(BaseConfig):
-    """A call that has to be among those of the model that gave no error."""
+    """A call that the model must have made without an error."""
 
     tool: NonEmpty
-    """The MCP tool."""
+    """MCP tool."""
     arguments: dict[str, Any] = {}
-    """Arguments that it had, each exactly so; it may have had others."""
+    """Arguments with exact values. The call may have others."""
     matching: dict[str, Match] = {}
-    """Arguments that pass a test."""
+    """Tests of arguments."""
 
 
 class CallsGrader(BaseConfig):
-    """Which tools the model called."""
+    """Test of the calls that the model made."""
 
     tool: NonEmpty | None = None
-    """The MCP tool that it called; with `at_most` alone, which calls are counted (by default all)."""
+    """MCP tool that must be called. With only `at_most`: the tool whose calls are counted (default: all)."""
     arguments: dict[str, Any] = {}
-    """Arguments that the call had, each exactly so; it may have had others."""
+    """Arguments with exact values. The call may have others."""
     matching: dict[str, Match] = {}
-    """Arguments that pass a test."""
+    """Tests of arguments."""
     at_least: PositiveInt | None = None
-    """So many such calls that gave no error; 1 unless `at_most` is set."""
+    """Minimum number of such calls without an error; 1 unless `at_most` is set."""
     at_most: NonNegativeInt | None = None
-    """No more than so many such calls, those that gave an error included."""
+    """Maximum number of such calls, including calls with an error."""
     in_order: Annotated[list[ExpectedCall], Field(min_length=1)] | None = None
-    """These calls, one after the other; there may be others between them."""
+    """Calls in order. Other calls may occur between them."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -123,48 +125,48 @@ class CallsGrader(BaseConfig):
 
     @property
     def call(self) -> ExpectedCall | None:
-        """The call that is counted; None for any."""
+        """Call that is counted; None for any call."""
         if self.tool is None:
             return None
         return ExpectedCall(tool=self.tool, arguments=self.arguments, matching=self.matching)
 
 
 class ResultGrader(Match):
-    """What a call of the model gave: the last one's result, its structured content if that has any."""
+    """Test of a call's result: the structured content of the last call, or its text."""
 
     tool: NonEmpty | None = None
-    """The MCP tool whose calls are looked at; by default all."""
+    """MCP tool whose results are tested. Default: all tools."""
     any: bool = False
-    """Whether it is enough that one of the results passes."""
+    """Pass if any of the results passes."""
 
     _check = model_validator(mode="after")(_must_test)
 
 
 class StateGrader(Match):
-    """What the rollout left behind: a file, a database, what a tool says of it, or a program."""
+    """Test of the state after the rollout: a file, a database, a tool's result, or a program."""
 
     file: NonEmpty | None = None
-    """A file in the rollout's folder, whose text is tested; without a test it has to be there."""
+    """File in the rollout's folder. Its text is tested; without a test it must exist."""
     exists: bool = True
-    """false: the file must not be there."""
+    """false: the file must not exist."""
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$|^\{metadata\.[^{}]+\}$")] | None = None
-    """The hash of the file's content."""
+    """Hash of the file's content."""
     database: NonEmpty | None = None
-    """An SQLite file in the rollout's folder, which is only read."""
+    """SQLite file in the rollout's folder, opened read-only."""
     query: NonEmpty | None = None
-    """The statement that is asked."""
+    """Query to run."""
     parameters: list[Any] = []
-    """Values for its question marks."""
+    """Values for the question marks of the query."""
     rows: list[list[Any]] | FromTask | None = None
-    """The rows that it has to give, in this order."""
+    """Expected rows of the query, in order."""
     tool: NonEmpty | None = None
-    """An MCP tool, which is called when the model has finished; its result is tested."""
+    """MCP tool that is called after the model has finished. Its result is tested."""
     arguments: dict[str, Any] = {}
-    """The arguments of that call."""
+    """Arguments of that call."""
     command: Annotated[list[str], Field(min_length=1)] | None = None
-    """A program and its arguments, run in the rollout's folder; what it prints is tested."""
+    """Program and arguments, run in the rollout's folder. Its output is tested."""
     exit_code: int = 0
-    """What the program has to end with."""
+    """Expected exit code of the program."""
 
     _BELONGS: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(("exists", "sha256"), "file"),
@@ -201,24 +203,24 @@ class StateGrader(Match):
 
 
 class Grader(BaseConfig):
-    """One grader. It has exactly one of `reply`, `calls`, `result`, `state` and `python`."""
+    """One grader, with exactly one of `reply`, `calls`, `result`, `state` and `python`."""
 
     name: Annotated[str, Field(pattern=r"^[\w.-]{1,60}$")] = ""
-    """What it is called in components, as `grade/NAME`; by default its kind."""
+    """Name in components, as `grade/NAME`. Default: the kind of the grader."""
     weight: PositiveFloat = 1.0
-    """What it counts beside the others."""
+    """Weight relative to the other graders."""
     reply: ReplyGrader | None = None
-    """The model's last reply."""
+    """Test of the model's last reply."""
     calls: CallsGrader | None = None
-    """Which tools it called."""
+    """Test of the calls that the model made."""
     result: ResultGrader | None = None
-    """What a call gave."""
+    """Test of a call's result."""
     state: StateGrader | None = None
-    """What the rollout left behind."""
+    """Test of the state after the rollout."""
     python: Annotated[str, Field(pattern=r"^.+\.py:[A-Za-z_]\w*$")] | None = None
-    """A function of your own, as check.py:grade, in a process of its own."""
+    """Function of yours, as check.py:grade. It runs in a separate process."""
     timeout: PositiveFloat = 60.0
-    """Seconds that a command, a function or a tool may take."""
+    """Timeout in seconds for a command, a function or a tool."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -230,12 +232,12 @@ class Grader(BaseConfig):
 
     @property
     def kind(self) -> str:
-        """The one of `KINDS` that it has."""
+        """Field of `KINDS` that is set."""
         return next(name for name in KINDS if getattr(self, name) is not None)
 
     @property
     def needs_folder(self) -> bool:
-        """Whether it looks at the rollout's folder."""
+        """True if the grader reads the rollout's folder."""
         return self.state is not None and self.state.tool is None
 
 
@@ -243,7 +245,7 @@ KINDS = ("reply", "calls", "result", "state", "python")
 
 
 def last_number(text: str) -> float | None:
-    """The last number in a text, which may have commas between thousands."""
+    """Return the last number in a text, or None. Numbers may have commas between thousands."""
     found = deque(_NUMBER.finditer(text), maxlen=1)
     return float(found[0][0].replace(",", "").replace("\u2212", "-")) if found else None
 
@@ -253,12 +255,12 @@ def _check_json_path(path: str) -> None:
 
     try:
         jsonpath.compile(path)
-    except Exception as error:  # of several classes
+    except Exception as error:  # jsonpath raises several classes
         raise conflict(f"is no JSON path: {str(error).splitlines()[0]}", "json_path") from None
 
 
 def needs_math(grader: Grader) -> bool:
-    """Return True if a grader compares mathematically, with a library of the extra `math`."""
+    """Return True if a grader tests mathematical equality, which needs a library of the extra `math`."""
     match = grader.reply or grader.result or grader.state
     return match is not None and match.math is not None
 

@@ -1,4 +1,4 @@
-"""Looks at what a rollout left in its folder: files and databases that a model may have made as it liked."""
+"""Judge of the files and databases in a rollout's folder, which a model may have written."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _HERE = "{workdir}/"
 
 
 class NotThere(Exception):
-    """What is looked for is not there, or is something else; the text says what."""
+    """The requested file does not exist or is unusable. The message is the reason."""
 
 
 def judge_state(grader: StateGrader, folder: Path) -> Verdict:
-    """Whether a file or a database is as it should be."""
+    """Return the verdict on a file or a database in a rollout's folder."""
     try:
         if grader.file is not None:
             return _judge_file(grader, folder, grader.file.removeprefix(_HERE))
@@ -66,8 +66,10 @@ def _judge_file(grader: StateGrader, folder: Path, name: str) -> Verdict:
 
 @contextmanager
 def _opened(folder: Path, name: str) -> Iterator[BufferedReader]:
-    """A regular file below the folder. No link is followed, wherever it leads, and no pipe waited for. Raises
-    NotThere."""
+    """Open a regular file in the folder for reading.
+
+    Symbolic links are never followed, and a named pipe does not block. Raises NotThere.
+    """
     *parents, last = [part for part in PurePosixPath(name).parts if part != "."] or [""]
     opened: list[int] = []
     try:

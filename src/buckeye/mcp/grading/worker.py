@@ -1,4 +1,4 @@
-"""The process in which graders judge: `python -I -m buckeye.mcp.grading.worker`, lines of JSON in and out."""
+"""Worker process of graders: `python -I -m buckeye.mcp.grading.worker`, with JSON lines in and out."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from buckeye.mcp.grading.state import judge_state
 
 
 def judged(request: dict[str, Any]) -> Verdict:
-    """The verdict of `grader` on what the request holds of `text`, `data`, `calls` and `folder`."""
+    """Return the verdict of `grader` on the request's `text`, `data`, `calls` or `folder`."""
     grader = Grader.model_validate(request["grader"])
     calls = [MadeCall(**call) for call in request.get("calls", ())]
     if grader.calls is not None:
@@ -29,7 +29,10 @@ def judged(request: dict[str, Any]) -> Verdict:
 
 
 def main() -> None:
-    """Answer one line with another, until there is none. A request may also name a module to `import`."""
+    """Answer each input line with one output line, until the input ends.
+
+    A request with the key `import` names a module to import.
+    """
     sys.setrecursionlimit(10_000)
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin.buffer:
@@ -43,7 +46,7 @@ def main() -> None:
                 answer = {"score": verdict.score, "said": verdict.said}
         except (MemoryError, RecursionError) as error:
             answer = {"score": 0.0, "said": f"it is too large to be judged ({type(error).__name__})"}
-        except Exception as error:  # a mistake of ours or of a library
+        except Exception as error:  # a bug in Buckeye or a library
             answer = {"failed": f"{type(error).__name__}: {error}"[:500]}
         print(json.dumps(answer), flush=True)
 

@@ -1,1 +1,1 @@
-"""Container images without a daemon: fetched from a registry, checked, unpacked."""
+"""Container images without a daemon: downloaded from a registry, verified and unpacked."""

@@ -12,8 +12,10 @@ from buckeye.mcp.sandbox.base import PrepareError
 
 
 def keep_layout(layout: Path, reference: ImageReference, folder: Path) -> Manifest:
-    """Move a layout into the store `folder`, under a name; what had that name takes its place. Raises
-    PrepareError for a layout without a whole image."""
+    """Move a layout into the store `folder` under a name, and replace an earlier layout of that name.
+
+    Raises PrepareError for a layout without a complete image.
+    """
     try:
         manifest = _read(layout, reference)
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -27,7 +29,7 @@ def keep_layout(layout: Path, reference: ImageReference, folder: Path) -> Manife
 
 
 def find_built(reference: ImageReference, folder: Path) -> Manifest | None:
-    """The image of this name that was built here, or None: nothing was, or parts of it are gone."""
+    """Return the image of this name that was built here; None without one, or if parts are missing."""
     try:
         return _read(built_layout(reference, folder), reference)
     except (OSError, ValueError, KeyError, TypeError):
@@ -35,12 +37,12 @@ def find_built(reference: ImageReference, folder: Path) -> Manifest | None:
 
 
 def built_layout(reference: ImageReference, folder: Path) -> Path:
-    """Where in the store the image of this name is."""
+    """Return the path of this image's layout in the store."""
     return folder / "built" / hashlib.sha256(str(reference).encode()).hexdigest()[:32]
 
 
 def layout_blob(layout: Path, digest: str) -> Path:
-    """Where in a layout the blob with this digest is."""
+    """Return the path of a blob in a layout."""
     return layout / "blobs" / digest.replace(":", "/")
 
 

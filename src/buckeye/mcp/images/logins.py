@@ -1,4 +1,4 @@
-"""Logins to registries, from where docker and podman keep them."""
+"""Registry logins that docker and podman have stored."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _HUB_KEYS = ("https://index.docker.io/v1/", "index.docker.io", "docker.io", DOCK
 
 
 def find_login(registry: str) -> dict[str, str]:
-    """Return the header for HTTP's basic authentication at a registry host; empty without a login there."""
+    """Return the HTTP basic authentication header for a registry host, or {} without a login."""
     keys = _HUB_KEYS if registry == DOCKER_HUB else (registry, f"https://{registry}")
     for key in keys:
         try:

@@ -1,4 +1,4 @@
-"""Names of images, and what an image is made of: a manifest, and the blobs that it names by digest."""
+"""Image names, and image manifests with the blobs that they reference by digest."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _HUB_NAMES = {"docker.io", "index.docker.io", DOCKER_HUB}
 
 @dataclass(frozen=True, slots=True)
 class ImageReference:
-    """A parsed `[HOST[:PORT]/]PATH[:TAG][@DIGEST]`. `version` is the digest if there is one, else the tag."""
+    """A parsed `[HOST[:PORT]/]PATH[:TAG][@DIGEST]`. `version` is the digest if given, else the tag."""
 
     registry: str
     repository: str
@@ -30,8 +30,10 @@ class ImageReference:
 
 
 def parse_reference(text: str) -> ImageReference:
-    """Parse a name as docker does: without a host it is on Docker Hub, without a tag it is `latest`. Raises
-    UsageError."""
+    """Parse an image name like docker. Raises UsageError.
+
+    A name without a host is on Docker Hub; a name without a tag has the tag `latest`.
+    """
     image = parse_image(text)
     name = "" if image is None or (image.digest and not _DIGEST.fullmatch(image.digest)) else image.name
     first, slash, path = name.partition("/")
@@ -49,19 +51,19 @@ def parse_reference(text: str) -> ImageReference:
 
 
 MAX_LAYERS, MAX_PACKED_BYTES = 500, 64 * 2**30
-"""Of one image."""
+"""Maximum layers and compressed bytes of one image."""
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
 
 
 class Blob(msgspec.Struct, frozen=True):
-    """A piece of an image, by its digest."""
+    """A content-addressed part of an image."""
 
     digest: Annotated[str, msgspec.Meta(pattern=rf"^{_DIGEST.pattern}\Z")]
     size: Annotated[int, msgspec.Meta(ge=0)]
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """What one image for one platform is made of."""
+    """Parts of one image for one platform."""
 
     config: Blob
     layers: tuple[Blob, ...]
@@ -69,7 +71,7 @@ class Manifest(msgspec.Struct, frozen=True):
 
 
 def parse_manifest(content: dict[str, Any], *, digest: str, shown: str) -> Manifest:
-    """The manifest in `content`; `shown` names the image. Raises PrepareError."""
+    """Return the parsed manifest. `shown` is the image's name in messages. Raises PrepareError."""
     if not isinstance(content.get("layers"), list):
         raise PrepareError(f"image {shown}: its manifest is not understood.")
     try:

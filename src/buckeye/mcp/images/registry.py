@@ -1,8 +1,8 @@
-"""A small client of the registry API, for pulling: every byte is checked against its digest.
+"""Minimal registry client for pulling images. All content is verified against its digest.
 
-Facts: the OCI distribution specification 1.1, and Docker's token authentication. Plain HTTP only on this
-machine; everywhere else HTTPS. Logins go to the registry they belong to and the token server it names, never
-to where a blob is redirected.
+Sources: the OCI distribution specification 1.1, and Docker's token authentication. Plain HTTP is used only
+for this machine, HTTPS for all others. Logins are sent only to their registry and to the token server that it
+names, never to the target of a blob's redirect.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from buckeye.mcp.images.manifest import DOCKER_HUB, Blob, ImageReference, Manife
 from buckeye.mcp.sandbox.base import PrepareError
 
 MIRROR_VARIABLE = "BUCKEYE_REGISTRY_MIRROR"
-"""Names a registry that images of Docker Hub are fetched from."""
+"""Variable that names a registry to use instead of Docker Hub."""
 _MAX_MANIFEST = 4 * 2**20
 _DOCKER = "docker.distribution.manifest"
 _KINDS = ("oci.image.manifest.v1", "oci.image.index.v1", f"{_DOCKER}.v2", f"{_DOCKER}.list.v2")
 _ACCEPTED = [f"application/vnd.{kind}+json" for kind in _KINDS]
 _HEADERS = {"accept": ", ".join((*_ACCEPTED, "*/*")), "accept-encoding": "identity"}
-"""Without an encoding: what is packed may be any number of bytes."""
+"""No content encoding, because a compressed body may expand to any size."""
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "armv7l": "arm"}
 _CHALLENGE = re.compile(r'(\w+)="([^"]*)"')
 
 
 class Registry(AbstractContextManager["Registry"]):
-    """One registry, for one repository; use it as a context manager. Its methods raise PrepareError."""
+    """Client for one repository of a registry; a context manager. Its methods raise PrepareError."""
 
     def __init__(self, reference: ImageReference) -> None:
         self._reference = reference
@@ -55,14 +55,14 @@ class Registry(AbstractContextManager["Registry"]):
         self._client.close()
 
     def manifest(self) -> Manifest:
-        """The manifest for this machine's platform; of an index, the entry for it."""
+        """Return the manifest for this machine's platform, also from an index of platforms."""
         digest, content = self._manifest(self._reference.version)
         if "manifests" in content:
             digest, content = self._manifest(_of_this_platform(content, self._reference))
         return parse_manifest(content, digest=digest, shown=str(self._reference))
 
     def fetch(self, blob: Blob, folder: Path) -> Path:
-        """Return the file of a blob in `folder`, downloaded if need be. It has the blob's digest."""
+        """Return the file of a blob in `folder`, downloaded if necessary. Its digest is verified."""
         target = folder / blob.digest.removeprefix("sha256:")
         if target.exists():
             return target
@@ -99,7 +99,7 @@ class Registry(AbstractContextManager["Registry"]):
 
     @contextmanager
     def _get(self, where: str) -> Iterator[httpx.Response]:
-        """Ask, log in if that is wanted, ask again."""
+        """Send a GET request. After a 401 response, log in and retry once."""
         try:
             for attempt in range(2):
                 headers = {**_HEADERS, **self._authorization}
@@ -165,5 +165,5 @@ def _of_this_platform(index: dict[str, Any], reference: ImageReference) -> str:
 
 
 def is_local(host: str) -> bool:
-    """Whether a host, perhaps with a port, is this machine."""
+    """Return True if a host, with or without a port, is this machine."""
     return is_loopback(urlsplit(f"//{host}").hostname or "")

@@ -1,4 +1,4 @@
-"""Unpacked images, kept by digest."""
+"""Store of unpacked images, by digest."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MAX_CONFIG = 4 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """An unpacked image: its root file system, to be read only, and how it wants to be run."""
+    """An unpacked image: its root file system, which is read-only, and its run configuration."""
 
     digest: str
     root: Path
@@ -38,11 +38,10 @@ class Image:
 
 
 def fetch_image(name: str, folder: Path, *, owner: int | None) -> Image:
-    """The image called `name`: as it was built here, else from its registry or, if that cannot be asked, as
-    it was fetched last.
+    """Return the image `name`: built locally, else from its registry, else as downloaded before.
 
-    `folder` keeps what was downloaded and unpacked; files belong to the user `owner`, if one is given. May be
-    called by several processes at once. Raises PrepareError, and UsageError for a name that is none.
+    `folder` keeps downloaded and unpacked images. Files belong to the user `owner`, if given. Several
+    processes may call this at once. Raises PrepareError, and UsageError for an invalid name.
     """
     reference = parse_reference(name)
     built = find_built(reference, folder)
@@ -64,7 +63,7 @@ def fetch_image(name: str, folder: Path, *, owner: int | None) -> Image:
 
 
 Fetch = Callable[[Blob], Path]
-"""Returns the file of a blob, fetched if need be."""
+"""Returns the file of a blob, downloaded if necessary."""
 
 
 def _made(manifest: Manifest, fetch: Fetch, name: str, folder: Path, owner: int | None) -> Image:
@@ -100,7 +99,7 @@ def _make(manifest: Manifest, fetch: Fetch, name: str, target: Path, owner: int 
 
 
 class _Wishes(msgspec.Struct, rename="pascal"):
-    """How an image wants to be run, in its own words."""
+    """Run configuration of an image, with the field names of the OCI specification."""
 
     env: list[str] | None = None
     entrypoint: list[str] | None = None

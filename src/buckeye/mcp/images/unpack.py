@@ -1,8 +1,8 @@
-"""Layers become a directory tree. Nothing in a layer can reach outside of that tree.
+"""Unpack layers into a directory tree. No layer can reach outside the tree.
 
-Every name is followed as inside of the tree: `/` is its top, `..` stops there, and a link in an earlier layer
-leads to where it would lead in a container. Devices and pipes are left out, set-user-id bits taken off,
-owners ignored.
+Names are resolved inside the tree: `/` is its top, `..` stops there, and a link of an earlier layer leads
+where it would lead in a container. Devices and pipes are omitted, set-user-id bits are removed, and owners
+are ignored.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from buckeye.base.distribution import install_command
 from buckeye.mcp.sandbox.base import PrepareError
 
 MAX_BYTES, MAX_ENTRIES = 64 * 2**30, 1_000_000
-"""Of one image, unpacked."""
-_MAX_RATIO, _SMALL = 200, 2**28  # a layer of text is packed to a tenth; a small one may be of zeros
+"""Maximum bytes and entries of one image, unpacked."""
+_MAX_RATIO, _SMALL = 200, 2**28  # text compresses to about a tenth; a small layer may be all zeros
 _MAX_EXTENSION, _MAX_GLOBAL, _MAX_GLOBALS = 2**20, 2**16, 100
 _EXTENSIONS = (
     tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME,
@@ -34,7 +34,7 @@ _EXTENSIONS = (
 )  # fmt: skip
 _DAMAGE = (tarfile.TarError, zlib.error, EOFError, OSError, OverflowError, ValueError, RecursionError)
 _SHOWN = 200
-_MAX_WINDOW = 2**27  # of zstd, in memory
+_MAX_WINDOW = 2**27  # bytes of memory for zstd
 
 _WHITEOUT, _OPAQUE = ".wh.", ".wh..wh..opq"
 _MAX_LINKS, _MAX_DEPTH = 40, 200
@@ -43,21 +43,21 @@ _COPY = 1 << 20
 
 @dataclass(slots=True)
 class Unpacked:
-    """What was done, over all layers."""
+    """Totals over all layers."""
 
     bytes: int = 0
     entries: int = 0
     left_out: int = 0
-    """Devices and pipes."""
+    """Number of omitted devices and pipes."""
 
 
 def unpack_layers(
     layers: Sequence[Path], digests: Sequence[str], root: Path, *, owner: int | None
 ) -> Unpacked:
-    """Lay the layers (tar files, plain, gzip or zstd) over each other in the empty directory `root`.
+    """Unpack layers (tar files, plain, gzip or zstd) over each other into the empty directory `root`.
 
-    `digests` are those of the uncompressed tar files; `owner` is the user and group that everything then
-    belongs to. Raises PrepareError for damaged, malicious or oversized layers.
+    `digests` are those of the uncompressed tar files. `owner` becomes the user and group of all files. Raises
+    PrepareError for damaged, malicious or oversized layers.
     """
     done = Unpacked()
     if len(layers) != len(digests):
@@ -89,7 +89,7 @@ def unpack_layers(
 
 
 class _Hashing:
-    """Reads through, counts and hashes."""
+    """Stream wrapper that counts and hashes the bytes read, with a limit."""
 
     def __init__(self, source: IO[bytes], limit: int) -> None:
         self._source, self._limit = source, limit
@@ -131,7 +131,7 @@ def _decompressed(raw: IO[bytes]) -> IO[bytes]:
 
 
 class _Zstd:
-    """Reads what was compressed with zstd. Raises PrepareError where no package for it is installed."""
+    """Stream that decompresses zstd. Raises PrepareError if no zstd package is installed."""
 
     def __init__(self, raw: IO[bytes]) -> None:
         try:
@@ -153,12 +153,14 @@ class _Zstd:
 
 
 class _Header(tarfile.TarInfo):
-    """A header that is read only as far as memory allows: tarfile keeps long names and extended headers, and
-    the maps of sparse files, whole."""
+    """Tar header with a size limit.
+
+    tarfile keeps long names, extended headers and the maps of sparse files completely in memory.
+    """
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _Header:
-        """The header in a block. Raises PrepareError for one that announces too much, or a sparse file."""
+        """Return the header in a block. Raises PrepareError for an oversized header or a sparse file."""
         header = super().frombuf(buf, encoding, errors)
         if header.type == tarfile.GNUTYPE_SPARSE:
             header._refuse_sparse()
@@ -170,23 +172,25 @@ class _Header(tarfile.TarInfo):
         return header
 
     def _refuse_sparse(self, *_: object) -> NoReturn:
-        # a few bytes that stand for any number of them
+        # a sparse file can expand from a few bytes to any size
         raise PrepareError(f"{_shown(self.name)} is a sparse file, which is not read.")
 
     _proc_gnusparse_00 = _proc_gnusparse_01 = _proc_gnusparse_10 = _refuse_sparse
 
 
 class _Layer:
-    """One layer onto the tree. The tree is never spoken of by a path: every step is taken from the descriptor
-    of a folder, by a name without a slash, and a link is never followed by the system."""
+    """Applies one layer to the tree.
+
+    No path of several parts is ever passed to the system. Every step uses the descriptor of a folder and a
+    name without a slash, and the system never follows a link.
+    """
 
     def __init__(self, root: int, owner: int | None, done: Unpacked) -> None:
         self._root, self._owner, self._done = root, owner, done
         self._mine: set[int] = set()
-        """The inodes of what this layer itself has put there and of the folders around: its own opaque
-        markers spare them."""
+        """Inodes of this layer's entries and of their folders. Its own opaque markers keep them."""
         self._last: tuple[str, int] | None = None
-        """The folder of the last entry, and its descriptor: the next entry is mostly in it too."""
+        """Folder of the last entry and its descriptor, because the next entry is usually in it too."""
 
     def apply(self, layer: tarfile.TarFile) -> None:
         """Unpack all entries of a layer that is read as a stream."""
@@ -240,7 +244,7 @@ class _Layer:
             os.mkdir(name, 0o700, dir_fd=folder)
             made = _open_folder(folder, name)
         try:
-            os.fchmod(made, mode | 0o700)  # later entries are to get into it
+            os.fchmod(made, mode | 0o700)  # later entries must be able to enter it
         finally:
             os.close(made)
 
@@ -277,7 +281,7 @@ class _Layer:
             os.close(there)
 
     def _folder(self, parts: Sequence[str]) -> int:
-        """As `_walk`; the descriptor is ours, and good until the next call."""
+        """Return the descriptor of a folder inside the tree. It is closed by the next call."""
         key = "/".join(parts)
         if self._last is None or self._last[0] != key:
             self._forget()
@@ -285,8 +289,8 @@ class _Layer:
         return self._last[1]
 
     def _walk(self, parts: Sequence[str]) -> int:
-        """The descriptor of the folder that `parts` lead to inside the tree, made if need be."""
-        way = [os.dup(self._root)]  # the folders on the way down: `..` leads back the way that was come
+        """Return a new descriptor of the folder that `parts` lead to. Missing folders are created."""
+        way = [os.dup(self._root)]  # folders on the path down; `..` returns to the last of them
         waiting = list(reversed(parts))
         links = 0
         try:
@@ -327,11 +331,11 @@ class _Layer:
         return _open_folder(folder, name)
 
     def _step(self, folder: int, name: str) -> int | None:
-        """The folder of that name, opened; None if there is none, or something else."""
+        """Return the opened folder of that name; None if it does not exist or is not a folder."""
         try:
             return _open_folder(folder, name)
         except OSError as error:
-            if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):  # the last is a link
+            if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):  # ELOOP: a link
                 raise
             return None
 
@@ -341,7 +345,7 @@ class _Layer:
                 self._delete(folder, entry)
 
     def _delete(self, folder: int, name: str) -> None:
-        """Remove what has that name, a folder with all in it."""
+        """Remove the entry of that name, and a folder with its content."""
         inside = self._step(folder, name)
         if inside is None:
             self._unlink(folder, name)
@@ -349,7 +353,7 @@ class _Layer:
         os.close(inside)
         shutil.rmtree(name, dir_fd=folder)
         if self._last is not None and self._last[1] != folder:
-            self._forget()  # it may have been in there
+            self._forget()  # the cached folder may have been inside
 
     def _unlink(self, folder: int, name: str) -> None:
         with contextlib.suppress(FileNotFoundError):
@@ -381,7 +385,7 @@ def _link_target(folder: int, name: str) -> str | None:
 
 
 def _split(name: str) -> tuple[list[str], str]:
-    """The folders above an entry and its last name, "" for the top of the tree."""
+    """Return the folders above an entry and its last name ("" for the top of the tree)."""
     if "\0" in name:
         raise PrepareError("a file's name holds a zero byte.")
     parts = [part for part in name.split("/") if part not in ("", ".")]

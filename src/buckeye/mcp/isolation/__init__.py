@@ -1,1 +1,1 @@
-"""Whether rollouts see each other: the same tasks are played alone and side by side, and compared."""
+"""Isolation check: run the same tasks alone and in parallel, and compare the results."""

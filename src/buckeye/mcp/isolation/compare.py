@@ -1,8 +1,7 @@
-"""What plays of one task gave, compared: state that they share is told from noise.
+"""Comparison of several rollouts of one task, to separate shared state from noise.
 
-Noise is what differs between plays that nobody could have disturbed: times, random names, dice. State that
-outlives a play differs between such plays too, and is told by its order: it grows, or counts, or is another
-once and stays so.
+Noise differs even between undisturbed rollouts: times, random names, dice. Shared state also differs between
+rollouts, but its order reveals it: it grows, counts, or changes once and stays changed.
 """
 
 from __future__ import annotations
@@ -26,8 +25,11 @@ OWN = "‹own›"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Play:
-    """One play: a name and a text for everything that it gave, in order, and the word that only it has said.
-    `processes` are the ids that the system had given out before and after it."""
+    """One rollout for the comparison.
+
+    `said` has a name and a text for each output, in order. `mark` is a word that only this rollout has
+    written. `processes` are the last process ids of the system before and after it.
+    """
 
     said: Sequence[tuple[str, str]]
     mark: str
@@ -35,7 +37,7 @@ class Play:
 
 
 def leaks(plays: Sequence[Play]) -> list[str]:
-    """Where a play read the word that only another one has said: once for each of its calls."""
+    """Return a finding for each call that read a word which only another rollout has written."""
     found = {
         what: _around(text, text.index(other.mark))
         for play in plays
@@ -47,8 +49,11 @@ def leaks(plays: Sequence[Play]) -> list[str]:
 
 
 def suspicious(before: Sequence[Play], beside: Sequence[Play], after: Sequence[Play]) -> list[str]:
-    """What plays share, as far as these tell. `before` are two lone plays, `after` are lone ones too, after
-    some that were played `beside` each other: one leaves a suspicion, nine settle it."""
+    """Return the outputs in which rollouts seem to share state.
+
+    The first argument has two lone rollouts, the second the parallel ones, and `after` has lone rollouts
+    after these: one is enough for a suspicion, nine confirm it.
+    """
     found = []
     for place, (what, _) in enumerate(before[0].said):
         everyone = [*before, *beside, *after]
@@ -64,15 +69,18 @@ def suspicious(before: Sequence[Play], beside: Sequence[Play], after: Sequence[P
 
 
 def _text_of(play: Play, place: int) -> str:
-    """A text in which what may differ always has the same name."""
+    """Return an output with noise and the rollout's own word replaced by fixed names."""
     if place >= len(play.said):
         return "(the rollout had ended)"
     return _NOISE.sub("#", play.said[place][1].replace(play.mark, OWN))
 
 
 def _without_processes(texts: Sequence[str], plays: Sequence[Play]) -> list[str]:
-    """The texts without the process ids in them. A number is one where, at its place in the texts, each play
-    has a number that the system gave out during that play: small ids equal many numbers that are none."""
+    """Return the texts with process ids replaced by `#`.
+
+    A number counts as a process id only if at its place every rollout has a number that the system assigned
+    during that rollout. Small process ids equal many other numbers.
+    """
     tokens = [list(_TOKEN.finditer(text)) for text in texts]
     if len({len(found) for found in tokens}) > 1:
         return list(texts)
@@ -95,7 +103,7 @@ def _is_process(token: str, play: Play) -> bool:
 
 
 def _shares(before: list[str], beside: list[str], after: list[str]) -> str | None:
-    """The text that shows state which plays share; None if there is none, or if it is noise."""
+    """Return a text that reveals shared state; None if only noise differs, or nothing."""
     lone, everything = [*before, *after], [*before, *beside, *after]
     if _settled(lone, beside, len(before)):
         return next(text for text in everything if text != before[0])
@@ -114,8 +122,10 @@ def _shares(before: list[str], beside: list[str], after: list[str]) -> str | Non
 
 
 def _settled(alone: Sequence[str], beside: Sequence[str], before: int) -> bool:
-    """Whether lone plays agree and others do not, or lone ones changed once, after the first play or after
-    those side by side, and stayed so."""
+    """Return True if lone rollouts agree and parallel ones differ, or if the lone ones changed only once.
+
+    The change must follow the first rollout or the parallel ones, and persist.
+    """
     changes = [place for place in range(1, len(alone)) if alone[place] != alone[place - 1]]
     if not changes:
         return any(text != alone[0] for text in beside)
@@ -125,18 +135,21 @@ def _settled(alone: Sequence[str], beside: Sequence[str], before: int) -> bool:
 
 
 def _grows(before: Sequence[int], beside: Sequence[int], after: Sequence[int]) -> bool:
-    """Whether each play gives more than all before it, or less: chance does so with one of hundreds."""
+    """Return True if each rollout gives more than all before it, or each gives less.
+
+    The probability of this by chance is one in several hundred.
+    """
     for sign in (1, -1):
         ordered = [sign * size for size in (*before, min(beside), max(beside), *after)]
         rising = [one < other for one, other in pairwise(ordered)]
-        rising[len(before)] = True  # those side by side have no order
+        rising[len(before)] = True  # parallel rollouts have no order
         if all(rising):
             return True
     return False
 
 
 def _counts(alone: Sequence[str], beside: int) -> bool:
-    """Whether numbers of lone plays go on by the same amount for each play, those side by side included."""
+    """Return True if lone numbers change by a constant step per rollout, counting the parallel ones."""
     try:
         numbers = [float(text) for text in alone]
     except ValueError:
@@ -148,7 +161,7 @@ def _counts(alone: Sequence[str], beside: int) -> bool:
 
 
 def _around(text: str, at: int) -> str:
-    """What stands at a place of a text, on one line."""
+    """Return the surroundings of a position in a text, on one line."""
     start = max(0, at - _LONGEST // 2)
     line = " ".join(text[start : start + _LONGEST].split())
     return ("…" if start else "") + line + ("…" if start + _LONGEST < len(text) else "")

@@ -1,4 +1,4 @@
-"""Plays of a task, alone and side by side, by a policy that calls every tool with made-up arguments."""
+"""Rollouts of a task, alone and in parallel, by a policy that calls every tool with made-up arguments."""
 
 from __future__ import annotations
 
@@ -37,8 +37,11 @@ Call = tuple[str, dict[str, Any]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Isolation:
-    """What was compared: so many rollouts of so many tasks, and what they share. `problem` says why it was
-    nothing; `allowed` whether the configuration lets them."""
+    """Result of the isolation check: numbers of tasks and rollouts, and the state that they share.
+
+    `problem` is the reason if nothing was compared. `allowed` is True if the configuration allows shared
+    state.
+    """
 
     tasks: int
     rollouts: int
@@ -58,7 +61,7 @@ class Isolation:
 
 
 def refusal(found: Isolation) -> UsageError:
-    """What is said instead of training on rollouts that see each other."""
+    """Return the error that refuses training because rollouts see each other."""
     listed = "\n".join(f"  {one}" for one in found.shared[:_MOST_LISTED])
     return UsageError(
         f"rollouts of this environment see what others do, so their rewards are not their own:\n{listed}\n"
@@ -68,7 +71,7 @@ def refusal(found: Isolation) -> UsageError:
 
 
 async def compare_plays(tasks: Sequence[McpTask], config: GymConfig, seconds: float) -> Isolation:
-    """Play some tasks alone twice, side by side, and alone again, within so many seconds."""
+    """Run some tasks twice alone, then in parallel, then alone, within `seconds`."""
     limits = {"max_turns": 10_000, "tool_timeout": min(_CALL_SECONDS, config.defaults.tool_timeout)}
     limits["keep_workdir"] = None  # type: ignore[assignment]
     config = config.model_copy(update={"defaults": config.defaults.model_copy(update=limits)})
@@ -94,7 +97,7 @@ async def compare_plays(tasks: Sequence[McpTask], config: GymConfig, seconds: fl
 
 
 class _Comparison:
-    """Plays and compares; keeps what it has found when it is cut off."""
+    """Runs and compares rollouts. Keeps its findings if it is cut off by a timeout."""
 
     def __init__(self, config: GymConfig) -> None:
         self._config = config
@@ -103,7 +106,7 @@ class _Comparison:
         self._failed: list[McpFault] = []
 
     async def of(self, task: McpTask) -> None:
-        """Raises McpFault if nothing can be played."""
+        """Compare rollouts of one task. Raises McpFault if all of them fail."""
         calls = await _calls_of(task, self._config)
         before = [await self._play(task, calls) for _ in range(2)]
         beside = await asyncio.gather(*(self._play(task, calls) for _ in range(_BESIDE)))
@@ -122,7 +125,7 @@ class _Comparison:
         said = policy.said
         try:
             outcome = await play(task, self._config, policy)
-        except ToolTimeout:  # slow is not shared
+        except ToolTimeout:  # slow does not mean shared
             raise
         except McpFault as fault:
             self._failed.append(fault)
@@ -135,7 +138,7 @@ class _Comparison:
 
 
 class _Calling:
-    """A policy that makes the calls, each with a word of its own in free texts, and then is done."""
+    """Policy that makes the given calls, with its own unique word in free texts, and then ends."""
 
     def __init__(self, calls: Sequence[Call], *, native: bool) -> None:
         self._calls, self._native = list(calls), native
@@ -144,7 +147,7 @@ class _Calling:
         self.said: list[tuple[str, str]] = []
 
     async def chat(self, messages: Sequence[Message], *, tools: Sequence[Tool] = ()) -> Reply:
-        """The next call."""
+        """Return the next call as a reply, and record the last result."""
         del tools
         read = str(messages[-1]["content"]).removeprefix("<result>\n").removesuffix("\n</result>")
         self.said.append((self.doing, read))
@@ -165,8 +168,10 @@ _WORD = "‹word›"
 
 
 async def _calls_of(task: McpTask, config: GymConfig) -> list[Call]:
-    """Every action once, and once more: what the last has written the first may read. Tools that say that
-    they destroy, or reach beyond the server, are left out."""
+    """Return every action once, then all of them a second time, so that early calls can read later writes.
+
+    Tools that declare themselves destructive or open-world are omitted.
+    """
     deadlines = Deadlines(start=config.defaults.setup_timeout, call=_CALL_SECONDS)
     async with (
         open_workdir(task, config) as workdir,
@@ -184,7 +189,7 @@ async def _calls_of(task: McpTask, config: GymConfig) -> list[Call]:
 
 
 def _arguments(action: Action, tool: ToolInfo) -> dict[str, Any]:
-    """What the model would have to give."""
+    """Return made-up arguments for the required parameters of an action."""
     schema = tool.input_schema
     known: Mapping[str, Any] = schema.get("properties") or {}
     needed = {
@@ -204,7 +209,7 @@ def _value(wanted: Any, schema: Mapping[str, Any]) -> Any:
 
 
 def _last_process() -> int:
-    """The process id that the system has given out last; 0 where that is not told."""
+    """Return the process id that the system assigned last; 0 if unknown."""
     with suppress(OSError, ValueError):
         return int(Path("/proc/loadavg").read_text().split()[-1])
     return 0

@@ -1,1 +1,1 @@
-"""How the environment of one session is run: a command, a project folder, a container, an unpacked image."""
+"""Runtimes for the environment of a session: command, project folder, container, or unpacked image."""

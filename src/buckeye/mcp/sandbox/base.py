@@ -1,4 +1,4 @@
-"""What the gateway asks of a runtime."""
+"""Interface of a runtime, as the gateway uses it."""
 
 from __future__ import annotations
 
@@ -16,70 +16,69 @@ from buckeye.mcp.fork_server.program import Program
 
 
 class RuntimeUnavailable(BuckeyeError):
-    """A runtime cannot be used on this machine; the message says what is missing."""
+    """A runtime cannot be used on this machine. The message names the missing part."""
 
 
 class PrepareError(BuckeyeError):
-    """An environment cannot be prepared: no such image, a registry that refuses, a folder that does not
-    install."""
+    """An environment cannot be prepared: unknown image, refusing registry, or failed installation."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """What one environment may use. None is no limit."""
+    """Resource limits of one environment. None: no limit."""
 
     memory: int | None = None
-    """Bytes. Containers count all their processes; the other runtimes limit each process."""
+    """Bytes. Containers count all their processes; other runtimes limit each process."""
     cpus: float | None = None
-    """Processors; containers only."""
+    """CPU cores; containers only."""
     network: bool = True
-    """False takes the network away."""
+    """False removes network access."""
     processes: int = 1024
-    """Processes and threads at a time."""
+    """Maximum number of processes and threads at a time."""
     disk: int = 4 * 2**30
-    """Bytes of one file, and of all in the folder of a session."""
+    """Maximum bytes of one file, and of a session's folder in total."""
     writable: tuple[str, ...] | None = None
-    """The only folders that it may write to, where there are namespaces."""
+    """Only folders that the environment may write to. Requires namespaces."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Launch:
-    """A process to start for one session."""
+    """Command line and environment of one session's process."""
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
     cwd: Path
     program: Program | None = None
-    """What the process becomes, where its libraries may be imported ahead."""
+    """Same process for the fork server, if its libraries may be imported in advance."""
     after: Callable[[], Awaitable[None]] | None = None
-    """Called once the process has ended, however; removes what it leaves outside its folder."""
+    """Called after the process has ended for any reason; removes data outside the session's folder."""
 
 
 class Runtime(Protocol):
-    """Makes environments. `image` is what a session asks for; a runtime with one environment ignores it."""
+    """Creates environments. `image` is the session's request; a runtime with one environment ignores it."""
 
     name: str
     about: str
-    """For people: how far its sessions are apart."""
+    """Description of the isolation between sessions, for people."""
     serves: str
-    """The one environment that it has, whatever a session asks for; "" for a runtime of images."""
+    """Name of the only environment that every session gets; "" for a runtime of images."""
 
     async def prepare(self, image: str) -> None:
-        """Do what takes long and is done once: fetch, unpack, install. Raises PrepareError."""
+        """Do slow one-time work: download, unpack, install. Raises PrepareError."""
 
     async def launch(self, image: str, place: Path, variables: Mapping[str, str]) -> Launch:
-        """A session's process. `place` is an empty folder of its own, removed after it."""
+        """Return a session's process. `place` is its own empty folder, deleted after the session."""
 
 
 @dataclass(slots=True)
 class Places:
-    """Folders of sessions, under one that this gateway owns."""
+    """Factory for the folders of sessions, below a folder that this gateway owns."""
 
     root: Path
     _count: int = field(default=0)
 
     def new(self) -> Path:
-        """A fresh empty folder that only this user can enter."""
+        """Create an empty folder that only this user can enter."""
         self._count += 1
         place = self.root / f"{self._count}-{secrets.token_hex(4)}"
         place.mkdir(mode=0o700)
@@ -87,13 +86,17 @@ class Places:
 
 
 def cache_folder() -> Path:
-    """Where images and installed environments are kept."""
+    """Return the cache folder for images and installed environments."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(cache) / "buckeye"
 
 
 def output_of(argv: Sequence[str], seconds: float, failed: str) -> str:
-    """What a program prints. Raises PrepareError, which begins with `failed` and ends with its last words."""
+    """Run a program and return its output, stripped.
+
+    Raises PrepareError if it fails or exceeds `seconds`. The message begins with `failed` and ends with the
+    last lines of the output.
+    """
     try:
         ran = run_program(argv, seconds=seconds)
     except subprocess.TimeoutExpired:

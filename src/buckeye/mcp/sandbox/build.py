@@ -1,7 +1,7 @@
-"""Build the image of a folder with a Dockerfile, and push what was built.
+"""Build the image of a folder with a Dockerfile, and push it.
 
-docker, podman and buildah keep what they build, and push it themselves. What buildah builds also goes into
-Buckeye's own store (`buckeye/mcp/images`), and is run from there without a daemon.
+docker, podman and buildah store and push their own images. An image of buildah is also copied to Buckeye's
+store (`buckeye/mcp/images`), and runs from there without a daemon.
 """
 
 from __future__ import annotations
@@ -20,15 +20,17 @@ from buckeye.mcp.sandbox.base import RuntimeUnavailable, cache_folder, output_of
 from buckeye.mcp.sandbox.containers import find_program
 
 BUILDERS = ("docker", "podman", "buildah")
-"""What builds images, the first that works being preferred."""
+"""Programs that build images, in order of preference."""
 _BUILD_SECONDS = 3600.0
 _PUSH_SECONDS = 3600.0
 _ANSWER_SECONDS = 30.0
 
 
 def choose_builder(name: str = "auto") -> str:
-    """The builder of this name, or for `auto` the first that works here. Raises RuntimeUnavailable, saying of
-    each what is missing."""
+    """Return the builder `name`, or for `auto` the first that works.
+
+    Raises RuntimeUnavailable, for `auto` with the reason of each builder.
+    """
     if name != "auto":
         find_program(name)
         return name
@@ -47,16 +49,16 @@ def choose_builder(name: str = "auto") -> str:
 
 
 def build_image(folder: Path, image: str, builder: str = "auto") -> str:
-    """Build the image called `name:tag`; returns its digest, "" where the builder knows none before a push.
+    """Build the image `name:tag`, and return its digest, or "" if the builder knows none before a push.
 
-    Raises UsageError without a Dockerfile, RuntimeUnavailable without a builder, PrepareError with the last
-    words of a build that failed.
+    Raises UsageError without a Dockerfile, RuntimeUnavailable without a builder, and PrepareError with the
+    last output of a failed build.
     """
     if not (folder / "Dockerfile").is_file():
         raise UsageError(f"{folder} has no Dockerfile; `buckeye env new` writes one for a new environment")
     reference = parse_reference(image)
     name = choose_builder(builder)
-    isolation = ["--isolation", "chroot"] if name == "buildah" else []  # works inside of containers too
+    isolation = ["--isolation", "chroot"] if name == "buildah" else []  # also works inside containers
     argv = [name, "build", *isolation, "--tag", image, str(folder)]
     output_of(argv, _BUILD_SECONDS, f"{folder} cannot be built into an image")
     if name == "podman":
@@ -74,10 +76,10 @@ def _kept_by_us(image: str, reference: ImageReference) -> str:
 
 
 def push_built(image: str, target: str, *, progress: Callable[[str], None]) -> str:
-    """Have the program that built `image` here push it under the name `target`; returns its digest there, ""
-    if that is unknown.
+    """Push an image with the program that built it, under the name `target`.
 
-    Raises UsageError if none was built, PrepareError if the registry does not take it.
+    Returns the digest in the registry, or "" if unknown. Raises UsageError if no builder has the image, and
+    PrepareError if the registry refuses it.
     """
     reference = parse_reference(target)
     if reference.registry == DOCKER_HUB and reference.repository.startswith("library/"):

@@ -1,8 +1,8 @@
-"""Images without a daemon: fetched by our own client, and run with the unpacked tree as their `/`.
+"""Images without a daemon: downloaded by Buckeye, and run with the unpacked tree as their `/`.
 
-With namespaces a session has its own processes, mounts and a writable layer over the shared tree. Without
-(a rented machine that is a container itself), it has a copy of the tree and its own user: weak isolation. In
-both cases it does not run as root, if the gateway does.
+With namespaces, a session has its own processes and mounts, and a writable layer over the shared tree.
+Without them (for example in a container on a rented machine), it has a copy of the tree and its own user:
+weak isolation. In both cases a session does not run as root if the gateway does.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from buckeye.mcp.sandbox.base import Launch, Limits, PrepareError, RuntimeUnavai
 from buckeye.mcp.sandbox.confinement import Root, confined, confined_environment, walls
 
 _USER = 231_072
-"""User and group of the sessions; with more added, of single sessions. A range that no system gives out."""
+"""User and group id of sessions; single sessions add a number. Systems do not assign this range."""
 _BLOCKS, _BLOCK = 60, 1_000
 _KILL_SECONDS = 10.0
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 class ChrootRuntime:
-    """Runs images in unpacked trees under `folder`."""
+    """Runtime for images, unpacked under `folder`."""
 
     name, serves = "chroot", ""
 
     def __init__(self, limits: Limits, folder: Path) -> None:
-        """Raises RuntimeUnavailable if this user can neither make namespaces nor chroot."""
+        """Raises RuntimeUnavailable if this user can neither create namespaces nor chroot."""
         self._walls = walls()
         if sys.platform != "linux":
             raise RuntimeUnavailable("chroot: images are run on Linux only.")
@@ -52,12 +52,12 @@ class ChrootRuntime:
         self._claim, self._users = _claim_users()
 
     async def prepare(self, image: str) -> None:
-        """Fetch and unpack; a name stands for the same image as long as the gateway runs."""
+        """Download and unpack an image. A name keeps its image while the gateway runs."""
         if image not in self._images:
             self._images[image] = await asyncio.to_thread(fetch_image, image, self._folder, owner=self._owner)
 
     async def launch(self, image: str, place: Path, variables: Mapping[str, str]) -> Launch:
-        """The image's own command, in its own directory, with its variables and the session's."""
+        """Return the image's own command in its own directory, with its variables and the session's."""
         made = self._images[image]
         if not made.argv:
             raise PrepareError(f"image {image} does not say what to run (no ENTRYPOINT, no CMD).")
@@ -66,19 +66,22 @@ class ChrootRuntime:
         lay_out = _layers if self._walls.overlay else _copy
         layers = await finish_in_thread(lay_out, made.root, place, user)
         after = None if user is None or self._walls.namespaces else lambda: kill_user(user)
-        env = {"PATH": _PATH, "HOME": "/tmp", "LANG": "C.UTF-8", **made.variables, **variables}  # noqa: S108  a path inside of the session
+        env = {"PATH": _PATH, "HOME": "/tmp", "LANG": "C.UTF-8", **made.variables, **variables}  # noqa: S108  a path inside the session
         root = Root(path=place / "root", layers=layers, user=user, cwd=made.cwd)
         argv = confined(made.argv, limits=self._limits, walls=self._walls, root=root)
         return Launch(argv=argv, env=confined_environment(env), cwd=place, after=after)
 
 
 def _claim_users() -> tuple[socket.socket, Iterator[int]]:
-    """Users for sessions, round and round, of a block that no other gateway of this machine has as long as
-    the socket is open: all that a user runs is killed with its session. Raises RuntimeUnavailable."""
+    """Claim a block of user ids for sessions, and return its lock and an endless iterator over the ids.
+
+    No other gateway on this machine has the block while the socket is open. A session's end kills all
+    processes of its user, so ids must not be shared. Raises RuntimeUnavailable.
+    """
     for number in range(_BLOCKS):
         claim = socket.socket(socket.AF_UNIX)
         try:
-            claim.bind(f"\0buckeye-users-{number}")  # an abstract name: it ends with this process, however
+            claim.bind(f"\0buckeye-users-{number}")  # an abstract name ends with this process
         except OSError:
             claim.close()
             continue
@@ -88,11 +91,11 @@ def _claim_users() -> tuple[socket.socket, Iterator[int]]:
 
 
 def _layers(tree: Path, place: Path, user: int | None) -> tuple[Path, Path, Path]:
-    """Folders below `place` for a writable layer over the tree, which belongs to the session's user."""
+    """Create the folders of a writable layer over the tree, owned by the session's user."""
     root, upper, work = (place / name for name in ("root", "upper", "work"))
     for path in (root, upper, work):
         path.mkdir()
-    upper.chmod(0o755)  # it becomes the session's `/`
+    upper.chmod(0o755)  # this folder becomes the session's `/`
     _make_system_folders(upper)
     if user is not None:
         os.chown(upper, user, user)
@@ -100,7 +103,7 @@ def _layers(tree: Path, place: Path, user: int | None) -> tuple[Path, Path, Path
 
 
 def _copy(tree: Path, place: Path, user: int | None) -> None:
-    """A private copy of the tree that belongs to the session's user."""
+    """Make a private copy of the tree, owned by the session's user."""
     target = place / "root"
     shutil.copytree(tree, target, symlinks=True)
     _make_system_folders(target)
@@ -111,7 +114,7 @@ def _copy(tree: Path, place: Path, user: int | None) -> None:
 
 
 def _make_system_folders(root: Path) -> None:
-    """A link in the image must not lead a mount out of the root."""
+    """Create real folders for mounts, so that a link in the image cannot redirect a mount out of the root."""
     for name, mode in (("proc", 0o755), ("dev", 0o755), ("tmp", 0o1777)):
         path = root / name
         if path.is_symlink() or not path.is_dir():
@@ -121,7 +124,7 @@ def _make_system_folders(root: Path) -> None:
 
 
 async def kill_user(user: int) -> None:
-    """Kill whatever a session's user still runs, also outside of its process group."""
+    """Kill all processes of a session's user, even outside its process group."""
     become = f"os.setgroups([]); os.setresgid({user}, {user}, {user}); os.setresuid({user}, {user}, {user})"
     code = f"import os; {become}; os.kill(-1, {int(signal.SIGKILL)})"
     argv = (sys.executable, "-I", "-S", "-c", code)

@@ -1,4 +1,4 @@
-"""Environments that are a command, or a project folder installed into a virtual environment of its own."""
+"""Runtimes for a command, and for a project folder installed into its own virtual environment."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ _NOT_SOURCE = {"__pycache__", "node_modules", "build", "dist"}
 
 
 class CommandRuntime:
-    """Runs one command for every session, in a folder of the session's own that begins with `files`."""
+    """Runs one command for every session, in the session's own folder, initialized with `files`."""
 
     name, serves = "command", "--command"
 
     def __init__(self, argv: Sequence[str], limits: Limits, files: Path | None = None) -> None:
-        """Raises UsageError if there is no such program."""
+        """Raises UsageError if the program or `files` does not exist."""
         if not argv or shutil.which(argv[0]) is None:
             raise UsageError(f"--command: there is no program {shlex.join(argv[:1])!r} (PATH was searched).")
         if files is not None and not files.exists():
@@ -58,22 +58,24 @@ class CommandRuntime:
             )
 
     async def prepare(self, image: str) -> None:
-        """Nothing to do."""
+        """Do nothing: a command needs no preparation."""
 
     async def launch(self, image: str, place: Path, variables: Mapping[str, str]) -> Launch:
-        """The command, in the session's folder below `place`."""
+        """Return the command, to run in the session's folder below `place`."""
         server = self._server.model_copy(update={"env": dict(variables)})
         return await finish_in_thread(_launch, server, self._files, self._limits, place)
 
 
 class FolderRuntime:
-    """Installs a Python project once per state of its files, and runs its server for every session, in a copy
-    of the project."""
+    """Runs the server of a Python project for every session, in a copy of the project.
+
+    The project is installed once per state of its files.
+    """
 
     name = "dir"
 
     def __init__(self, folder: Path, limits: Limits) -> None:
-        """Raises UsageError if the folder is no project, or does not say what its server is."""
+        """Raises UsageError if the folder is not a project, or does not define its server."""
         self._folder, self._limits = folder.resolve(), limits
         self._command = server_command(self._folder)
         self.serves = f"--dir {folder}"
@@ -81,12 +83,12 @@ class FolderRuntime:
         self._made: Path | None = None
 
     async def prepare(self, image: str) -> None:
-        """Install it, unless this state of its files is installed already."""
+        """Install the project, unless this state of its files is installed."""
         if self._made is None:
             self._made = await asyncio.to_thread(installed, self._folder)
 
     async def launch(self, image: str, place: Path, variables: Mapping[str, str]) -> Launch:
-        """The server out of the virtual environment, in the session's folder below `place`."""
+        """Return the server from the virtual environment, to run in the session's folder below `place`."""
         await self.prepare(image)
         assert self._made is not None
         programs = self._made / "bin"
@@ -101,7 +103,7 @@ class FolderRuntime:
 
 
 def _launch(server: StdioServer, files: str | None, limits: Limits, place: Path) -> Launch:
-    """A server in a folder of its own, behind the walls of this machine. Raises PrepareError."""
+    """Return a server's launch in its own folder and in this machine's sandbox. Raises PrepareError."""
     try:
         workdir = made_workdir(place, files, limits.disk)
     except (UsageError, OSError) as error:
@@ -114,8 +116,8 @@ def _launch(server: StdioServer, files: str | None, limits: Limits, place: Path)
 
     argv, env = (server.command, *server.args), clean_environment(server.env)
     started, around = outer(argv, env)
-    # the process that sessions are forked from has the network, and `enter` of confine.py mounts no folder
-    # read-only
+    # The process that sessions are forked from has network access, and `enter` of confine.py mounts no folder
+    # read-only.
     program = None
     if limits.network and limits.writable is None:
         program = Program(argv=argv, env=env, cwd=workdir.path, confine=confine, outer=outer)
@@ -123,8 +125,11 @@ def _launch(server: StdioServer, files: str | None, limits: Limits, place: Path)
 
 
 def server_command(folder: Path) -> list[str]:
-    """What `[tool.buckeye] command` in pyproject.toml says, or else the project's script: the only one, or
-    the one of the project's name. Raises UsageError."""
+    """Return the server command of a project. Raises UsageError.
+
+    It is `[tool.buckeye] command` in pyproject.toml, else the project's only script, else the script with the
+    project's name.
+    """
     file = folder / "pyproject.toml"
     try:
         project = tomllib.loads(file.read_text(encoding="utf-8"))
@@ -151,10 +156,9 @@ def server_command(folder: Path) -> list[str]:
 
 
 def installed(folder: Path) -> Path:
-    """A virtual environment with the project in it, and a copy of the project as `_PROJECT`. Made anew when a
-    file of the project changes.
+    """Return a virtual environment with the project, and a copy of the project as `_PROJECT` in it.
 
-    Raises PrepareError with the installer's last words.
+    It is rebuilt when a file of the project changes. Raises PrepareError with the installer's last output.
     """
     digest = hashlib.sha256(f"{sys.version}\0{folder}".encode())
     for path in _sources(folder):
@@ -171,7 +175,7 @@ def installed(folder: Path) -> Path:
 
 
 def _install(folder: Path, target: Path) -> None:
-    # from a copy: build tools write beside the sources
+    # install from a copy, because build tools write next to the sources
     with tempfile.TemporaryDirectory(prefix="buckeye-install-") as temporary:
         copy = Path(temporary, folder.name)
         _copy_sources(folder, copy)
@@ -183,7 +187,7 @@ def _install(folder: Path, target: Path) -> None:
             output_of(argv, _INSTALL_SECONDS, f"{folder} does not install")
     part = target / f".{_PROJECT}"
     _copy_sources(folder, part)
-    part.rename(target / _PROJECT)  # last: with it the environment is whole
+    part.rename(target / _PROJECT)  # renamed last, as the mark of a complete environment
 
 
 def _copy_sources(folder: Path, to: Path) -> None:

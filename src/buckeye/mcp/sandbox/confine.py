@@ -1,24 +1,25 @@
 """Run one command confined: `python -I -S confine.py SPEC`, where SPEC is a JSON object.
 
     argv    the command and its arguments
-    bwrap   bubblewrap and its options, which give the command its namespaces and mounts; null: none
+    bwrap   bubblewrap and its options, for the command's namespaces and mounts; null: none
     root    a directory that becomes `/` of the command, or null
     user    the user and group id of the command, or null for the caller's
-    cwd     its working directory, inside of the root
+    cwd     its working directory, inside the root
     limits  null, or an object with `memory` (bytes of private memory of a process, or null), `processes`
             (processes and threads at a time) and `disk` (bytes of one file)
-    hidden  for `enter`: files and folders that are empty for the command
+    hidden  for `enter`: files and folders that appear empty to the command
 
-The environment of the command is the JSON object in BUCKEYE_CONFINED_ENV, so that no variable of a task (as
-LD_PRELOAD) acts on this script, which may run as root; without that variable it is this script's own.
+The environment of the command is the JSON object in BUCKEYE_CONFINED_ENV. A variable of a task (such as
+LD_PRELOAD) therefore cannot affect this script, which may run as root. Without BUCKEYE_CONFINED_ENV, the
+command inherits this script's environment.
 
-Bubblewrap changes neither the user nor limits. With a root, this script runs again inside of bubblewrap's
-namespaces: it enters the root by chroot and becomes the user, who may neither call chroot nor make a user
-namespace there. Without namespaces chroot alone is what there is.
+Bubblewrap changes neither the user nor limits. With a root, this script runs a second time inside
+bubblewrap's namespaces: it enters the root by chroot and switches to the user, who may neither call chroot
+nor create a user namespace there. Without namespaces, chroot is the only isolation.
 
-The file is run as a script, without site packages, so it imports nothing of Buckeye. It ends with the code
-of the command; 125 if the command could not be confined, with the reason on the last line of stderr, and
-127 if it could not be run.
+The file runs as a script without site packages, so it imports nothing of Buckeye. Its exit code is that of
+the command; 125 if the command could not be confined, with the reason on the last line of stderr; and 127 if
+it could not be run.
 """
 
 from __future__ import annotations
@@ -46,14 +47,14 @@ _READ_ONLY, _NOSUID_NODEV_NOEXEC, _BIND, _RECURSIVE, _PRIVATE = 1, 14, 4096, 163
 _CAPABILITY_VERSION_3 = 0x20080522
 _DEVICES = {"null": (1, 3), "zero": (1, 5), "full": (1, 7), "random": (1, 8), "urandom": (1, 9)}
 _OPEN_FILES = 4096
-_OF_FILES = 0b11011111  # to own, read and write files of others, and become them; see capabilities(7)
+_OF_FILES = 0b11011111  # own, read and write files of others, and switch to them; see capabilities(7)
 _GROUP = "buckeye-session-"
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def main() -> NoReturn:
-    """Confine, and become the command."""
+    """Confine this process, and replace it with the command."""
     spec = json.loads(sys.argv[1])
     given = os.environ.get("BUCKEYE_CONFINED_ENV")
     environment = dict(os.environ) if given is None else json.loads(given)
@@ -71,9 +72,11 @@ def main() -> NoReturn:
 
 
 def enter(spec: Mapping[str, Any]) -> None:
-    """Confine this process, which was forked with libraries that it has imported: bubblewrap starts programs
-    only. Returns in the process that is to be the command: with namespaces a child, for which this process
-    waits. Does not return if it fails."""
+    """Confine this forked process, which keeps its imported libraries. Bubblewrap can only start programs.
+
+    Returns in the process that becomes the command. With namespaces that is a child, and this process waits
+    for it. Does not return on failure.
+    """
     try:
         _die_with_parent()
         group = _limit(spec)
@@ -124,7 +127,10 @@ def _cannot_confine(error: OSError) -> NoReturn:
 
 
 def _execute_in_bubblewrap(spec: Mapping[str, Any], environment: Mapping[str, str]) -> NoReturn:
-    """Variables travel in memory: others see neither them nor, for bubblewrap itself, their effect."""
+    """Replace this process with bubblewrap. Variables are passed in a memory file.
+
+    Other users cannot read them there, and they do not affect bubblewrap itself.
+    """
     argv = spec["argv"]
     if spec["root"] is not None:
         inside = {**spec, "bwrap": None, "limits": None}
@@ -146,7 +152,7 @@ def _is_there(program: str, environment: Mapping[str, str]) -> bool:
 
 
 def _limit(spec: Mapping[str, Any]) -> str | None:
-    """Set the limits. Returns the control group that counts processes, if one can be made."""
+    """Set the limits. Returns the control group that counts processes, or None if it cannot be created."""
     limits = spec["limits"]
     if limits is None:
         return None
@@ -178,13 +184,15 @@ def _processes_of(user: int) -> int:
 
 
 def _new_group(most: int) -> str | None:
-    """Enter a new control group that has at most so many processes; None where none can be made. The kernel
-    limits no processes of root by its user. Groups that others left are removed."""
+    """Enter a new control group with at most `most` processes, or return None if it cannot be created.
+
+    It is needed because the kernel does not limit root's processes by user. Leftover groups are removed.
+    """
     with contextlib.suppress(OSError, StopIteration):
         above = next(_control_groups())
         for name in os.listdir(above):
             if name.startswith(_GROUP) and not os.path.exists(f"/proc/{name.removeprefix(_GROUP)}"):
-                with contextlib.suppress(OSError):  # it has processes
+                with contextlib.suppress(OSError):  # it still has processes
                     os.rmdir(f"{above}/{name}")
         group = f"{above}/{_GROUP}{os.getpid()}"
         os.mkdir(group)
@@ -199,7 +207,7 @@ def _new_group(most: int) -> str | None:
 
 
 def _control_groups() -> Iterator[str]:
-    """The folders of our own groups that may count processes: of version 1, then of version 2."""
+    """Yield the paths of this process's control groups that may count processes, version 1 before 2."""
     with open("/proc/self/cgroup") as file:
         lines = [line.rstrip("\n").split(":", 2) for line in file]
     for _, controllers, path in lines:
@@ -216,14 +224,14 @@ def _write(path: str, text: str) -> None:
 
 
 def _continue_in_child(group: str | None) -> None:
-    """Return in a child. This process waits for its end, removes the group, and ends with its code."""
+    """Return in a child. This process waits for the child, removes the group, and exits with its code."""
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     child = os.fork()
     if child == 0:
         os.close(null)
         _die_with_parent()
         return
-    for descriptor in (0, 1, 2):  # the pipes are the command's: whoever reads them sees it end
+    for descriptor in (0, 1, 2):  # only the command holds the pipes, so that their reader sees it end
         os.dup2(null, descriptor)
     signal.signal(signal.SIGTERM, lambda *_: os.kill(child, signal.SIGKILL))
     _, status = os.waitpid(child, 0)
@@ -236,7 +244,7 @@ def _continue_in_child(group: str | None) -> None:
 def _leave(group: str) -> None:
     with contextlib.suppress(OSError):
         _write(f"{os.path.dirname(group)}/cgroup.procs", str(os.getpid()))
-    for _ in range(100):  # the kernel may still be ending what was in the namespaces
+    for _ in range(100):  # the kernel may still be ending processes in the namespaces
         try:
             os.rmdir(group)
         except OSError as error:
@@ -248,9 +256,9 @@ def _leave(group: str) -> None:
 
 
 def _enter_root(spec: Mapping[str, Any]) -> None:
-    """Enter the root, become the user, and give up what root may do beyond its files."""
+    """Enter the root, switch to the user, and drop root's capabilities beyond file access."""
     if spec["root"] is not None:
-        if spec["limits"] is not None:  # without namespaces; else bubblewrap has mounted devices
+        if spec["limits"] is not None:  # without namespaces; otherwise bubblewrap has mounted devices
             _make_devices(spec["root"])
         os.chdir(spec["root"])
         os.chroot(".")
@@ -258,7 +266,7 @@ def _enter_root(spec: Mapping[str, Any]) -> None:
         os.setgroups([])
         os.setresgid(spec["user"], spec["user"], spec["user"])
         os.setresuid(spec["user"], spec["user"], spec["user"])
-        _die_with_parent()  # the kernel forgets it when the user changes
+        _die_with_parent()  # the kernel clears this setting when the user changes
     if sys.platform == "linux":
         _drop_capabilities(_OF_FILES if os.geteuid() == 0 else 0)
     os.umask(0o022)
@@ -267,35 +275,35 @@ def _enter_root(spec: Mapping[str, Any]) -> None:
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         if spec["root"] is None:
             raise
-        os.makedirs(spec["cwd"], exist_ok=True)  # as container engines do
+        os.makedirs(spec["cwd"], exist_ok=True)  # like container engines
         os.chdir(spec["cwd"])
 
 
 def _make_devices(root: str) -> None:
-    """What cannot be made is left out."""
+    """Create device files. Devices that cannot be created are omitted."""
     for name, (major, minor) in _DEVICES.items():
         with contextlib.suppress(FileExistsError, PermissionError):
             os.mknod(f"{root}/dev/{name}", stat.S_IFCHR | 0o666, os.makedev(major, minor))
-            os.chmod(f"{root}/dev/{name}", 0o666)  # noqa: S103  inside of the session, as on every system
+            os.chmod(f"{root}/dev/{name}", 0o666)  # noqa: S103  inside the session, as on every system
 
 
 def _drop_capabilities(keep: int) -> None:
-    """Without new privileges no program that is started later gets back what is dropped here."""
+    """Drop all capabilities but `keep`. With no_new_privs, no later program can regain them."""
     header, held = struct.pack("Ii", _CAPABILITY_VERSION_3, 0), ctypes.create_string_buffer(24)
     failed = _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) or _libc.capget(header, held)
     if failed:
         raise _error("capabilities")
     _libc.prctl(_PR_CAP_AMBIENT, _CLEAR_ALL, 0, 0, 0)
-    words = struct.unpack("6I", held.raw)  # effective, permitted, inheritable: to 31, and from 32 on
+    words = struct.unpack("6I", held.raw)  # effective, permitted, inheritable: bits 0-31, then bits 32-63
     if _libc.capset(header, struct.pack("6I", *(word & keep for word in words[:3]), 0, 0, 0)) != 0:
         raise _error("capabilities")
 
 
 def _execute(argv: list[str], environment: Mapping[str, str]) -> NoReturn:
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and its children would too
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and children inherit that
         signal.signal(number, signal.SIG_DFL)
     try:
-        os.execvpe(argv[0], argv, environment)  # noqa: S606  a list of words, without a shell
+        os.execvpe(argv[0], argv, environment)  # noqa: S606  argv as a list, without a shell
     except OSError as error:
         _cannot_run(argv[0], str(error.strerror))
 
@@ -307,7 +315,10 @@ def _cannot_run(program: str, reason: str) -> NoReturn:
 
 
 def _die_with_parent() -> None:
-    """Here as this file is run by itself, by an interpreter that knows nothing of Buckeye."""
+    """Ask the kernel to kill this process when its parent ends.
+
+    Copied here, because an interpreter without Buckeye runs this file.
+    """
     if sys.platform == "linux":
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 

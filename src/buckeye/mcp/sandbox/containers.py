@@ -1,4 +1,4 @@
-"""Environments in containers, by the command lines of docker, podman and apptainer."""
+"""Runtimes for containers, with the command-line programs docker, podman and apptainer."""
 
 from __future__ import annotations
 
@@ -24,30 +24,29 @@ _OF_THE_CLIENT = re.compile(
     r"^(PATH|HOME|LD_.*|XDG_.*|DOCKER_.*|BUILDKIT_.*|PODMAN_.*|CONTAINERS?_.*|REGISTRY_AUTH_FILE|"
     r"APPTAINER.*|SINGULARITY.*|GODEBUG|SSL_CERT_.*|(HTTPS?|NO|ALL)_PROXY|TMPDIR)$"
 )
-"""Variables that docker and the others read themselves: a session may not set them through its headers."""
+"""Variables that the container programs read themselves. A session may not set them by headers."""
 
 
 class ContainerRuntime:
-    """docker or podman: one container per session, removed with it."""
+    """docker or podman: one container per session, removed at its end."""
 
     serves = ""
 
     def __init__(self, name: str, limits: Limits, owner: Path) -> None:
-        """`owner` is the gateway's own folder. Raises RuntimeUnavailable if the program does not answer."""
+        """`owner` is the gateway's own folder. Raises RuntimeUnavailable if the program does not work."""
         self.name, self._limits, self._owner = name, limits, owner
         self._program = find_program(name)
         self.about = "a container for each session"
 
     async def prepare(self, image: str) -> None:
-        """Pull the image unless it is there. Raises PrepareError."""
+        """Pull the image unless it exists locally. Raises PrepareError."""
         _check_name(image)
         here = await _output([self._program, "image", "inspect", image], _ANSWER_SECONDS)
         if here.returncode != 0:
             await _pull([self._program, "pull", "--quiet", image], image)
 
     async def launch(self, image: str, place: Path, variables: Mapping[str, str]) -> Launch:
-        """`docker run`, with the variables' values in its own environment and only their names in its
-        arguments."""
+        """Return a `docker run` command. Its argv has only the names of variables, not their values."""
         _check_variables(variables, self.name)
         cid = place / "container"
         argv = [self._program, "run", "--rm", "--interactive", f"--cidfile={cid}", "--pull=never", "--init"]
@@ -69,7 +68,7 @@ class ContainerRuntime:
         )
 
     async def remove_leftovers(self, alive: Callable[[str], bool]) -> int:
-        """Remove the containers of gateways that are no more; returns how many."""
+        """Remove the containers of ended gateways, and return their number."""
         argv = [self._program, "ps", "--all", f"--filter=label={_LABEL}.root={self._root()}"]
         listed = await _output([*argv, f'--format={{{{.ID}}}} {{{{.Label "{_LABEL}"}}}}'], _ANSWER_SECONDS)
         rows = [line.split() for line in listed.stdout.splitlines()]
@@ -90,7 +89,7 @@ class ContainerRuntime:
         return hashlib.sha256(str(self._owner.parent).encode()).hexdigest()[:16]
 
     async def _remove(self, cid: Path) -> None:
-        # --rm has done it, unless the client was killed before the container ended
+        # --rm has removed the container, unless the client was killed before the container ended
         with contextlib.suppress(FileNotFoundError):
             await _output([self._program, "rm", "--force", cid.read_text().strip()], _REMOVE_SECONDS)
 
@@ -101,7 +100,7 @@ class ApptainerRuntime:
     name, serves = "apptainer", ""
 
     def __init__(self, limits: Limits, cache: Path) -> None:
-        """Raises RuntimeUnavailable if the program does not answer."""
+        """Raises RuntimeUnavailable if the program does not work."""
         self._limits, self._cache = limits, cache
         self._program = find_program(self.name)
         self.about = "a contained process for each session"
@@ -117,7 +116,7 @@ class ApptainerRuntime:
             part.replace(file)
 
     async def launch(self, image: str, place: Path, variables: Mapping[str, str]) -> Launch:
-        """`apptainer run`: nothing of the host's but the network, and files that are gone afterwards."""
+        """Return an `apptainer run` command, which shares only the network and has temporary files."""
         _check_variables(variables, self.name)
         argv = [self._program, "run", "--containall", "--cleanenv", "--writable-tmpfs"]
         argv += ["--no-privs", "--no-home"]
@@ -135,7 +134,7 @@ class ApptainerRuntime:
 
 
 def find_program(name: str) -> str:
-    """The path of docker, podman, apptainer or buildah. Raises RuntimeUnavailable unless it answers."""
+    """Return the path of docker, podman, apptainer or buildah. Raises RuntimeUnavailable if it fails."""
     found = shutil.which(name)
     if found is None:
         raise RuntimeUnavailable(f"{name}: not installed (no such program in PATH).")
@@ -175,13 +174,13 @@ async def _output(argv: Sequence[str], seconds: float) -> subprocess.CompletedPr
 
 
 FOR_IMAGES = ("docker", "podman", "apptainer", "chroot")
-"""Runtimes of images, the first that works being preferred."""
+"""Runtimes of images, in order of preference."""
 
 
 def image_runtime(name: str, limits: Limits, owner: Path) -> Runtime:
-    """The runtime called `name`, or for `auto` the first that works here; `owner` is the gateway's folder.
+    """Return the runtime `name`, or for `auto` the first that works. `owner` is the gateway's folder.
 
-    Raises RuntimeUnavailable, saying of each what is missing.
+    Raises RuntimeUnavailable, for `auto` with the reason of each runtime.
     """
     makers: dict[str, Callable[[], Runtime]] = {
         "docker": lambda: ContainerRuntime("docker", limits, owner),
@@ -201,6 +200,6 @@ def image_runtime(name: str, limits: Limits, owner: Path) -> Runtime:
 
 
 def _chroot(limits: Limits) -> Runtime:
-    from buckeye.mcp.sandbox.chroot import ChrootRuntime  # brings an HTTP client along
+    from buckeye.mcp.sandbox.chroot import ChrootRuntime  # imports an HTTP client
 
     return ChrootRuntime(limits, cache_folder() / "images")

@@ -1,1 +1,1 @@
-"""Tasks as files hold them: reading, checking, and the variables they mention."""
+"""Tasks in files: reading, checks, and the variables in them."""

@@ -1,4 +1,4 @@
-"""A dataset of tasks as a folder: parquet files by split, and a card. `datasets.load_dataset` opens it."""
+"""Dataset of tasks as a folder with parquet files by split and a card, for `datasets.load_dataset`."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from buckeye.mcp.workdir.files import beside, pack
 
 CARD = "README.md"
 MAX_FILES_BYTES = 2**30
-"""Most bytes that the archives of a dataset have together, and that one of them has when it is packed."""
+"""Maximum bytes of all archives of a dataset together, and of one archive's content when it is packed."""
 _FOLDER = "data"
 _ARCHIVE = re.compile(rf"{FILES}/([0-9a-f]{{64}})\.tar\.gz")
-"""What stands for the files of a task in a dataset: an archive of the same folder, by its hash."""
+"""Archive path that replaces the files of a task in a dataset: named by hash, in the same folder."""
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.\-]*/[A-Za-z0-9][\w.\-]*", re.ASCII)
 _FILES = (".json", ".jsonl", ".parquet")
 _EVAL_NAMES = (TEST, "eval", "validation")
@@ -32,8 +32,11 @@ _SIZES = ((1_000, "n<1K"), (10_000, "1K<n<10K"), (100_000, "10K<n<100K"), (1_000
 
 
 def write_dataset(folder: Path, name: str, splits: Mapping[str, Sequence[McpTask]], *, replace: bool) -> None:
-    """Write the folder in one step, with the files of tasks as archives. Raises UsageError without pyarrow
-    and for files that cannot be packed, FileExistsError if the folder is there and is not to be replaced."""
+    """Write the dataset's folder in one step, with the files of tasks as archives.
+
+    Raises UsageError without pyarrow and for files that cannot be packed, and FileExistsError if the folder
+    exists and `replace` is False.
+    """
     pyarrow, parquet = _pyarrow()
     every = [task for tasks in splits.values() for task in tasks]
     more = [name for name in (GRADE, FILES) if any(getattr(task, name) is not None for task in every)]
@@ -54,7 +57,7 @@ def write_dataset(folder: Path, name: str, splits: Mapping[str, Sequence[McpTask
 
 
 def _packed(tasks: Sequence[McpTask], folder: Path) -> dict[str | None, str]:
-    """What the tasks name as files -> its archive in the folder, which is there if it is needed."""
+    """Return the archive of each `files` value of the tasks. `folder` is created if there are any."""
     named = sorted({task.files for task in tasks if task.files is not None})
     if named:
         folder.mkdir()
@@ -71,14 +74,16 @@ def _packed(tasks: Sequence[McpTask], folder: Path) -> dict[str | None, str]:
 
 
 def files_of_dataset(folder: Path) -> str:
-    """How many archives a dataset's folder has and how large they are, for people; "" if there are none."""
+    """Return the number and size of a dataset's archives as text, or "" without archives."""
     sizes = [path.stat().st_size for path in sorted(folder.glob(f"{FILES}/*.tar.gz"))]
     return f"{len(sizes)} archives, {human_bytes(sum(sizes))}" if sizes else ""
 
 
 def find_taskset(name: str) -> Path:
-    """Where the tasks are that `name` means: a file or folder, else the dataset ORG/NAME on the Hugging Face
-    hub, which is fetched. Raises UsageError if it is neither, or cannot be had."""
+    """Return the path of a taskset: a file, a folder, or a downloaded Hugging Face dataset ORG/NAME.
+
+    Raises UsageError if the dataset is not found or cannot be downloaded.
+    """
     path = Path(name).expanduser()
     if path.exists() or not _HUB_NAME.fullmatch(name) or path.suffix in _FILES:
         return path
@@ -98,7 +103,7 @@ def find_taskset(name: str) -> Path:
         found = snapshot_download(name, repo_type="dataset", allow_patterns=wanted, token=token)
     except UsageError:
         raise
-    except Exception as error:  # network, rights, no such name: one message whatever the library raises
+    except Exception as error:  # network, permissions or unknown name: one message for all of them
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         if constants.HF_HUB_OFFLINE:
             reason = "it was not fetched before, and nothing may be fetched (--dry-run, HF_HUB_OFFLINE)"
@@ -110,13 +115,15 @@ def find_taskset(name: str) -> Path:
 
 
 def is_dataset(path: Path) -> bool:
-    """Whether this is a dataset's folder or one of its files, rather than a JSON file."""
+    """Return True if the path is a dataset's folder or one of its parquet files, not a JSON file."""
     return path.is_dir() or path.suffix == ".parquet"
 
 
 def read_splits(path: Path) -> tuple[list[McpTask], list[McpTask]]:
-    """The tasks to train on, and those that are held out: of a JSON file, or of a dataset that was written
-    here. Tasks whose metadata has `"split": "eval"` are held out too. Raises UsageError."""
+    """Return the training tasks and the held-out tasks of a JSON file or a dataset.
+
+    Tasks whose metadata has `"split": "eval"` are held out too. Raises UsageError.
+    """
     if is_dataset(path):
         splits = read_dataset(path)
         tasks, held_out = splits.get(TRAIN, []), splits.get(TEST, [])
@@ -127,8 +134,11 @@ def read_splits(path: Path) -> tuple[list[McpTask], list[McpTask]]:
 
 
 def read_dataset(path: Path) -> dict[str, list[McpTask]]:
-    """The tasks of a parquet file, or of a folder of them, as `train` and, from files that are called test,
-    eval or validation, `test`. Raises UsageError with every problem of a file."""
+    """Return the tasks of a parquet file or of a folder of them, by split `train` and `test`.
+
+    Files of a folder whose names begin with test, eval or validation are `test`. Raises UsageError with every
+    problem of a file.
+    """
     files = sorted(path.rglob("*.parquet")) if path.is_dir() else [path]
     if not files:
         raise UsageError(f"{path} has no parquet files. A folder of tasks is what `buckeye hf` writes.")
@@ -147,7 +157,7 @@ def read_dataset(path: Path) -> dict[str, list[McpTask]]:
 
 
 def _check_archive(folder: Path, files: str, where: str) -> None:
-    """Raise UsageError for anything but an archive of the dataset, as it was when the dataset was made."""
+    """Raise UsageError unless `files` is an archive of the dataset with the hash in its name."""
     named = _ARCHIVE.fullmatch(files)
     if named is None:
         raise UsageError(
@@ -159,13 +169,12 @@ def _check_archive(folder: Path, files: str, where: str) -> None:
 
 
 def is_archive(files: str) -> bool:
-    """Whether files are an archive of a dataset."""
+    """Return True if a `files` value is an archive of a dataset."""
     return _ARCHIVE.fullmatch("/".join(Path(files).parts[-2:])) is not None
 
 
 def dataset_card(name: str, splits: Mapping[str, Sequence[McpTask]], files: str = "") -> str:
-    """The README.md of the dataset: what it is, in facts, and how to use it. The same tasks give the same
-    text."""
+    """Return the README.md of a dataset: facts and usage. Equal tasks give equal text."""
     tasks = [task for found in splits.values() for task in found]
     size = next((label for most, label in _SIZES if len(tasks) < most), "n>1M")
     head = [
@@ -205,7 +214,7 @@ def dataset_card(name: str, splits: Mapping[str, Sequence[McpTask]], files: str 
 
 
 def images_of(tasks: Sequence[McpTask]) -> tuple[str, ...]:
-    """The images that the tasks ask a gateway for, each once."""
+    """Return the distinct images that the tasks request from a gateway."""
     servers = [server for task in tasks for server in task.mcp_config.values()]
     images = [image for server in servers if isinstance(server, HttpServer) for image in _images(server)]
     return tuple(dict.fromkeys(images))
@@ -231,7 +240,7 @@ def _environments(tasks: Sequence[McpTask]) -> list[str]:
 
 
 def _listed(names: Any) -> str:
-    """The names, most frequent first, as a cell of a table."""
+    """Return the ten most frequent names as a cell of a Markdown table."""
     counted = sorted(Counter(names).items(), key=lambda item: (-item[1], item[0]))
     shown = [f"`{name}`".replace("|", "\\|").replace("\n", " ") for name, _ in counted[:10]]
     return ", ".join(shown) + (f" and {len(counted) - 10} more" if len(counted) > 10 else "") or "none"
@@ -243,7 +252,7 @@ def _rows(file: Path) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = parquet.ParquetFile(file).read().to_pylist()
     except FileNotFoundError:
         raise UsageError(f"there is no file {file} (this is {Path.cwd()}).") from None
-    except Exception as error:  # whatever the library raises: the file is at fault
+    except Exception as error:  # for any error of the library, the file is at fault
         reason = " ".join(str(error).split())[:200]
         raise UsageError(f"{file} cannot be read as parquet: {reason}") from None
     return [{key: value for key, value in row.items() if value is not None} for row in rows]

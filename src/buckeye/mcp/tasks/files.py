@@ -1,4 +1,4 @@
-"""Reading tasks: a file with one task, a list of them, or one on each line; or rows of a dataset."""
+"""Reader of tasks: a file with one task, a list or one task per line; or rows of a dataset."""
 
 from __future__ import annotations
 
@@ -21,15 +21,17 @@ from buckeye.mcp.tasks.task_schema import McpTask
 from buckeye.mcp.workdir.files import beside
 
 TASK_FILES = ("tasks.json", "tasks.jsonl", "task.json", "*_tasks.json", "*_tasks.jsonl")
-"""Names that a file of tasks usually has."""
+"""Usual names of task files."""
 _JSON_COLUMNS = ("mcp_config", "setup_tool", "evaluate_tool", "grade", "metadata")
 _CALLS = ("setup_tool", "evaluate_tool")
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One task as it was found. `lines` says on which line of the file its parts are; `unreadable` says why
-    there is no value."""
+    """One task as read from a file. `lines` has the line of each of its parts.
+
+    `unreadable` is the reason why `value` is missing.
+    """
 
     value: Any
     lines: Mapping[KeyPath, int] = field(default_factory=dict)
@@ -37,29 +39,33 @@ class Row:
 
     @property
     def name(self) -> str | None:
-        """The id, if it is written and a text."""
+        """The id, if it is a string."""
         name = self.value.get("id") if isinstance(self.value, Mapping) else None
         return name if isinstance(name, str) else None
 
 
 def read_tasks(path: Path) -> list[McpTask]:
-    """The tasks of a JSON or JSON Lines file. A task without `id` is named by its number, as `task-0003`.
+    """Return the tasks of a JSON or JSON Lines file. A task without `id` is named by its number: `task-0003`.
 
-    Functions of graders are looked for in the folder of the file. Raises UsageError with every problem of
+    Paths of grader functions are relative to the folder of the file. Raises UsageError with every problem of
     every task: file, line, number of the task, field.
     """
     return [beside(task, path) for task in tasks_of(file_rows(path), str(path), path.absolute().parent)]
 
 
 def read_rows(rows: Iterable[Mapping[str, Any]], where: str) -> list[McpTask]:
-    """The tasks of a dataset's rows, whose objects and lists may be texts with JSON. Raises UsageError as
-    `read_tasks` does."""
+    """Return the tasks of a dataset's rows. Objects and lists in a row may be JSON texts.
+
+    Raises UsageError with every problem of every task.
+    """
     return tasks_of((Row(row) for row in rows), where)
 
 
 def tasks_of(rows: Iterable[Row], where: str, folder: Path | None = None) -> list[McpTask]:
-    """The tasks of rows that were found at `where`; without a `folder` no grader is a function of one's own.
-    Raises UsageError as `read_tasks` does."""
+    """Return the tasks of rows. `where` is their source for messages.
+
+    Without a `folder`, graders in Python are refused. Raises UsageError with every problem of every task.
+    """
     tasks: list[McpTask] = []
     numbers: dict[str, int] = {}
     texts: list[str] = []
@@ -109,7 +115,7 @@ def _task(value: Any, number: int, folder: Path | None) -> tuple[McpTask | None,
 
 
 def _graded(values: dict[str, Any], folder: Path | None) -> list[Problem]:
-    """What is wrong with the graders; those of the values have their functions in whole paths then."""
+    """Return the problems of the graders. Without problems, function paths in `values` become absolute."""
     graders, wrong = read_graders(values.get("grade"), folder)
     if graders and not wrong:
         values["grade"] = as_written(graders)
@@ -121,7 +127,7 @@ def _graded(values: dict[str, Any], folder: Path | None) -> list[Problem]:
 
 
 def _decoded(row: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
-    """The row with its JSON texts as values. An empty object among them stands for no call."""
+    """Return the row with its JSON texts decoded. An empty object as a call means no call."""
     values, problems = dict(row), []
     for column in _JSON_COLUMNS:
         if not isinstance(values.get(column), str):
@@ -150,7 +156,7 @@ def _text(path: Path) -> str:
 
 
 def file_rows(path: Path) -> list[Row]:
-    """What a JSON or JSON Lines file has for each task, not looked at yet. Raises UsageError."""
+    """Return the unchecked rows of a JSON or JSON Lines file. Raises UsageError."""
     text = _text(path)
     if path.suffix in (".jsonl", ".ndjson") or _is_lines(text):
         return list(_line_rows(path, text))
@@ -166,7 +172,7 @@ def file_rows(path: Path) -> list[Row]:
 
 
 def _is_lines(text: str) -> bool:
-    """Whether the first line with anything on it is a whole object, and another follows it."""
+    """Return True if the first non-empty line is a complete JSON object and another line follows."""
     lines = [line for line in text.split("\n") if line.strip()]
     try:
         return len(lines) > 1 and isinstance(json.loads(lines[0]), dict)

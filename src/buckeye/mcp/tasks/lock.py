@@ -1,4 +1,4 @@
-"""`buckeye.lock.yaml`: which image an environment is, which tools it has, and which dataset belongs to it."""
+"""Lock file `buckeye.lock.yaml`: the image of an environment, its tools and its dataset."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ NonEmpty = Annotated[str, Field(min_length=1)]
 
 
 class ToolEntry(BaseConfig):
-    """A tool of an environment, as its server announces it; the schemas are JSON Schema."""
+    """A tool of an environment, as its server announces it. The schemas are JSON Schema."""
 
     name: NonEmpty
-    """Its name."""
+    """Name of the tool."""
     description: str = ""
-    """What it does, in the words of the environment."""
+    """Description from the environment."""
     input_schema: dict[str, Any] | None = None
-    """Its parameters; None where they are not known."""
+    """Schema of the parameters; None if unknown."""
     output_schema: dict[str, Any] | None = None
-    """Its structured result, if it announces one."""
+    """Schema of the structured result, if the server announces one."""
     annotations: dict[str, Any] = {}
     """Hints such as `readOnlyHint`."""
 
@@ -46,11 +46,11 @@ class PrimaryDataset(BaseConfig):
     """The dataset that `buckeye hf` made last."""
 
     name: NonEmpty
-    """Its name on the hub, or of the folder."""
+    """Name on the hub, or name of the folder."""
     task_count: NonNegativeInt
-    """Tasks in it, of all splits."""
+    """Number of tasks over all splits."""
     updated_at: str
-    """When; with zone where Buckeye wrote it."""
+    """Time of the last update. Buckeye writes it with its time zone."""
 
     @model_validator(mode="after")
     def _check_time(self) -> Self:
@@ -59,24 +59,24 @@ class PrimaryDataset(BaseConfig):
 
 
 class Lock(BaseConfig):
-    """The whole file. Only `image` is required."""
+    """Content of the lock file. Only `image` is required."""
 
     version: PositiveInt = VERSION
-    """Of the format of this file."""
+    """Version of the file format."""
     image: NonEmpty
-    """The image: `name:tag`, with `@sha256:...` or without."""
+    """Image reference `name:tag`, optionally with `@sha256:...`."""
     digest: str = ""
-    """The digest of the image, where it is not part of `image`."""
+    """Digest of the image, if it is not part of `image`."""
     tools: list[ToolEntry] | None = None
-    """What it announces; None if nobody has asked it yet."""
+    """Tools of the environment; None until they are known."""
     start_seconds: NonNegativeFloat | None = None
-    """How long it took to start and list its tools."""
+    """Seconds to start the environment and list its tools."""
     built_at: str | None = None
-    """When the image was built."""
+    """Time when the image was built."""
     pushed_at: str | None = None
-    """When the image was pushed to its registry."""
+    """Time when the image was pushed to its registry."""
     primary_dataset: PrimaryDataset | None = None
-    """The tasks that belong to the environment."""
+    """Tasks that belong to the environment."""
 
     @model_validator(mode="after")
     def _check_texts(self) -> Self:
@@ -88,7 +88,7 @@ class Lock(BaseConfig):
 
     @property
     def image_name(self) -> ImageName:
-        """The image, with the digest wherever it was written."""
+        """Parsed image reference, with the digest from either field."""
         found = parse_image(self.image)
         assert found is not None
         return replace(found, digest=found.digest or self.digest)
@@ -102,7 +102,7 @@ def _check_time(field: str, text: str | None) -> None:
 
 
 def read_lock(path: Path) -> Lock:
-    """The lock file. Raises ConfigError with every problem: file, line, key."""
+    """Load a lock file. Raises ConfigError with every problem: file, line, key."""
     settings = read_yaml(path)
     version = settings.values.get("version", VERSION)
     if isinstance(version, int) and version > VERSION:
@@ -114,22 +114,22 @@ def read_lock(path: Path) -> Lock:
 
 
 def lock_in(folder: Path) -> Lock | None:
-    """The lock file of a folder, None without one. Raises ConfigError as `read_lock` does."""
+    """Return the lock file of a folder, or None. Raises ConfigError for an invalid one."""
     return read_lock(folder / LOCK_FILE) if (folder / LOCK_FILE).is_file() else None
 
 
 def update_lock(path: Path, changes: Mapping[str, Any]) -> None:
-    """Set top-level keys of a lock file in one step; other keys and comments stay as they are. A key whose
-    value is None is taken out. A file that is not there is made.
+    """Set top-level keys of a lock file in one step, and create the file if it does not exist.
 
-    Raises ConfigError if the file cannot be read, and if the result would be no lock file.
+    The value None removes a key. Other keys and comments stay unchanged. Raises ConfigError if the file
+    cannot be read or the result would be invalid.
     """
     from ruamel.yaml import YAML
-    from ruamel.yaml.util import load_yaml_guess_indent  # also gives the data, which it reads without types
+    from ruamel.yaml.util import load_yaml_guess_indent  # also returns the data, but without types
 
     text = "{}"
     if path.exists():
-        read_lock(path)  # what is wrong with it is said with its line
+        read_lock(path)  # reports errors with their line
         text = path.read_text(encoding="utf-8-sig")
     _, indent, offset = load_yaml_guess_indent(text)
     yaml = YAML(typ="rt")
@@ -155,13 +155,13 @@ def _in_file(problem: Problem, path: Path) -> Problem:
 
 
 def dataset_reference(name: str, task_count: int, now: datetime | None = None) -> dict[str, Any]:
-    """What `primary_dataset` is set to; the time is UTC, with its zone."""
+    """Return a value for `primary_dataset`. The time is in UTC, with its zone."""
     at = (now or datetime.now(UTC)).astimezone(UTC).isoformat(timespec="seconds")
     return PrimaryDataset(name=name, task_count=task_count, updated_at=at).model_dump()
 
 
 def _put(table: Any, key: str, value: Any) -> None:
-    """Keys of a table that is there already are set one by one, so that their comments stay."""
+    """Set a key of a YAML table. An existing inner table is changed key by key, to keep its comments."""
     if isinstance(value, Mapping) and isinstance(table.get(key), Mapping):
         for inner, item in value.items():
             _put(table[key], inner, item)
@@ -187,7 +187,7 @@ _REFERENCE = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class ImageName:
-    """An image: `name` with its registry, `tag` and `digest` (`sha256:...`), "" where there is none."""
+    """Image reference: `name` with its registry, `tag` and `digest` (`sha256:...`); "" if missing."""
 
     name: str
     tag: str = ""
@@ -195,20 +195,22 @@ class ImageName:
 
     @property
     def tagged(self) -> str:
-        """Name and tag, for people and for starting it: the digest may be one of this machine only. Name and
-        digest if there is no tag."""
+        """Name and tag, for messages and for starting the image; name and digest without a tag.
+
+        The digest is not preferred, because it may exist on this machine only.
+        """
         if self.tag:
             return f"{self.name}:{self.tag}"
         return f"{self.name}@{self.digest}" if self.digest else self.name
 
     @property
     def short(self) -> str:
-        """The last part of the name, which files and jobs are called after."""
+        """Last part of the name, used in names of files and jobs."""
         return self.name.rpartition("/")[2]
 
 
 def parse_image(text: str) -> ImageName | None:
-    """The parts of a reference; None if it is none."""
+    """Parse an image reference. None if it is invalid."""
     match = _REFERENCE.fullmatch(text)
     if match is None:
         return None

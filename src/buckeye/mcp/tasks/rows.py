@@ -1,4 +1,4 @@
-"""Task files as rows of a dataset: what is wrong with them, what is inferred, and which split they are in."""
+"""Task files as dataset rows: checks, inferred fields and splits."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from buckeye.mcp.workdir.files import beside
 
 COLUMNS = ("id", "prompt", "mcp_config", "setup_tool", "evaluate_tool", "metadata")
 GRADE, FILES = "grade", "files"
-"""Columns of datasets with tasks that have graders, and of those with files."""
+"""Extra columns of datasets whose tasks have graders or files."""
 NESTED = COLUMNS[2:]
-"""Columns whose values are JSON texts, as those of `grade` are; null stands for none."""
+"""Columns with JSON texts, like `grade`. A missing value is null."""
 TRAIN, TEST = "train", "test"
 _HELD_OUT = ("eval", "test")
 _GATEWAY = "http://localhost:8765/mcp"
@@ -30,16 +30,18 @@ _VARIABLE = re.compile(r"\$[A-Za-z_{]")
 
 
 def gateway_config(lock: Lock) -> dict[str, Any]:
-    """How a task reaches the environment of a lock file: through `buckeye gateway` on this machine. The key
-    may be unset, as it may be for the gateway."""
+    """Return the `mcp_config` for the environment of a lock file: `buckeye gateway` on this machine.
+
+    The key may be unset, because the gateway may have none.
+    """
     headers = {"Authorization": "Bearer ${BUCKEYE_API_KEY:-none}", "Mcp-Image": lock.image_name.tagged}
     return {"buckeye": {"url": _GATEWAY, "headers": headers}}
 
 
 def read_with_lock(path: Path, lock: Lock | None) -> tuple[list[McpTask], int]:
-    """The tasks of a file, with `mcp_config` from the lock where a task has none; and how many had none.
+    """Return the tasks of a file, and the number of tasks whose `mcp_config` came from the lock.
 
-    Raises UsageError with every problem, keys that are written out among them.
+    Raises UsageError with every problem, including keys whose values are written out.
     """
     rows, inferred = [], 0
     for row in file_rows(path):
@@ -56,7 +58,7 @@ def read_with_lock(path: Path, lock: Lock | None) -> tuple[list[McpTask], int]:
 
 
 def refuse_local(tasks: Iterable[McpTask], path: Path) -> None:
-    """Raise UsageError for a task with something that cannot be taken from this machine."""
+    """Raise UsageError for a task that depends on something on this machine that a dataset cannot hold."""
     for task in tasks:
         if any(grader.python is not None for grader in task.graders):
             raise UsageError(
@@ -68,7 +70,7 @@ def refuse_local(tasks: Iterable[McpTask], path: Path) -> None:
 
 
 def as_row(task: McpTask) -> dict[str, str | None]:
-    """A task as the columns of a dataset: nested values are JSON texts, and a missing setup is null."""
+    """Return a task as columns of a dataset. Nested values are JSON texts, and a missing setup is null."""
     values = task.model_dump(exclude_defaults=True)
     columns = (*COLUMNS, *(name for name in (GRADE, FILES) if values.get(name) is not None))
     values |= {name: None for name in COLUMNS if name not in values}
@@ -82,10 +84,11 @@ def as_row(task: McpTask) -> dict[str, str | None]:
 
 
 def split_tasks(tasks: Sequence[McpTask], fraction: float | None) -> dict[str, list[McpTask]]:
-    """The tasks by split. `fraction` of them, chosen by a hash of the id, are `test`: a task stays where it
-    is when others are added. Without it, those whose metadata says so are.
+    """Return the tasks by split.
 
-    Raises UsageError if both say where a task belongs, and if nothing is left to train on.
+    With `fraction`, that share of tasks is `test`. A hash of the id chooses them, so adding tasks does not
+    move others. Without it, the metadata decides. Raises UsageError if both are given, and if no training
+    task is left.
     """
     named = [task.id for task in tasks if task.metadata.get("split") in _HELD_OUT]
     if fraction is not None and named:
@@ -103,12 +106,12 @@ def split_tasks(tasks: Sequence[McpTask], fraction: float | None) -> dict[str, l
 
 
 def is_written_key(name: str, value: str) -> bool:
-    """Whether something that is called like a key has its value written out, and not as a variable."""
+    """Return True if a value named like a key is written out instead of referring to a variable."""
     return bool(_SECRET.search(name) and value and not _VARIABLE.search(value))
 
 
 def _share(name: str) -> float:
-    """Where a name falls between 0 and 1."""
+    """Map a name to a uniform number in [0, 1) by its hash."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") / 2**64
 
 

@@ -1,4 +1,4 @@
-"""What a task of an MCP environment is."""
+"""Schema of a task of an MCP environment."""
 
 from __future__ import annotations
 
@@ -20,35 +20,35 @@ class ToolCall(BaseConfig):
     """One call of an MCP tool."""
 
     name: NonEmpty
-    """The tool."""
+    """Name of the tool."""
     arguments: dict[str, Any] = {}
-    """Its arguments, as they are written in the file; see `call_arguments`."""
+    """Arguments as written in the file. `call_arguments` converts them to the tool's form."""
 
 
 class StdioServer(BaseConfig):
-    """An MCP server that is started as a process and spoken to by its standard input and output."""
+    """MCP server that runs as a process and communicates over standard input and output."""
 
     command: NonEmpty
-    """The program."""
+    """Program."""
     args: list[str] = []
-    """Its arguments."""
+    """Arguments of the program."""
     env: dict[str, str] = {}
-    """Variables of its environment. They may mention others, as $NAME."""
+    """Environment variables of the process. Values may refer to variables, as $NAME."""
     cwd: NonEmpty | None = None
-    """The folder that it starts in; by default the rollout's own."""
+    """Working directory. Default: the rollout's folder."""
 
 
 class HttpServer(BaseConfig):
-    """An MCP server that is spoken to by streamable HTTP."""
+    """MCP server that is reached over streamable HTTP."""
 
     url: Annotated[str, Field(pattern=r"^(https?://|\$)")]
-    """Its address."""
+    """URL of the server."""
     headers: dict[str, str] = {}
-    """Headers of every request. They may mention variables, as $NAME."""
+    """Headers of every request. Values may refer to variables, as $NAME."""
 
 
 def _kind(server: Any) -> Literal["stdio", "http"] | None:
-    """Which of the two a server is; None for neither and for both."""
+    """Return the kind of a server, or None if it has neither or both of `url` and `command`."""
     if isinstance(server, StdioServer | HttpServer):
         return "stdio" if isinstance(server, StdioServer) else "http"
     if not isinstance(server, Mapping) or ("url" in server) == ("command" in server):
@@ -67,34 +67,33 @@ Server = Annotated[
 
 
 class McpTask(BaseConfig):
-    """One task: what the model is asked, where it acts, and how the end is graded.
+    """One task: prompt, servers and grading.
 
-    Holds the text of the file: variables such as $BUCKEYE_API_KEY are resolved when a session is opened,
-    never here, so a task can be logged and stored.
+    Variables such as $BUCKEYE_API_KEY stay unresolved here, and are resolved when a session is opened. A task
+    can therefore be logged and stored.
     """
 
     id: NonEmpty
-    """Its name, unique in a file."""
+    """Name, unique in a file."""
     prompt: NonEmpty
-    """What the model is asked."""
+    """Prompt for the model."""
     mcp_config: Annotated[dict[str, Server], Field(min_length=1)]
-    """The servers it acts on, by name."""
+    """Servers that the model acts on, by name."""
     setup_tool: list[ToolCall] = []
-    """Calls that prepare the environment, in this order."""
+    """Calls that prepare the environment, in order."""
     evaluate_tool: list[ToolCall] = []
-    """Calls that grade the end, in this order; the last one's result is the reward. May be left out where
-    there are graders."""
+    """Calls that grade the final state, in order; the last result is the reward. Optional with graders."""
     grade: Any = None
-    """Graders, one or a list; beside those of the configuration, or in the place of one of the same name."""
+    """Graders, one or a list, in addition to those of the configuration. Equal names are replaced."""
     files: NonEmpty | None = None
-    """What the folder of a rollout begins with, instead of the `files` of the configuration."""
+    """Initial content of the rollout's folder. Replaces `files` of the configuration."""
     metadata: dict[str, Any] = {}
-    """Anything else that is known about the task."""
+    """Further data about the task."""
 
     @model_validator(mode="before")
     @classmethod
     def _accept_one_call(cls, values: Any) -> Any:
-        """One call stands for a list of one, and null for nothing."""
+        """Accept a single call as a list of one, and null as a missing value."""
         if not isinstance(values, Mapping):
             return values
         values = dict(values)
@@ -114,16 +113,16 @@ class McpTask(BaseConfig):
 
     @property
     def graders(self) -> Sequence[Grader]:
-        """The graders of `grade`."""
+        """Graders of `grade`."""
         return read_graders(self.grade)[0]
 
 
 def call_arguments(call: ToolCall, input_schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a call in the form that the tool takes.
+    """Return the arguments of a call in the form that the tool takes.
 
-    A dispatching tool takes `{"name": function, "arguments": {...}}`. For it, the flat form
-    `{"name": function, "param": value}` is nested; for a tool with flat parameters, the nested form is
-    flattened. `input_schema` is the tool's JSON Schema.
+    A dispatching tool takes `{"name": function, "arguments": {...}}`. For it, the flat form `{"name":
+    function, "param": value}` is nested. For a tool with flat parameters, the nested form is flattened.
+    `input_schema` is the tool's JSON Schema.
     """
     given = dict(call.arguments)
     known = input_schema.get("properties") or {}

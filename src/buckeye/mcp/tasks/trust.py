@@ -1,8 +1,7 @@
-"""Tasks of others name programs, addresses and variables: nothing of it is used before the user allowed it.
+"""Trust in tasks of third parties: their programs, addresses and variables need the user's permission.
 
-What a file or a folder on this machine names is the user's own. A dataset of a hub is asked about once: what
-is remembered is the hash of all that its tasks use, so that other prompts ask nobody again, and another
-program does.
+Local files and folders are trusted. The user is asked once per hub dataset. Buckeye remembers a hash of
+everything that the tasks use: changed prompts need no new permission, but a changed program does.
 """
 
 from __future__ import annotations
@@ -29,45 +28,44 @@ from buckeye.mcp.tasks.task_schema import HttpServer, McpTask, StdioServer
 from buckeye.mcp.tasks.variables import names_in_servers
 
 TRUSTED_VARIABLE = "BUCKEYE_TRUSTED"
-"""Hashes that count as allowed too, by commas: what was allowed at home counts on a rented machine."""
+"""Comma-separated hashes that are trusted too, so that permissions given at home hold on a rented machine."""
 
 _NAME_OF_A_KEY = re.compile("auth|key|token|secret|passw|cookie", re.I)
 
 
 class UntrustedError(UsageError):
-    """The tasks of a hub were not allowed yet."""
+    """Tasks of a hub that the user has not allowed yet."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Uses:
-    """What tasks make this machine do: each once, sorted, as people read it."""
+    """Resources that tasks use on this machine, each once and sorted, as text for people."""
 
     programs: tuple[str, ...]
-    """With the variables that are set for them, as a shell would be told."""
+    """Command lines in shell syntax, with the variables that are set for them."""
     images: tuple[str, ...]
     addresses: tuple[str, ...]
-    """With the headers that are sent there."""
+    """URLs with the headers that are sent there."""
     variables: tuple[str, ...]
     files: tuple[str, ...]
-    """Archives of the dataset, with which rollouts begin, by the first digits of their hashes."""
+    """Archives of the dataset for initial files, by the first digits of their hashes, with sizes."""
     digest: str
-    """The hash of the servers of the tasks, whole, of what grades them and of their files: what goes where
-    counts, too."""
+    """Hash of the complete servers, of the graders' commands and of the archives."""
 
     def lines(self) -> list[str]:
-        """For people: a line for each kind that there is."""
+        """Return one line for each kind of resource in use."""
         found = {name: [printable(one) for one in said] for name, said in self.named().items() if said}
         return [f"{name}: {', '.join(said)}" for name, said in found.items()]
 
     def named(self) -> dict[str, tuple[str, ...]]:
-        """What there is of each kind."""
+        """Return the resources by kind."""
         return {
             kind: getattr(self, kind) for kind in ("programs", "images", "addresses", "variables", "files")
         }
 
 
 def uses_of(tasks: Sequence[McpTask]) -> Uses:
-    """What tasks use. Variables stand by their names, as they are written."""
+    """Return the resources that tasks use. Variables appear by name, as written."""
     servers = [server for task in tasks for server in task.mcp_config.values()]
     http = [server for server in servers if isinstance(server, HttpServer)]
     stdio = [server for server in servers if not isinstance(server, HttpServer)]
@@ -88,7 +86,7 @@ def uses_of(tasks: Sequence[McpTask]) -> Uses:
 
 
 def _as_written(server: StdioServer | HttpServer) -> dict[str, object]:
-    """All of a server; what was allowed before there was a `cwd` is allowed still."""
+    """Return a server as a dictionary. `cwd` is left out if unset, so that older permissions stay valid."""
     return server.model_dump(exclude={"cwd"} if getattr(server, "cwd", None) is None else None)
 
 
@@ -103,13 +101,16 @@ def _address(server: HttpServer) -> str:
 
 
 def _shown(name: str, value: str) -> str:
-    """A value, unless it is a key itself and not the name of one."""
+    """Return a header or variable value for display, masked if it is a written-out key."""
     return masked(value) if _NAME_OF_A_KEY.search(name) and "$" not in value else value
 
 
 def read_taskset(name: str, *, checked: bool = True) -> tuple[list[McpTask], list[McpTask]]:
-    """The tasks to train on and those that are held out, of what `name` means. Raises UsageError if there are
-    none, and UntrustedError if they are a hub's and, being `checked`, were not allowed."""
+    """Return the training tasks and the held-out tasks of a taskset.
+
+    Raises UsageError if the taskset is not found. With `checked`, raises UntrustedError for tasks of a hub
+    that the user has not allowed.
+    """
     tasks, held_out = read_splits(find_taskset(name))
     if checked and is_of_others(name):
         uses = uses_of([*tasks, *held_out])
@@ -124,7 +125,7 @@ def read_taskset(name: str, *, checked: bool = True) -> tuple[list[McpTask], lis
 
 
 def is_of_others(name: str) -> bool:
-    """Whether tasks come from a hub, and not as the dataset that belongs to the project where we are."""
+    """Return True for a hub dataset, unless it is the dataset of the current project's lock file."""
     if Path(name).expanduser().exists():
         return False
     with suppress(OSError, ConfigError):
@@ -134,7 +135,7 @@ def is_of_others(name: str) -> bool:
 
 
 def trusted_digests() -> set[str]:
-    """The hashes of what the user has allowed."""
+    """Return the hashes that the user has allowed."""
     given = {one for one in os.environ.get(TRUSTED_VARIABLE, "").split(",") if one}
     with suppress(OSError, ValueError, AttributeError):
         given |= set(read_json(_file()).keys())
@@ -142,7 +143,7 @@ def trusted_digests() -> set[str]:
 
 
 def allow(name: str, uses: Uses) -> Path:
-    """Remember that the user has allowed what the tasks of a dataset use. Returns the file."""
+    """Record that the user allows the resources of a dataset, and return the file of the record."""
     known = {}
     with suppress(OSError, ValueError):
         known = read_json(_file())
@@ -160,8 +161,10 @@ def _once(found: Iterable[str]) -> tuple[str, ...]:
 
 
 def ask_for_trust(dataset: str, *, yes: bool) -> None:
-    """Have the user allow what the tasks of a hub use, unless that was done. Raises UsageError if it is not
-    allowed, or if nobody can be asked."""
+    """Ask the user to allow the resources of a hub dataset, unless already allowed.
+
+    Raises UsageError if the user refuses or cannot be asked.
+    """
     from buckeye.base.terminal import ask_text, can_ask
 
     if not is_of_others(dataset):

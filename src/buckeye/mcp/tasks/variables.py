@@ -1,6 +1,6 @@
 """Variables in a task: `$NAME`, `${NAME}`, `${NAME:-default}`, and `$$` for a dollar sign.
 
-They are resolved when a session is opened and not before: what is stored and logged has only their names.
+They are resolved when a session is opened, not before. Stored and logged data has only their names.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _BRACED = re.compile(r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>.*))?", 
 
 
 def resolve(value: Any, variables: Mapping[str, str]) -> Any:
-    """`value` with the variables in all its texts replaced; keys of objects and other values stay.
+    """Return `value` with the variables in all its strings replaced. Keys and other values stay unchanged.
 
-    A name that is not set is looked up in capitals too, so `$buckeye_API_KEY` finds BUCKEYE_API_KEY. A dollar
-    sign that begins no variable stays. Raises UsageError that names every variable that is not set.
+    A name that is not set is also looked up in capitals: `$buckeye_API_KEY` finds BUCKEYE_API_KEY. A dollar
+    sign that begins no variable stays unchanged. Raises UsageError that names every unset variable.
     """
     missing = list(dict.fromkeys(_missing(value, variables)))
     if missing:
@@ -37,7 +37,7 @@ def resolve(value: Any, variables: Mapping[str, str]) -> Any:
 
 
 def with_texts(value: Any, change: Callable[[str], str]) -> Any:
-    """`value` with all its texts changed; keys of objects and other values stay."""
+    """Return `value` with `change` applied to all its strings. Keys and other values stay unchanged."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, Mapping):
@@ -66,7 +66,7 @@ def _replacement(match: re.Match[str], variables: Mapping[str, str]) -> str:
 
 
 def _parts(match: re.Match[str]) -> tuple[str | None, str | None]:
-    """Name and default of a variable; no name for a dollar sign. Raises UsageError for other braces."""
+    """Return name and default of a variable, or (None, None) for `$$`. Raises UsageError for other braces."""
     if match["dollar"] is not None:
         return None, None
     if match["bare"] is not None:
@@ -84,13 +84,13 @@ def _look_up(name: str, variables: Mapping[str, str]) -> str | None:
 
 
 def values_of(value: Any, variables: Mapping[str, str]) -> list[str]:
-    """What the variables in all texts of `value` stand for, where they are set: not to be logged."""
+    """Return the values of all set variables in `value`. They are secret and must not be logged."""
     found = (_look_up(name, variables) for name in names_of(value))
     return [text for text in found if text is not None]
 
 
 def names_of(value: Any) -> list[str]:
-    """The names of the variables in all texts of `value`, as they are written, each once."""
+    """Return the distinct names of the variables in all strings of `value`, as written."""
     texts = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
     found = [name for item in texts for name in names_of(item)]
     if isinstance(value, str):
@@ -99,6 +99,6 @@ def names_of(value: Any) -> list[str]:
 
 
 def names_in_servers(tasks: Iterable[McpTask]) -> list[str]:
-    """The names of the variables that the servers of tasks are given, once for each server."""
+    """Return the names of the variables in the servers of tasks, with one entry per server."""
     servers = [server for task in tasks for server in task.mcp_config.values()]
     return [name for server in servers for name in names_of(server.model_dump())]

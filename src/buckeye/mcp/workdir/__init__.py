@@ -1,1 +1,1 @@
-"""The private folder of a rollout: what is put into it, how servers are started in it, and its end."""
+"""Private folder of a rollout: its initial files, the start of servers in it, and its removal."""

@@ -1,4 +1,4 @@
-"""The files that a rollout begins with: a folder, an archive, a script that makes them, or a single file."""
+"""Initial files of a rollout: a folder, an archive, a script that creates them, or a single file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from buckeye.errors import UsageError
 from buckeye.mcp.sandbox.base import cache_folder
 
 MAX_ENTRIES = 200_000
-"""Most files and folders that a rollout may begin with."""
+"""Maximum number of initial files and folders of a rollout."""
 _Written = TypeVar("_Written", bound=BaseConfig)
 _SCRIPT_SECONDS = 600.0
 _SCRIPTS = {".py": (sys.executable,), ".sh": ("/bin/sh",)}
@@ -33,7 +33,7 @@ _TARS = (".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz")
 
 
 def beside(written: _Written, file: Path) -> _Written:
-    """A task or a configuration with a whole path as its `files`; what `file` says is relative to it."""
+    """Return a task or configuration with an absolute path as its `files`, resolved relative to `file`."""
     files: str | None = getattr(written, "files", None)
     if files is None:
         return written
@@ -41,8 +41,10 @@ def beside(written: _Written, file: Path) -> _Written:
 
 
 def prepare(files: str, folder: Path, most: int) -> None:
-    """Put what `files` (a whole path) names into an empty folder. Raises UsageError, also for more than
-    `most` bytes."""
+    """Put the files that `files` (an absolute path) names into an empty folder.
+
+    Raises UsageError, also for more than `most` bytes.
+    """
     source = Path(files)
     if not source.exists():
         raise UsageError(f"files: there is no file or folder {source}")
@@ -62,8 +64,10 @@ def prepare(files: str, folder: Path, most: int) -> None:
 
 
 def pack(files: str, to: Path, most: int) -> str:
-    """Write an archive of what `prepare` makes into a folder; its name, which is the hash of its bytes. Of a
-    script its files go, not the program. Raises UsageError as `prepare` does."""
+    """Write an archive of initial files into the folder `to`, and return its name, the hash of its bytes.
+
+    For a script, the archive has the files it creates, not the script. Raises UsageError.
+    """
     with tempfile.TemporaryDirectory(dir=to, prefix=".") as temporary:
         folder, made = Path(temporary, "files"), Path(temporary, "packed")
         folder.mkdir()
@@ -80,16 +84,16 @@ def pack(files: str, to: Path, most: int) -> str:
 
 
 def _nobodys(entry: tarfile.TarInfo) -> tarfile.TarInfo:
-    """An entry that says nothing of who packed it; links and folders are as new as they are unpacked."""
+    """Return an archive entry without its owner. Links and folders have no modification time."""
     made = int(entry.mtime) if entry.isreg() else 0
     return entry.replace(uid=0, gid=0, uname="", gname="", mtime=made, deep=False)
 
 
 def copy_tree(source: Path, to: Path, most: int) -> int:
-    """Copy what is in a folder into another, which is empty; returns the bytes. Files share their blocks
-    where the file system can do that, until one is written to; never their names, since servers write.
+    """Copy a folder's content into an empty folder, and return the number of bytes.
 
-    Raises UsageError for more than `most` bytes, and for what no copy of can be made.
+    Copies share disk blocks with the source where the file system supports it. They are never hard links,
+    because servers write to them. Raises UsageError for more than `most` bytes and for special files.
     """
     total, entries = 0, 0
     for path in _walk(source):
@@ -111,7 +115,7 @@ def copy_tree(source: Path, to: Path, most: int) -> int:
 
 
 def _walk(folder: Path) -> Iterator[Path]:
-    """All that is in a folder, each folder before what is in it."""
+    """Yield everything in a folder, each folder before its content."""
     for entry in os.scandir(folder):
         yield Path(entry.path)
         if entry.is_dir(follow_symlinks=False):
@@ -136,7 +140,7 @@ def _copy_file(source: Path, target: Path) -> int:
             left = seen.st_size
             while left and (done := os.copy_file_range(reading.fileno(), writing.fileno(), left)):
                 left -= done
-        except (OSError, AttributeError):  # between file systems that cannot, and not on Linux
+        except (OSError, AttributeError):  # not supported between these file systems, or not on Linux
             reading.seek(0)
             writing.seek(0)
             shutil.copyfileobj(reading, writing)
@@ -167,7 +171,7 @@ def _unzip(source: Path, folder: Path, most: int) -> None:
 
 
 def _untar(source: Path, folder: Path, most: int) -> None:
-    """Links that lead out of the archive, devices and names with `..` are refused by tarfile's filter."""
+    """Extract a tar archive. The filter `data` refuses devices, `..`, and links that leave the archive."""
     total = count = 0
     with tarfile.open(source, "r|*") as archive:
         for one in archive:
@@ -178,7 +182,7 @@ def _untar(source: Path, folder: Path, most: int) -> None:
 
 
 def _made_by(script: Path) -> Path:
-    """What a script leaves in the folder that it is started in; run once for each state of its text."""
+    """Return a folder with the files that a script creates. The script runs once per content of its text."""
     text = script.read_bytes()
     final = cache_folder() / "files" / hashlib.sha256(text).hexdigest()[:32]
     if not final.is_dir():
@@ -190,7 +194,7 @@ def _made_by(script: Path) -> Path:
 
 def _run(script: Path, folder: Path) -> None:
     try:
-        ran = subprocess.run(  # noqa: S603  a list of words, without a shell
+        ran = subprocess.run(  # noqa: S603  argv as a list, without a shell
             [*_SCRIPTS[script.suffix], str(script)],
             cwd=folder,
             env=clean_environment({}),

@@ -1,4 +1,4 @@
-"""The private folder of one rollout, which its servers and its graders share."""
+"""Private folder of one rollout, shared by its servers and graders."""
 
 from __future__ import annotations
 
@@ -29,15 +29,16 @@ from buckeye.mcp.workdir.files import copy_tree, prepare
 log = logging.getLogger(__name__)
 
 WORKDIR = "{workdir}"
-"""What stands for the folder wherever a task, a configuration or the model names a path."""
+"""Placeholder for the folder in paths of tasks, configurations and the model."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Workdir:
-    """A rollout's folder. `path` is where its servers start, and holds the task's files; `place` is around
-    it, with what belongs to the rollout and is none of its files: home, temporary files, caches.
+    """Folder of one rollout.
 
-    `seconds` and `bytes` are what it took to put the files there; `limit` is how many bytes it may hold.
+    `path` has the task's files; servers start there. `place` is its parent, with other data of the rollout:
+    home folder, temporary files, caches. `seconds` and `bytes` are the cost of copying the files. `limit` is
+    the maximum size in bytes.
     """
 
     place: Path
@@ -47,28 +48,34 @@ class Workdir:
 
     @property
     def path(self) -> Path:
-        """What `{workdir}` stands for."""
+        """Path that replaces `{workdir}`."""
         return self.place / "work"
 
     @property
     def numbers(self) -> dict[str, float]:
-        """For the components of the rollout, where files were put there."""
+        """Components of the rollout, if files were copied."""
         return {"workdir_seconds": self.seconds, "workdir_bytes": float(self.bytes)} if self.bytes else {}
 
     def placed(self, value: Any) -> Any:
-        """`value` with the folder's path for `{workdir}` in all its texts; keys of objects stay."""
+        """Return `value` with `{workdir}` in its strings replaced by the path. Keys stay unchanged."""
         return with_texts(value, lambda text: text.replace(WORKDIR, str(self.path)))
 
     def hidden(self, value: Any) -> Any:
-        """`value` with `{workdir}` for the folder's path in all its texts: the same in every rollout."""
+        """Return `value` with the folder's path in its strings replaced by `{workdir}`.
+
+        The result is then equal in all rollouts.
+        """
         path, place = str(self.path), str(self.place)
         return with_texts(value, lambda text: text.replace(path, WORKDIR).replace(place, f"{WORKDIR}/.."))
 
 
 @asynccontextmanager
 async def open_workdir(task: McpTask, config: GymConfig) -> AsyncIterator[Workdir]:
-    """A fresh folder with the files of the task, removed at the end of the block, or moved to where the
-    configuration keeps them. Raises StartError if it cannot be made."""
+    """Create a folder with the files of the task.
+
+    At the end of the block it is deleted, or moved to the folder `keep_workdir` of the configuration. Raises
+    StartError if it cannot be created.
+    """
     limits = config.defaults
     try:
         files = task.files or config.files
@@ -91,8 +98,10 @@ async def open_workdir(task: McpTask, config: GymConfig) -> AsyncIterator[Workdi
 
 
 def made_workdir(place: Path, files: str | None, most: int) -> Workdir:
-    """The folder below an empty `place`, which is removed if the files cannot be put there. Raises UsageError
-    and OSError."""
+    """Create a rollout's folder in an empty `place`, which is deleted on failure.
+
+    Raises UsageError and OSError.
+    """
     started = time.monotonic()
     try:
         (place / "work").mkdir()
@@ -104,7 +113,7 @@ def made_workdir(place: Path, files: str | None, most: int) -> Workdir:
 
 
 def _remove(place: Path, task: str) -> None:
-    """What a model did to its folder is no reason to leave out what it earned."""
+    """Delete a rollout's folder. A failure is only logged, so that the rollout keeps its reward."""
     try:
         remove_tree(place)
     except OSError as error:
@@ -128,7 +137,7 @@ _READY: dict[tuple[str, int], Path] = {}
 
 
 def _prepared(files: str, most: int) -> Path:
-    """The files as they were when this process needed them first: later changes reach no rollout of it."""
+    """Return a prepared copy of the files, made at first use, so that later changes reach no rollout."""
     with _PREPARING:
         if (files, most) not in _READY:
             folder = places().new()
@@ -139,8 +148,10 @@ def _prepared(files: str, most: int) -> Path:
 
 @functools.cache
 def places() -> Places:
-    """Where this process makes folders: they end with it, and those of processes that were killed are
-    removed."""
+    """Return this process's root of rollout folders, deleted at exit.
+
+    Folders of killed processes are deleted first.
+    """
     stack = ExitStack()
     atexit.register(stack.close)
     return Places(stack.enter_context(own_folder(cache_folder().resolve() / "rollouts")))

@@ -1,4 +1,4 @@
-"""What a server that starts in a rollout's folder finds around it: home, temporary files, and programs."""
+"""Home folder, temporary files and programs of a server that starts in a rollout's folder."""
 
 from __future__ import annotations
 
@@ -37,16 +37,21 @@ _INSTALLED = {
     "RUSTUP_HOME": ".rustup",
     "PLAYWRIGHT_BROWSERS_PATH": ".cache/ms-playwright",
 }
-"""Where programs of the user's are, and what they have fetched: below the home folder, where it is there. A
-server that `npx` or `uvx` starts would else be fetched for every rollout."""
-_ALWAYS = ("UV_CACHE_DIR", "npm_config_cache")  # also before anything was fetched
+"""Locations of the user's programs and download caches, below the home folder.
+
+Without them, a server that `npx` or `uvx` starts would be downloaded for every rollout.
+"""
+_ALWAYS = ("UV_CACHE_DIR", "npm_config_cache")  # set even before the first download
 _CODE = {".py", ".pyz", ".js", ".mjs", ".cjs", ".ts", ".mts", ".sh", ".rb", ".pl", ".php", ".lua", ".jar"}
 _PYTHON = re.compile(r"python(3(\.\d+)?)?")
 
 
 def started_in(server: StdioServer, workdir: Workdir) -> StdioServer:
-    """The server as it is started in the folder. `{workdir}` is replaced; a program that is named by a path
-    from where Buckeye was started is still that program."""
+    """Return the server as it starts in the rollout's folder.
+
+    `{workdir}` is replaced. A program given as a relative path is still resolved from Buckeye's own
+    directory.
+    """
     server = from_here(StdioServer.model_validate(workdir.placed(server.model_dump())), workdir.path)
     return server.model_copy(
         update={"env": {**_environment(workdir), **server.env}, "cwd": server.cwd or str(workdir.path)}
@@ -54,8 +59,11 @@ def started_in(server: StdioServer, workdir: Workdir) -> StdioServer:
 
 
 def from_here(server: StdioServer, workdir: Path | None = None) -> StdioServer:
-    """The server so that it can be started in another folder: its program, and a module of ours, are found
-    from where we are; words that are files in `workdir` are meant there."""
+    """Return the server for a start in another folder.
+
+    Its program, and a Python module of the user, are resolved from the current directory. Arguments that are
+    files in `workdir` refer to those.
+    """
     here = Path.cwd()
     command = str(here / server.command) if "/" in server.command else server.command
     args = [_program(word, here, workdir) for word in server.args]
@@ -65,8 +73,10 @@ def from_here(server: StdioServer, workdir: Path | None = None) -> StdioServer:
 
 
 def left_behind(server: StdioServer) -> list[str]:
-    """Words of its command line that name files or folders from where we are, and that it does not find in a
-    folder of its own. Its program is none of them."""
+    """Return arguments that name existing relative paths, which the server will not find in another folder.
+
+    Programs and scripts are not included, because they are resolved.
+    """
     if server.cwd is not None:
         return []
     named = [word.partition("=")[2] if word.startswith("-") else word for word in server.args]
@@ -76,7 +86,10 @@ def left_behind(server: StdioServer) -> list[str]:
 
 
 def _environment(workdir: Workdir) -> dict[str, str]:
-    """Folders of the rollout's own, made as they are named, and where the user's programs are."""
+    """Create the rollout's own home and temporary folders, and return the environment variables for them.
+
+    Also includes the locations of the user's programs.
+    """
     own = {name: str(workdir.place / below) for name, below in _FOLDERS.items()}
     for folder in own.values():
         os.makedirs(folder, mode=0o700, exist_ok=True)
@@ -93,19 +106,19 @@ def _installed() -> dict[str, str]:
 
 
 def _program(word: str, here: Path, workdir: Path | None) -> str:
-    """A word of the command line; the whole path of a script that is here and not in the folder."""
+    """Return an argument; a script here that is not in the rollout's folder gets its absolute path."""
     path = Path(word)
     theirs = workdir is not None and os.path.exists(workdir / path)
     return str(here / path) if not theirs and _is_code(here / path) else word
 
 
 def _is_code(path: Path) -> bool:
-    """Whether it is a file that is run: by its name, or as `node_modules/.bin/server`."""
+    """Return True for a program file: one with a code suffix, or an executable without a suffix."""
     return os.path.isfile(path) and (path.suffix in _CODE or (not path.suffix and os.access(path, os.X_OK)))
 
 
 def _searched(command: str, args: list[str], env: Mapping[str, str], here: Path) -> dict[str, str]:
-    """With `python -m MODULE` of a module that is here, where Python is to look for it."""
+    """Return PYTHONPATH for `python -m MODULE` if the module is in the current directory."""
     if not _PYTHON.fullmatch(Path(command).name) or "-m" not in args[:-1]:
         return {}
     module = args[args.index("-m") + 1].partition(".")[0]

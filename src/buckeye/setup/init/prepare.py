@@ -101,7 +101,7 @@ def _argv(
     exclude: Sequence[str],
 ) -> tuple[str, ...]:
     """The command line with these words."""
-    given = [("--command", command), ("--output", output), ("--tasks", tasks)]
+    given = [("--command", command), ("--output", output), ("--dataset", tasks)]
     given += [("--header", f"{name}={value}") for name, value in headers.items()]
     given += [("--include", tool) for tool in include] + [("--exclude", tool) for tool in exclude]
     flags = [word for flag, value in given if value is not None for word in (flag, str(value))]

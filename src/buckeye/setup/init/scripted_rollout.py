@@ -6,7 +6,7 @@ import asyncio
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,6 +18,7 @@ from buckeye.mcp.actions.schema_words import NoExample, example, harmless, liter
 from buckeye.mcp.client.errors import tells_of_a_fault
 from buckeye.mcp.config import GymConfig
 from buckeye.mcp.environment import TRAIN, McpEnvironment
+from buckeye.mcp.rollout import LOST
 from buckeye.mcp.tasks.lock import ToolEntry
 from buckeye.mcp.tasks.task_schema import McpTask, ToolCall
 from buckeye.mcp.workdir.folder import WORKDIR
@@ -157,7 +158,8 @@ class _Play:
                 self._calls = _TaskCalls([], [], made_up=True)
             elif not policy.broke(outcome.error):
                 self.problem = outcome.error
-            if policy.is_broken:
+            if policy.broken:
+                policy.explain(outcome.explanations.get(LOST, ""))
                 self.stop_reason = ""  # the calls that are left need another server
 
     async def _rollout(self, policy: _Script) -> Outcome:
@@ -174,8 +176,8 @@ class _Script:
     def __init__(self, pending: list[tuple[str, str]], trials: dict[str, Trial]) -> None:
         self._pending, self._trials = pending, trials
         self._made: tuple[str, str] | None = None
-        self.is_broken = False
-        """Whether a call has broken its server."""
+        self.broken = ""
+        """The action whose call has broken its server."""
 
     async def chat(self, messages: Sequence[Message], *, tools: Sequence[Tool] = ()) -> Reply:
         """The next call."""
@@ -184,7 +186,7 @@ class _Script:
             self._note(str(messages[-1]["content"]))
         while self._pending and self._trials[self._pending[0][0]].ending == "worked":
             self._pending.pop(0)
-        self._made = self._pending.pop(0) if self._pending and not self.is_broken else None
+        self._made = self._pending.pop(0) if self._pending and not self.broken else None
         call = self._made[1] if self._made is not None else f"{DONE}()"
         text = f"<think>I try this.</think><tool>{call}</tool>"
         if self._made is not None:  # unless an answer comes, the rollout ended with this call
@@ -198,12 +200,18 @@ class _Script:
         self._trials[self._made[0]] = Trial(*self._made, "failed", _said(error))
         return True
 
+    def explain(self, lost: str) -> None:
+        """Put how the server ended, which the model does not read, behind the call that broke it."""
+        if lost:
+            trial = self._trials[self.broken]
+            self._trials[self.broken] = replace(trial, said=_said(lost.rpartition("): ")[2]))
+
     def _note(self, answer: str) -> None:
         assert self._made is not None
         said = answer.removeprefix("<result>").removesuffix("</result>").strip()
         ending: Ending = "refused" if _REFUSAL.match(said) else "worked"
-        self.is_broken = tells_of_a_fault(said)
-        if self.is_broken or said.startswith("Invalid tool call"):
+        self.broken = self._made[0] if tells_of_a_fault(said) else ""
+        if self.broken or said.startswith("Invalid tool call"):
             ending = "failed"
         shown = "" if ending == "worked" else _said(said)
         self._trials[self._made[0]] = Trial(*self._made, ending, shown)

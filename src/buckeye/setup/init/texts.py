@@ -66,7 +66,7 @@ def _why(proof: Proof, without: Sequence[str]) -> str:
         return "no action could be tried. Look at what is marked CHECK in the file, or add --include TOOL."
     if proof.stop_reason != "done":
         return f"the rollout ended with {proof.stop_reason}, not with done."
-    return "every tool refused made-up arguments. Name tasks that prepare the environment with --tasks."
+    return "every tool refused made-up arguments. Name tasks that prepare the environment with --dataset."
 
 
 def _count(number: int, what: str) -> str:

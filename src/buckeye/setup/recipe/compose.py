@@ -51,7 +51,7 @@ class Recipe:
 def settings_of(recipe: Recipe) -> dict[str, Any]:
     """The settings of the run, as `rl` reads them."""
     sizes, layout, steps = recipe.sizes, recipe.layout, recipe.sizes.max_steps
-    environment = {"id": NAME, "args": {"taskset": recipe.dataset, "config_path": str(recipe.config)}}
+    environment = {"id": NAME, "args": {"dataset": recipe.dataset, "config_path": str(recipe.config)}}
     orchestrator: dict[str, Any] = {
         "batch_size": sizes.batch_size,
         "rollouts_per_example": sizes.rollouts_per_example,

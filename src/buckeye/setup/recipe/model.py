@@ -10,6 +10,7 @@ from pathlib import Path
 from buckeye.base.storage import read_json
 from buckeye.errors import UsageError
 from buckeye.launch.preflight.model import find_model, read_shape
+from buckeye.mcp.environment import NAME
 
 _OF_OPENAI = r"(openai/)?(chatgpt-|gpt-(?!oss|2|neo|j\b|sw3)|o[1-9](-|$))"
 _GOOGLE = "https://generativelanguage.googleapis.com/v1beta/openai"
@@ -29,9 +30,9 @@ def refuse_hosted(model: str, *, dataset: str, config: str) -> None:
     if service is None:
         return
     name, _, base_url, key = service
-    words = ["buckeye", "eval", "buckeye-vf-gym", "--model", model.rpartition("/")[2]]
+    words = ["buckeye", "eval", NAME, "--model", model.rpartition("/")[2]]
     words += ["--base-url", base_url, *([] if name == "OpenAI" else ["--api-key-var", key])]
-    words += ["--arg", f"taskset={dataset}", "--arg", f"config_path={config}"]
+    words += ["--arg", f"dataset={dataset}", "--arg", f"config_path={config}"]
     raise UsageError(
         f"--model {model}: {name} serves it and gives nobody its weights, so it cannot be trained "
         f"here. Name a model whose weights can be had, as --model Qwen/Qwen3-0.6B.\n"

@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from buckeye.errors import CheckpointError, UsageError
 from buckeye.trainer.output.export import read_tokenizer_files, save_model
-from buckeye.transport.checkpoint.base_digest import base_digest
+from buckeye.transport.checkpoint.base_digest import BASE_KEY, base_digest
 
 ADAPTER = "default"
 """Name of the adapter in the model. Files do not contain it."""
@@ -24,8 +24,7 @@ ADAPTER_DIRECTORY = "adapter"
 WEIGHTS_FILE = "adapter_model.safetensors"
 CONFIG_FILE = "adapter_config.json"
 _PREFIX = "base_model.model."
-_BASE = "buckeye_base"
-"""Key of the base model's digest in the header of the weights file."""
+"""Prefix of parameter names in peft's files."""
 _MUST_AGREE = ("r", "lora_alpha", "target_modules", "modules_to_save")
 
 
@@ -65,7 +64,7 @@ def save_adapter(
     }
     config = _config(model)
     digest = base_digest(config["base_model_name_or_path"])
-    metadata = {"format": "pt", **({_BASE: digest} if digest is not None else {})}
+    metadata = {"format": "pt", **({BASE_KEY: digest} if digest is not None else {})}
     save_file(stored, directory / WEIGHTS_FILE, metadata=metadata)
     content = json.dumps(config, indent=2, sort_keys=True)
     (directory / CONFIG_FILE).write_text(content + "\n", encoding="utf-8")
@@ -164,7 +163,7 @@ def _other_base(recorded: str | None, base: str) -> bool:
 def _recorded_base(directory: Path) -> str | None:
     """Return the digest of the adapter's base model, or None if the file has none."""
     with safe_open(directory / WEIGHTS_FILE, "pt") as file:
-        return (file.metadata() or {}).get(_BASE)
+        return (file.metadata() or {}).get(BASE_KEY)
 
 
 def _stored_name(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Environments that `buckeye env install` has installed, each in an interpreter of its own."""
+"""Environments that `buckeye env install` has installed, each with its own interpreter."""
 
 from buckeye.workers.installed.record import InstalledEnvironment
 from buckeye.workers.installed.store import all_installed, find_installed, get_installed

@@ -1,4 +1,4 @@
-"""Installing an environment: whole, or not at all."""
+"""Installation of an environment: complete, or without effect."""
 
 from __future__ import annotations
 
@@ -32,8 +32,11 @@ from buckeye.workers.installed.venv import Index, Installer, find_uv, python_nee
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InstallRequest:
-    """What to install: `what` as `parse_source` reads it, `extra` further requirements, `python` the
-    interpreter (None is ours), `locked` a lock file whose versions are taken exactly."""
+    """Arguments of an installation.
+
+    `what` has the format of `parse_source`. `extra` are further requirements. `python` is the interpreter
+    (None: this one). `locked` is a lock file whose versions are installed exactly.
+    """
 
     what: str
     index: str | None = None
@@ -44,10 +47,10 @@ class InstallRequest:
 
 
 def install_environment(request: InstallRequest, tell: Tell) -> InstalledEnvironment:
-    """Install an environment into a folder of its own.
+    """Install an environment into its own folder.
 
-    It is made under another name and renamed when whole. Raises UsageError for a request that cannot be met
-    as it is written, BuckeyeError if the installer or the hub fails, or nothing in it is an environment.
+    It is built under a temporary name and renamed when complete. Raises UsageError for a request that cannot
+    be met. Raises BuckeyeError if the installer or the hub fails, or if the package has no environment.
     """
     source = parse_source(request.what, request.index)
     lock = read_lock(request.locked) if request.locked is not None else None
@@ -74,7 +77,7 @@ def _check_free(folder: Path, request: InstallRequest) -> None:
 
 
 def _replaced(folder: Path, request: InstallRequest) -> InstalledEnvironment | None:
-    """What is in the way; None for one that is damaged and may be replaced, as its message says to do."""
+    """Return the installed environment that would be replaced; None if it is damaged and `force` is set."""
     try:
         installed = read_record(folder)
     except BuckeyeError:
@@ -89,7 +92,7 @@ def _replaced(folder: Path, request: InstallRequest) -> InstalledEnvironment | N
 def _fill(
     half: Path, folder: Path, source: Source, request: InstallRequest, lock: Lock | None, tell: Tell
 ) -> None:
-    """Make the environment in `half`, which will be renamed to `folder`."""
+    """Build the environment in `half`, which is renamed to `folder` later."""
     installer = Installer(half / VENV, find_uv())
     tell(f"Making an environment for {source.env_id} in {folder} with {installer.name}")
     installer.create(request.python)
@@ -127,7 +130,7 @@ def _fill(
     (half / LOCK).write_text(lock_text(pins, installer.hashes, local=local, head=head), encoding="utf-8")
     (half / RECORD).write_bytes(to_json(environment))
     _call_by_final_name(half, folder)
-    _check_free(folder, request)  # another may have installed it meanwhile, or begun to use it
+    _check_free(folder, request)  # another process may have installed or used it meanwhile
 
 
 def _install(
@@ -138,7 +141,7 @@ def _install(
     lock: Lock | None,
     tell: Tell,
 ) -> Interface:
-    """The package alone, to see which interface it has; then what it needs, within its bounds."""
+    """Install the package alone to detect its interface, then its dependencies within the tested bounds."""
     tell(f"Fetching {source.requirement}")
     _install_alone(installer, scratch, _pinned(source, lock))
     found = detect(installer.distribution(source.name), source.extras)
@@ -161,7 +164,7 @@ def _install_needs(
     interface: Interface,
     tell: Tell,
 ) -> None:
-    """What the package and its interface require, and what was asked for beside."""
+    """Install the dependencies of the package and of its interface, and the requested extra requirements."""
     version = installer.distribution(source.name).version
     extras = ",".join(sorted({*source.extras, *interface.extras}))
     itself = f"{source.name}[{extras}]" if extras else source.name
@@ -178,7 +181,7 @@ def _install_needs(
 
 
 def _pinned(source: Source, lock: Lock | None) -> Source:
-    """The source in its locked version."""
+    """Return the source in its locked version."""
     if lock is None or source.path is not None:
         return source
     if source.name not in lock.pins:
@@ -187,7 +190,10 @@ def _pinned(source: Source, lock: Lock | None) -> Source:
 
 
 def _install_alone(installer: Installer, scratch: Path, source: Source) -> None:
-    """The package without what it needs, from its index and from nowhere else."""
+    """Install the package without dependencies, from its index only.
+
+    A package that is missing in the hub's public index is downloaded with the hub key.
+    """
     index = Index(url=source.index, alone=True) if source.path is None else Index()
     try:
         installer.install(source.requirement, index=index, dependencies=False, folder=scratch)
@@ -206,7 +212,7 @@ def _install_alone(installer: Installer, scratch: Path, source: Source) -> None:
 
 
 def _install_locked(installer: Installer, scratch: Path, name: str, lock: Lock, index: Index) -> None:
-    """What else is in the lock, exactly. Raises BuckeyeError if the result is something else."""
+    """Install the locked versions of all other packages. Raises BuckeyeError if the result differs."""
     others = {locked: version for locked, version in lock.pins.items() if locked != name}
     if others:
         pins = scratch / "locked.txt"
@@ -219,7 +225,7 @@ def _install_locked(installer: Installer, scratch: Path, name: str, lock: Lock, 
 
 
 def _call_by_final_name(half: Path, folder: Path) -> None:
-    """Scripts and settings of a virtual environment name the folder it lies in."""
+    """Replace the temporary path by the final one in the scripts and settings of the virtual environment."""
     old, new = os.fsencode(half), os.fsencode(folder)
     venv = half / VENV
     for path in [venv / "pyvenv.cfg", *(venv / "bin").iterdir()]:

@@ -1,7 +1,7 @@
-"""Which interface an installed distribution has, and the versions that are tested with it.
+"""Detection of a distribution's interface, and the versions that are tested with it.
 
-The classic interface of `verifiers` (v0: `load_environment`) ended with its release 0.4, and packages written
-for it seldom say so: without a bound of ours they are installed with a release that cannot load them.
+The classic interface of `verifiers` (v0: `load_environment`) ended with release 0.4. Packages for it rarely
+declare that bound, so without the bounds here they would be installed with a release that cannot load them.
 """
 
 from __future__ import annotations
@@ -32,8 +32,11 @@ _HAS_LOADER = re.compile(r"^(?:async\s+)?def\s+load_environment\b|\bimport\b.*\b
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Interface:
-    """How a distribution is loaded. `extras` are those of its own that the interface needs, `requirements`
-    what else must be installed, `constraints` bounds on what may be."""
+    """Interface of a distribution.
+
+    `extras` are its own extras that the interface needs, `requirements` are further packages to install, and
+    `constraints` are bounds on versions.
+    """
 
     generation: Generation
     module: str
@@ -43,9 +46,9 @@ class Interface:
 
 
 def detect(distribution: metadata.Distribution, extras: Sequence[str] = ()) -> Interface:
-    """The interface of a distribution, from its metadata and its source; nothing of it is imported.
+    """Return the interface of a distribution, from its metadata and source; nothing is imported.
 
-    Raises BuckeyeError if it holds no environment.
+    Raises BuckeyeError if it has no environment.
     """
     name = canonicalize_name(distribution.name)
     needed = _requirements(distribution)
@@ -64,20 +67,20 @@ def detect(distribution: metadata.Distribution, extras: Sequence[str] = ()) -> I
 
 
 def without_bounds_on(interface: Interface, requirements: Sequence[str]) -> Interface:
-    """The interface without those bounds of ours that somebody has set themselves."""
+    """Return the interface without bounds on packages that the user has given versions for."""
     own = set[str]()
     for text in requirements:
         try:
             requirement = Requirement(text)
         except InvalidRequirement:
-            continue  # a path, for the installer
+            continue  # a path, which the installer handles
         own |= {canonicalize_name(requirement.name)} if requirement.specifier or requirement.url else set()
     kept = [c for c in interface.constraints if canonicalize_name(Requirement(c).name) not in own]
     return replace(interface, constraints=tuple(kept))
 
 
 def _keeps(constraint: str, named: set[str]) -> bool:
-    """Whether a bound of ours holds: not for what the package itself has bounds for, except `verifiers`."""
+    """Return True if a bound applies: for `verifiers`, or if the package sets no bound itself."""
     name = canonicalize_name(Requirement(constraint).name)
     return name == "verifiers" or name not in named
 
@@ -85,7 +88,7 @@ def _keeps(constraint: str, named: set[str]) -> bool:
 def _of_verifiers(
     distribution: metadata.Distribution, needed: Sequence[Requirement], extras: tuple[str, ...]
 ) -> Interface | None:
-    """The interface to `verifiers`, None if the distribution has none."""
+    """Return the interface to `verifiers`, or None if the distribution has none."""
     module, sources = _module(distribution), _sources(distribution)
     always = [r for r in needed if r.name == "verifiers" and not _extras_of(r)]
     if always:
@@ -129,7 +132,7 @@ def _v1(module: str, extras: tuple[str, ...]) -> Interface:
         generation="verifiers-v1",
         module=module,
         extras=extras,
-        requirements=("verifiers", "uv"),  # its own harnesses are scripts that `uv` runs
+        requirements=("verifiers", "uv"),  # its harnesses are scripts that `uv` runs
         constraints=("verifiers>=0.4,<0.5",),
     )
 
@@ -142,7 +145,7 @@ def _of_buckeye(distribution: metadata.Distribution) -> Interface | None:
 
 
 def _announced(distribution: metadata.Distribution) -> str | None:
-    """The loader that a distribution announces to Buckeye."""
+    """Return the loader that a distribution registers as an entry point."""
     entries = [entry for entry in distribution.entry_points if entry.group == ENTRY_POINT_GROUP]
     return entries[0].value if entries else None
 
@@ -153,17 +156,17 @@ def _requirements(distribution: metadata.Distribution) -> list[Requirement]:
         try:
             needed.append(Requirement(text))
         except InvalidRequirement:
-            continue  # the installer has its own opinion of it, and says so
+            continue  # the installer reports it
     return needed
 
 
 def _extras_of(requirement: Requirement) -> list[str]:
-    """The extras under which a requirement stands; none if it always holds."""
+    """Return the extras that require a package; empty if it is always required."""
     return re.findall(r"extra\s*==\s*['\"]([^'\"]+)['\"]", str(requirement.marker or ""))
 
 
 def _module(distribution: metadata.Distribution) -> str:
-    """The module of a distribution: that of its name, else the first of its own."""
+    """Return the module of a distribution: the one with its name, else the first one."""
     wanted = canonicalize_name(distribution.name).replace("-", "_")
     modules = sorted({_top(path) for path in _python_files(distribution)} - {""})
     if not modules:
@@ -172,7 +175,7 @@ def _module(distribution: metadata.Distribution) -> str:
 
 
 def _top(path: metadata.PackagePath) -> str:
-    """`package/part.py` and `package.py` are of `package`."""
+    """Return the top-level module of a path: `package` for `package/part.py` and `package.py`."""
     return path.parts[0].removesuffix(".py") if path.parts[0] != ".." else ""
 
 

@@ -1,4 +1,4 @@
-"""The exact versions of an environment as a requirements file, which any installer reads."""
+"""Exact versions of an environment as a requirements file, which any installer can read."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ _UNMANAGED = ("pip", "setuptools", "wheel")
 
 @dataclass(frozen=True, slots=True)
 class Lock:
-    """`pins` are canonical name -> version, `text` the whole file."""
+    """Content of a lock file. `pins` maps canonical names to versions, `text` is the whole file."""
 
     pins: Mapping[str, str]
     text: str
 
     def without(self, name: str) -> str:
-        """The file without one distribution, as what comes from a folder has no hash."""
+        """Return the file without one distribution. A distribution from a folder has no hash."""
         kept = [entry for entry in _entries(self.text) if _name_of(entry) != name]
         return "\n".join(kept) + "\n"
 
 
 def pins_of(distributions: Sequence[metadata.Distribution]) -> list[str]:
-    """NAME==VERSION of each, but for the tools of the virtual environment."""
+    """Return NAME==VERSION for each distribution, except tools of the virtual environment."""
     names = {canonicalize_name(d.name): d.version for d in distributions}
     return [f"{name}=={version}" for name, version in sorted(names.items()) if name not in _UNMANAGED]
 
@@ -38,8 +38,10 @@ def pins_of(distributions: Sequence[metadata.Distribution]) -> list[str]:
 def lock_text(
     pins: Sequence[str], hashes: Mapping[str, Sequence[str]], *, local: str | None, head: str
 ) -> str:
-    """The lock file. `local` came from this machine and needs its source again. Hashes are all or none, as an
-    installer that checks one checks all."""
+    """Return the content of a lock file. `local` is installed from its source on this machine, not listed.
+
+    Hashes are written for all packages or none, because an installer that checks one hash checks all.
+    """
     locked = [pin for pin in pins if _name_of(pin) != local]
     whole = all(hashes.get(str(_name_of(pin))) for pin in locked)
     lines = [f"# {head}"]
@@ -52,7 +54,7 @@ def lock_text(
 
 
 def read_lock(path: Path) -> Lock:
-    """Raises UsageError for a file that is no lock."""
+    """Read a lock file. Raises UsageError if it is invalid."""
     try:
         text = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -70,7 +72,7 @@ def read_lock(path: Path) -> Lock:
 
 
 def _entries(text: str) -> list[str]:
-    """One line per requirement, without comments."""
+    """Return one line per requirement, without comments."""
     lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
     return [entry for entry in "\n".join(lines).replace("\\\n", " ").splitlines() if entry.strip()]
 

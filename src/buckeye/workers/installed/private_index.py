@@ -1,6 +1,6 @@
-"""Environments of the hub that its public index does not have, requested with a key.
+"""Download of hub environments that are not in the public index, with a key.
 
-The key is only ever a header of a request to the hub.
+The key is sent only as a header of requests to the hub.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SECONDS = 120.0
 
 
 def hub_key() -> str | None:
-    """The key in PRIME_API_KEY, else the one that `prime login` has stored."""
+    """Return the key in PRIME_API_KEY, else the key that `prime login` has stored, else None."""
     key = os.environ.get(KEY_VARIABLE)
     if key:
         return key
@@ -37,8 +37,10 @@ def hub_key() -> str | None:
 
 
 def fetch_private(source: Source, key: str, folder: Path) -> Path:
-    """Download a wheel or source archive of the environment into `folder`. Raises BuckeyeError if the hub
-    refuses, has no such environment, or answers something else."""
+    """Download a wheel or source archive of the environment into `folder`.
+
+    Raises BuckeyeError if the hub refuses, has no such environment, or sends an invalid answer.
+    """
     base = os.environ.get(_BASE_VARIABLE, _BASE).rstrip("/").removesuffix("/api/v1")
     version = source.specifier.removeprefix("==") or "latest"
     address = f"{base}/api/v1/environmentshub/{source.owner}/{source.name}/@{version}"
@@ -62,7 +64,7 @@ def _get(client: httpx.Client, url: str, key: str | None, source: Source) -> htt
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     try:
         answer = client.get(url, headers=headers)
-        if answer.has_redirect_location:  # signed addresses elsewhere: they need no key
+        if answer.has_redirect_location:  # signed URLs on other hosts; they need no key
             answer = client.get(urljoin(url, answer.headers["location"]))
     except httpx.HTTPError as error:
         raise BuckeyeError(f"{where} does not answer: {error or type(error).__name__}") from None

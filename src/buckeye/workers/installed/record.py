@@ -1,4 +1,4 @@
-"""What is known of an installed environment: `environment.json` in its folder."""
+"""Record of an installed environment: `environment.json` in its folder."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import msgspec
 from buckeye.errors import BuckeyeError
 
 Generation = Literal["verifiers-v0", "verifiers-v1", "reasoning-gym", "textarena", "buckeye"]
-"""Which interface an installed environment has."""
+"""Interface of an installed environment."""
 
 HOME_VARIABLE = "BUCKEYE_HOME"
 ENVIRONMENTS_VARIABLE = "BUCKEYE_ENVIRONMENTS"
@@ -22,11 +22,11 @@ VENV = "venv"
 
 
 class InstalledEnvironment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An environment in an interpreter of its own.
+    """An environment with its own interpreter.
 
-    `name` is the distribution's, `id` what a configuration calls it, `module` what `load_environment` or the
-    taskset is imported from. `source` is what was asked for, `index` where it came from if not the default.
-    `requirements` are the exact versions of everything that is installed with it. Times are UTC.
+    `name` is the distribution's name, `id` is its id in configurations, and `module` has `load_environment`
+    or the taskset. `source` is the request, and `index` the package index if not the default. `requirements`
+    are the exact versions of all installed packages. Times are UTC.
     """
 
     name: str
@@ -45,23 +45,25 @@ class InstalledEnvironment(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
 
     @property
     def folder(self) -> Path:
-        """Where it lies."""
+        """Folder of the environment."""
         return self.python.parents[2]
 
     @property
     def venv(self) -> Path:
-        """Its virtual environment."""
+        """Virtual environment."""
         return self.folder / VENV
 
     @property
     def lock(self) -> Path:
-        """Its exact versions, as a requirements file."""
+        """Lock file with the exact versions."""
         return self.folder / LOCK
 
 
 def environments_home() -> Path:
-    """The folder that holds all installed environments; it may not exist. BUCKEYE_ENVIRONMENTS names another
-    than `~/.buckeye/environments`."""
+    """Return the folder of all installed environments, which may not exist.
+
+    BUCKEYE_ENVIRONMENTS overrides `~/.buckeye/environments`.
+    """
     named = os.environ.get(ENVIRONMENTS_VARIABLE)
     if named:
         return Path(named).expanduser().absolute()
@@ -70,12 +72,12 @@ def environments_home() -> Path:
 
 
 def to_json(environment: InstalledEnvironment) -> bytes:
-    """The content of `environment.json`."""
+    """Return the content of `environment.json`."""
     return msgspec.json.format(msgspec.json.encode(environment, enc_hook=str), indent=2) + b"\n"
 
 
 def read_record(folder: Path) -> InstalledEnvironment | None:
-    """The environment in a folder, None if there is none. Raises BuckeyeError for a damaged record."""
+    """Return the environment in a folder, or None. Raises BuckeyeError for a damaged record."""
     path = folder / RECORD
     try:
         data = path.read_bytes()

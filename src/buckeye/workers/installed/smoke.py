@@ -1,4 +1,4 @@
-"""One rollout in an environment that was just installed, with a reply written beforehand."""
+"""One rollout in a newly installed environment, with a fixed reply."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ REPLY = "I do not know."
 _ROLLOUT_SECONDS = 300.0
 _LONGEST = 200
 _ONE_OF = {"reasoning-gym": "reasoning-gym/chain_sum", "textarena": "textarena/GuessTheNumber-v0"}
-"""Of the libraries of many environments, one that needs neither arguments nor downloads."""
+"""Example environments of libraries that have many. They need no arguments and no downloads."""
 
 
 def example_id(installed: InstalledEnvironment) -> str:
-    """The id of the environment, or of one of those that a library has."""
+    """Return the id of the environment, or of an example environment of a library."""
     return _ONE_OF.get(installed.generation, installed.id)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Smoke:
-    """What was played and how it ended. Without a task there was none to play."""
+    """Task and outcome of the rollout, and the size of its split."""
 
     tasks: int
     split: str
@@ -34,7 +34,7 @@ class Smoke:
     outcome: Outcome
 
     def text(self) -> str:
-        """Some lines for a person: the prompt, and the raw reward."""
+        """Return a few lines for people with the prompt and the raw reward."""
         question = str(self.task.messages[-1].get("content", "")) if self.task.messages else ""
         outcome = self.outcome
         return "\n".join(
@@ -49,10 +49,10 @@ class Smoke:
 
 
 async def smoke_rollout(installed: InstalledEnvironment, variables: Sequence[str]) -> Smoke:
-    """Load the environment in its own interpreter, with these variables, and play its first task with a reply
-    of no content.
+    """Load an environment in its own interpreter, and run its first task with a reply without content.
 
-    Raises BuckeyeError if it cannot be loaded, has no tasks, or the rollout fails.
+    The worker has the given variables. Raises BuckeyeError if the environment cannot be loaded, has no tasks,
+    or the rollout fails.
     """
     from buckeye.envs.settings import WorkerSettings
     from buckeye.workers.opening import open_environment

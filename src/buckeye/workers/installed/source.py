@@ -1,4 +1,4 @@
-"""What `buckeye env install` is asked for: an environment of the hub, a project, or a package."""
+"""Parser of an install request: an environment of the hub, a project, or a package."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from buckeye.errors import UsageError
 
 HUB_INDEX = "https://hub.primeintellect.ai/{owner}/simple/"
 LIBRARIES = ("reasoning-gym", "textarena")
-"""Libraries of many environments, each called LIBRARY/NAME."""
+"""Libraries with many environments, each with the id LIBRARY/NAME."""
 
 WITHOUT_ADAPTER = ("nemo-gym", "openenv", "openenv-core", "skyrl-gym", "inspect-ai", "gymnasium")
-"""Libraries of environments that cannot be played by their name."""
+"""Libraries whose environments cannot be loaded by name."""
 
 _EXTRAS = re.compile(r"(?P<what>.*?)\[(?P<extras>[\w.\- ,]*)\](?P<rest>[^\[\]/]*)")
 _HUB_ID = re.compile(
@@ -37,11 +37,10 @@ _ARCHIVES = (".whl", ".tar.gz", ".zip")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Source:
-    """Where an environment comes from.
+    """Source of an environment.
 
-    `name` is canonical. `specifier` is its version, such as "==0.1.12" or "". `path` is a project or an
-    archive on this machine. `index` is the only place where the environment itself is looked for; None is
-    the default one.
+    `name` is canonical. `specifier` is its version, such as "==0.1.12" or "". `path` is a local project or
+    archive. `index` is the only package index for the environment itself; None means the default index.
     """
 
     kind: Literal["hub", "path", "package"]
@@ -55,28 +54,28 @@ class Source:
 
     @property
     def requirement(self) -> str:
-        """What an installer is told."""
+        """Requirement for the installer."""
         extras = f"[{','.join(self.extras)}]" if self.extras else ""
         return f"{self.path}{extras}" if self.path is not None else f"{self.name}{extras}{self.specifier}"
 
     @property
     def env_id(self) -> str:
-        """What a configuration calls the environment."""
+        """Id of the environment in a configuration."""
         return f"{self.owner}/{self.name}" if self.owner else self.name
 
 
 def parse_source(text: str, index: str | None = None) -> Source:
-    """What `text` asks for: a path, OWNER/NAME[@VERSION], PACKAGE[==VERSION]; each may have [EXTRAS].
+    """Parse a path, OWNER/NAME[@VERSION] or PACKAGE[==VERSION], each with optional [EXTRAS].
 
-    Raises UsageError for anything else, and for an index that carries a password.
+    Raises UsageError for anything else, and for an index URL with a password.
     """
     _check_index(index)
-    if "\0" in text:  # which no path may have
+    if "\0" in text:  # no path may contain it
         raise _names_none(text)
     match = _EXTRAS.fullmatch(text)
     what = f"{match['what']}{match['rest']}" if match else text
     extras = tuple(e.strip() for e in match["extras"].split(",") if e.strip()) if match else ()
-    path = Path(os.path.expanduser(what))  # which leaves a user who does not exist as he is
+    path = Path(os.path.expanduser(what))  # `~user` stays unchanged for an unknown user
     if _is_meant_as_path(what, path):
         return Source(
             kind="path", text=text, name=_name_of(path), extras=extras, path=path.absolute(), index=index
@@ -84,6 +83,8 @@ def parse_source(text: str, index: str | None = None) -> Source:
     hub = _HUB_ID.fullmatch(what)
     if hub is not None and canonicalize_name(hub["owner"]) in LIBRARIES:
         return Source(kind="package", text=text, name=canonicalize_name(hub["owner"]), index=index)
+    if hub is not None and index is None and (instead := what_instead(hub["owner"])):
+        raise UsageError(instead)
     if hub is not None:
         version = hub["version"]
         return Source(
@@ -99,7 +100,7 @@ def parse_source(text: str, index: str | None = None) -> Source:
 
 
 def what_instead(name: str) -> str | None:
-    """For a library that cannot be played by its name: what can be done."""
+    """Return advice for a library whose environments cannot be loaded by name, else None."""
     library = canonicalize_name(name)
     if library not in WITHOUT_ADAPTER:
         return None
@@ -145,7 +146,7 @@ def _is_meant_as_path(what: str, path: Path) -> bool:
 
 
 def _name_of(path: Path) -> str:
-    """The name of the distribution at a path. Raises UsageError if there is none."""
+    """Return the name of the distribution at a path. Raises UsageError."""
     if not path.exists():
         raise UsageError(f"there is no environment at {path}: the path does not exist.")
     if path.is_file():

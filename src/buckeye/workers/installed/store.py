@@ -1,4 +1,4 @@
-"""The environments that are installed: find one, list them, remove one."""
+"""Installed environments: find, list and remove them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from buckeye.workers.installed.record import InstalledEnvironment, environments_
 
 
 def all_installed() -> tuple[list[InstalledEnvironment], dict[str, str]]:
-    """Every installed environment, by name; and, by the name of its folder, what is wrong with each whose
-    record is damaged, and what to do."""
+    """Return all installed environments, and the problems of damaged ones by folder name."""
     home = environments_home()
     found: list[InstalledEnvironment] = []
     damaged: dict[str, str] = {}
@@ -33,9 +32,9 @@ def all_installed() -> tuple[list[InstalledEnvironment], dict[str, str]]:
 
 
 def find_installed(env_id: str) -> InstalledEnvironment | None:
-    """The installed environment that `env_id` names: NAME, OWNER/NAME, with or without @VERSION.
+    """Return the installed environment for NAME or OWNER/NAME, with optional @VERSION; None if not installed.
 
-    Raises UsageError if it is installed in a version that does not serve, BuckeyeError for a damaged record.
+    Raises UsageError if the installed version is unsuitable, and BuckeyeError for a damaged record.
     """
     try:
         wanted = EnvironmentId.parse(env_id)
@@ -55,7 +54,7 @@ def find_installed(env_id: str) -> InstalledEnvironment | None:
 
 
 def get_installed(env_id: str) -> InstalledEnvironment:
-    """The installed environment that `env_id` names. Raises EnvironmentNotFoundError with what is there."""
+    """Return the installed environment. Raises EnvironmentNotFoundError with the installed names."""
     environment = find_installed(env_id)
     if environment is None:
         whole, damaged = all_installed()
@@ -74,7 +73,7 @@ def remove_installed(environment: InstalledEnvironment) -> None:
 
 
 def refuse_if_used(folder: Path) -> None:
-    """Raises BuckeyeError if a process runs in the interpreter of the environment in `folder`."""
+    """Raise BuckeyeError if a process uses the interpreter of the environment in `folder`."""
     users = [process.pid for process in psutil.process_iter(["cmdline"]) if _runs_in(process, folder)]
     if users:
         raise BuckeyeError(
@@ -84,7 +83,7 @@ def refuse_if_used(folder: Path) -> None:
 
 
 def disk_bytes(folder: Path) -> int:
-    """How much room the files in a folder take."""
+    """Return the disk usage of a folder in bytes."""
     return sum(path.lstat().st_blocks * 512 for path in folder.rglob("*"))
 
 
@@ -94,12 +93,12 @@ def _runs_in(process: psutil.Process, folder: Path) -> bool:
 
 
 def _same_owner(wanted: str | None, installed: str | None) -> bool:
-    """An id without owner means whoever's is there; so does an environment that came without one."""
+    """Return True if the owners are compatible. An id without owner matches any owner."""
     return wanted is None or installed is None or wanted.lower() == installed.lower()
 
 
 def _serves(installed: str, wanted: str | None) -> bool:
-    """The version asked for serves, and so does a newer release of the same x.y series."""
+    """Return True if the installed version is the wanted one, or a newer release of its x.y series."""
     if wanted in (None, "latest"):
         return True
     try:

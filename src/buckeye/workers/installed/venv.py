@@ -1,6 +1,6 @@
-"""Virtual environments and what is installed into them: by `uv` where there is one, else by `pip`.
+"""Virtual environments, and installation into them with `uv` if available, else with `pip`.
 
-Both are always told which interpreter is meant, so no environment needs to be active.
+Both always get the interpreter explicitly, so no environment needs to be active.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _LATEST_PATCH = 99
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Index:
-    """Where packages are looked for: `url` beside the default index, or `alone`; None is the default."""
+    """Package index. `url` is used in addition to the default index, or `alone`; None means the default."""
 
     url: str | None = None
     alone: bool = False
@@ -48,8 +48,10 @@ class Index:
 
 @dataclass(slots=True)
 class Installer:
-    """Installs into the virtual environment `venv`, with `uv` where that is given. `hashes` are the
-    SHA-256 of what was fetched, by canonical name, where the installer tells."""
+    """Installer for the virtual environment `venv`, with `uv` if given, else with pip.
+
+    `hashes` has the SHA-256 of installed files by canonical name, as far as the installer reports them.
+    """
 
     venv: Path
     uv: str | None
@@ -57,7 +59,7 @@ class Installer:
 
     @property
     def python(self) -> Path:
-        """Its interpreter."""
+        """Interpreter of the virtual environment."""
         return self.venv / "bin" / "python"
 
     @property
@@ -65,9 +67,9 @@ class Installer:
         return "uv" if self.uv else "pip"
 
     def create(self, python: str | None) -> None:
-        """Make the virtual environment, with `python`: a path, a command or a version; None is our own.
+        """Create the virtual environment with `python`: a path, a command or a version. None: this Python.
 
-        Raises UsageError if there is no such interpreter.
+        Raises UsageError if the interpreter does not exist.
         """
         if self.uv:
             command = [self.uv, "venv", "--quiet", "--no-project", "--python", python or _our_python()]
@@ -84,8 +86,10 @@ class Installer:
         dependencies: bool = True,
         folder: Path,
     ) -> None:
-        """Install requirements. Files that it needs go into `folder`. Raises BuckeyeError with the last words
-        of the installer."""
+        """Install requirements. Raises BuckeyeError with the last output of the installer.
+
+        Temporary files go into `folder`.
+        """
         options = [] if dependencies else ["--no-deps"]
         if constraints:
             bounds = folder / "constraints.txt"
@@ -104,7 +108,7 @@ class Installer:
         self.hashes |= _hashes_of_report(json.loads(report.read_text("utf-8")))
 
     def find_hashes(self, pins: Sequence[str], *, index: Index, folder: Path) -> None:
-        """Ask `uv` for the hashes of NAME==VERSION; `pip` has told them. None if that fails."""
+        """Get the hashes of NAME==VERSION from `uv`; `pip` has reported them. A failure leaves them unset."""
         if not self.uv:
             return
         wanted = folder / "pins.txt"
@@ -117,19 +121,19 @@ class Installer:
             self.hashes |= _hashes_of_lock(ran.stdout)
 
     def distributions(self) -> list[metadata.Distribution]:
-        """What is installed, by name."""
+        """Return the installed distributions, sorted by name."""
         site = [str(path) for path in self.venv.glob("lib/python*/site-packages")]
         return sorted(metadata.distributions(path=site), key=lambda d: canonicalize_name(d.name))
 
     def distribution(self, name: str) -> metadata.Distribution:
-        """The one with this canonical name. Raises BuckeyeError if it is not there."""
+        """Return the distribution with this canonical name. Raises BuckeyeError if it is not installed."""
         for found in self.distributions():
             if canonicalize_name(found.name) == name:
                 return found
         raise BuckeyeError(f"{self.name} installed no distribution {name}.")
 
     def python_version(self) -> str:
-        """Such as 3.11.7."""
+        """Return the version of the interpreter, such as 3.11.7."""
         text = (self.venv / "pyvenv.cfg").read_text("utf-8")
         match = re.search(r"^version(?:_info)?\s*=\s*(\d+\.\d+(?:\.\d+)?)", text, re.M)
         return match[1] if match else "unknown"
@@ -142,14 +146,14 @@ class Installer:
 
 @dataclass(frozen=True, slots=True)
 class NeededPython:
-    """What an installer said that a package needs, and the release of Python nearest to ours that is that."""
+    """Python versions that a package requires, and the suitable release that is nearest to this one."""
 
     specifier: str
     version: str
 
 
 def python_needed(said: str) -> NeededPython | None:
-    """The Python that is needed, where an installer failed because of the interpreter's version."""
+    """Return the required Python if an installer failed because of the interpreter's version, else None."""
     found = _OTHER_PYTHON.search(re.sub(r"\s*\n[\s|]*", " ", said))
     if found is None:
         return None
@@ -166,7 +170,7 @@ def python_needed(said: str) -> NeededPython | None:
 
 
 def find_uv() -> str | None:
-    """The `uv` on PATH, or beside our own interpreter."""
+    """Return the path of `uv` on PATH or next to this interpreter, or None."""
     return shutil.which("uv") or shutil.which("uv", path=str(Path(sys.executable).parent))
 
 
@@ -175,7 +179,7 @@ def _have_pip() -> bool:
 
 
 def _our_python() -> str:
-    """The interpreter that ours is a virtual environment of: a new one must not depend on ours."""
+    """Return the base interpreter of this virtual environment; a new one must not depend on this one."""
     return str(getattr(sys, "_base_executable", sys.executable))
 
 
@@ -213,8 +217,10 @@ def _run(command: Sequence[str], seconds: float = INSTALL_SECONDS) -> None:
 
 
 def _run_guarded(command: Sequence[str], seconds: float) -> subprocess.CompletedProcess[str]:
-    """Run an installer to its end. What it has started ends with it, and with us, however we end: an install
-    that was interrupted must not go on writing. Raises as `run_program`."""
+    """Run an installer to its end. Its children end with it and with this process.
+
+    An interrupted install must not keep writing. Raises TimeoutExpired and OSError.
+    """
     with TemporaryFile() as stdout, TemporaryFile() as stderr:
         child = ChildProcess(command, stdout=stdout, stderr=stderr, guarded=True)
         try:
@@ -229,7 +235,7 @@ def _run_guarded(command: Sequence[str], seconds: float) -> subprocess.Completed
 
 
 def _hashes_of_report(report: Mapping[str, Any]) -> dict[str, list[str]]:
-    """The hashes in what `pip install --report` writes; none for what came from a folder or a repository."""
+    """Return the hashes of a `pip install --report` file. Packages from folders or repositories have none."""
     found: dict[str, list[str]] = {}
     for item in report.get("install", ()):
         digest = item.get("download_info", {}).get("archive_info", {}).get("hashes", {}).get("sha256")
@@ -239,7 +245,7 @@ def _hashes_of_report(report: Mapping[str, Any]) -> dict[str, list[str]]:
 
 
 def _hashes_of_lock(text: str) -> dict[str, list[str]]:
-    """The hashes in a requirements file."""
+    """Return the hashes in a requirements file."""
     found: dict[str, list[str]] = {}
     for entry in text.replace("\\\n", " ").splitlines():
         name, equals, _ = entry.partition("==")

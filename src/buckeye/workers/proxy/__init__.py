@@ -1,7 +1,7 @@
-"""A policy behind the HTTP APIs that agents speak: OpenAI's, Anthropic's, and vLLM's for token ids.
+"""A policy behind the HTTP APIs of agents: OpenAI's, Anthropic's, and vLLM's for token ids.
 
 async with serve(policy, limits=Limits(max_turns=8)) as endpoint:
-    ...  # any client of endpoint.base_url and endpoint.api_key talks to the policy
+    ...  # any client with endpoint.base_url and endpoint.api_key reaches the policy
 endpoint.usage.stop_reason, endpoint.usage.failure
 """
 

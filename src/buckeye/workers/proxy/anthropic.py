@@ -1,4 +1,4 @@
-"""Anthropic's messages."""
+"""Anthropic's messages route."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "calls": "tool_use"
 
 
 def read(rollout: Rollout, fields: Any) -> Exchange:
-    """A request for a message. Raises `WireError` or `UsageError`."""
+    """Read a request for a message. Raises `WireError` or `UsageError`."""
     kept, dropped = split(fields, _FIELDS, model=rollout.model)
     body = convert(kept, MessagesRequest)
     call = Call(
@@ -89,7 +89,7 @@ def _told(final: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _grown(block: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """A block as it begins, and what it grows by."""
+    """Return a content block in its initial state, and the deltas that complete it."""
     if block["type"] == "text":
         return {**block, "text": ""}, [{"type": "text_delta", "text": block["text"]}]
     if block["type"] == "thinking":

@@ -1,4 +1,4 @@
-"""The requests of Anthropic's messages API, and the chats in their blocks."""
+"""Requests of Anthropic's messages API, and their conversion to chat messages."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from buckeye.workers.proxy.errors import WireError
 
 
 class TextBlock(msgspec.Struct, kw_only=True, tag="text"):
-    """Text of anybody. Pictures and documents are refused."""
+    """Text of a user or an assistant. Images and documents are refused."""
 
     text: str
 
 
 class ThinkingBlock(msgspec.Struct, kw_only=True, tag="thinking"):
-    """What the assistant has thought."""
+    """Reasoning of the assistant."""
 
     thinking: str
 
 
 class RedactedBlock(msgspec.Struct, kw_only=True, tag="redacted_thinking"):
-    """What nobody but Anthropic can read; it is left out."""
+    """Encrypted reasoning, which only Anthropic can read. It is dropped."""
 
 
 class UseBlock(msgspec.Struct, kw_only=True, tag="tool_use"):
-    """A call that the assistant has made."""
+    """A tool call of the assistant."""
 
     id: str
     name: str
@@ -38,7 +38,7 @@ class UseBlock(msgspec.Struct, kw_only=True, tag="tool_use"):
 
 
 class ResultBlock(msgspec.Struct, kw_only=True, tag="tool_result"):
-    """What a call has brought."""
+    """Result of a tool call."""
 
     tool_use_id: str
     content: str | list[TextBlock] | None = None
@@ -55,7 +55,7 @@ class AnthropicMessage(msgspec.Struct, kw_only=True):
 
 
 class AnthropicTool(msgspec.Struct, kw_only=True):
-    """A tool. Tools that Anthropic's servers know by themselves are refused."""
+    """A tool. Built-in tools of Anthropic's servers are refused."""
 
     name: Annotated[str, Meta(min_length=1)]
     input_schema: dict[str, Any]
@@ -64,7 +64,7 @@ class AnthropicTool(msgspec.Struct, kw_only=True):
 
 
 class Choice(msgspec.Struct, kw_only=True):
-    """Whether a tool has to be called, and which."""
+    """Rule for tool calls: optional, required, or a certain tool."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
@@ -72,7 +72,7 @@ class Choice(msgspec.Struct, kw_only=True):
 
 
 class MessagesRequest(msgspec.Struct, kw_only=True):
-    """POST v1/messages."""
+    """Body of POST v1/messages."""
 
     messages: Annotated[list[AnthropicMessage], Meta(min_length=1)]
     max_tokens: Annotated[int, Meta(ge=1)]
@@ -90,7 +90,7 @@ class MessagesRequest(msgspec.Struct, kw_only=True):
             raise ValueError(f"`tool_choice` is {choice.name!r}, which is none of `tools`")
 
     def offered_tools(self) -> list[dict[str, Any]]:
-        """The tools that the model is shown, in the form of chats. Raises `WireError`."""
+        """Return the tools for the model, in the format of chats. Raises `WireError`."""
         if self.tool_choice is not None and self.tool_choice.type == "none":
             return []
         tools = [_chat_tool(tool) for tool in self.tools or ()]
@@ -100,18 +100,18 @@ class MessagesRequest(msgspec.Struct, kw_only=True):
 
     @property
     def must_call(self) -> bool:
-        """Whether the reply has to be a call."""
+        """True if the reply has to be a tool call."""
         return self.tool_choice is not None and self.tool_choice.type in ("any", "tool")
 
     def forced_tool(self) -> str | None:
-        """The tool that must be called; None where the model may choose one."""
+        """Return the tool that must be called; None if the model may choose."""
         if self.tool_choice is not None and self.tool_choice.type == "tool":
             return self.tool_choice.name
         return self.tools[0].name if self.tools is not None and len(self.tools) == 1 else None
 
 
 def chat_messages(body: MessagesRequest) -> list[dict[str, Any]]:
-    """The chat that a request is."""
+    """Return a request's conversation as chat messages."""
     messages: list[dict[str, Any]] = []
     if system := _text(body.system):
         messages.append({"role": "system", "content": system})
@@ -126,7 +126,7 @@ def chat_messages(body: MessagesRequest) -> list[dict[str, Any]]:
 
 
 def _said(blocks: Sequence[Block]) -> dict[str, Any]:
-    """An assistant's blocks as one message."""
+    """Return an assistant's blocks as one message."""
     message: dict[str, Any] = {"role": "assistant", "content": _text(_texts(blocks))}
     thinking = [block.thinking for block in blocks if isinstance(block, ThinkingBlock)]
     if thinking:
@@ -138,7 +138,7 @@ def _said(blocks: Sequence[Block]) -> dict[str, Any]:
 
 
 def _asked(blocks: Sequence[Block]) -> list[dict[str, Any]]:
-    """A user's blocks: the results of calls, and then what the user says."""
+    """Return a user's blocks as messages: tool results first, then the user's text."""
     messages: list[dict[str, Any]] = [
         {"role": "tool", "tool_call_id": block.tool_use_id, "content": _text(block.content)}
         for block in blocks
@@ -161,7 +161,7 @@ def _text(content: str | Sequence[TextBlock] | None) -> str:
 
 
 def _call(block: UseBlock) -> dict[str, Any]:
-    # spaced as the renderer writes what it has read: a template without tools repeats it as text
+    # spacing of the chat renderer, because a template without tools repeats the call as text
     arguments = json.dumps(block.input, ensure_ascii=False)
     return {"id": block.id, "type": "function", "function": {"name": block.name, "arguments": arguments}}
 

@@ -1,4 +1,4 @@
-"""The HTTP side: a small ASGI application finds the rollout, reads the request, and tells the replies."""
+"""ASGI application of the proxy: it finds the rollout, reads the request and returns the replies."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from buckeye.workers.proxy.rollout import ENDED, Rollout
 log = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 32 * 2**20
-_REMEMBERED = 100_000  # ids of closed rollouts: late calls are told that theirs has ended
+_REMEMBERED = 100_000  # ids of closed rollouts; late calls get status 410
 _GONE = 499
 
 Receive = Callable[[], Any]
@@ -40,18 +40,18 @@ _ROUTES: Mapping[str, tuple[Dialect, Callable[[Rollout, Any], Exchange]]] = {
 
 
 class WireApp:
-    """Serves the rollouts that are open."""
+    """Serves the open rollouts."""
 
     def __init__(self) -> None:
         self._open: dict[str, Rollout] = {}
         self._closed: OrderedDict[str, None] = OrderedDict()
 
     def open(self, rollout: Rollout) -> None:
-        """Serve a rollout."""
+        """Start serving a rollout."""
         self._open[rollout.id] = rollout
 
     async def close(self, rollout: Rollout) -> None:
-        """Serve it no more, and end its open calls."""
+        """Stop serving a rollout, and end its open calls."""
         del self._open[rollout.id]
         self._closed[rollout.id] = None
         if len(self._closed) > _REMEMBERED:
@@ -115,7 +115,7 @@ class WireApp:
             await asyncio.wait({asking, leaving}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             leaving.cancel()
-            if not asking.done():  # nobody waits for the reply any more
+            if not asking.done():  # the client has disconnected
                 asking.cancel()
                 await asyncio.wait({asking})
         try:
@@ -128,7 +128,10 @@ class WireApp:
 
 
 def _trained(fields: Any) -> tuple[Any, bool]:
-    """A request without `trained`, which every route knows, and what it says. Raises `WireError`."""
+    """Return a request without the field `trained`, and its value. Raises `WireError`.
+
+    All routes accept this field.
+    """
     if not isinstance(fields, dict) or "trained" not in fields:
         return fields, True
     trained = fields.pop("trained")
@@ -172,7 +175,7 @@ async def _left(receive: Receive) -> None:
 async def _send(send: Send, status: int, content: bytes, kind: bytes) -> None:
     headers = [(b"content-type", kind), (b"content-length", str(len(content)).encode())]
     if status >= 400:
-        headers.append((b"x-should-retry", b"false"))  # clients of OpenAI and Anthropic would, with pauses
+        headers.append((b"x-should-retry", b"false"))  # clients of OpenAI and Anthropic would retry
     with contextlib.suppress(ConnectionError):
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": content})

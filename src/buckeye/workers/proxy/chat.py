@@ -1,4 +1,4 @@
-"""OpenAI's chat completions."""
+"""OpenAI's chat completions route."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _FIELDS -= FOLLOWED_ELSEWHERE
 
 
 def read(rollout: Rollout, fields: Any) -> Exchange:
-    """A request for chat completions. Raises `WireError` or `UsageError`."""
+    """Read a request for chat completions. Raises `WireError` or `UsageError`."""
     kept, dropped = split(fields, _FIELDS, model=rollout.model)
     kept["messages"] = strip_messages(kept.get("messages"), dropped)
     body = convert(kept, ChatRequest)
@@ -51,13 +51,13 @@ def read(rollout: Rollout, fields: Any) -> Exchange:
 
 
 def openai_usage(replies: Sequence[Reply]) -> dict[str, int]:
-    """The usage of one prompt and its replies."""
+    """Return the token usage of one prompt and its replies."""
     prompt = max((reply.prompt_tokens for reply in replies), default=0)
     return usage_fields(prompt, sum(reply.completion_tokens for reply in replies))
 
 
 def openai_events(parts: Sequence[dict[str, Any]]) -> list[bytes]:
-    """Server-sent events of OpenAI's older routes, with the word that ends them."""
+    """Return server-sent events of OpenAI's older routes, with the final `[DONE]`."""
     return [*(b"data: " + msgspec.json.encode(part) + b"\n\n" for part in parts), b"data: [DONE]\n\n"]
 
 
@@ -69,7 +69,7 @@ class _Answer:
         self._head = {"id": new_id("chatcmpl-"), "created": int(time.time()), "model": rollout.model}
 
     def whole(self, replies: Sequence[Reply]) -> dict[str, Any]:
-        """The answer in one piece."""
+        """Return the complete answer."""
         return {
             **self._head,
             "object": "chat.completion",
@@ -79,7 +79,7 @@ class _Answer:
         }
 
     def stream(self, replies: Sequence[Reply]) -> list[bytes]:
-        """The answer in parts."""
+        """Return the answer as server-sent events."""
         parts = []
         for index, reply in enumerate(replies):
             parts += self._parts(index, reply)
@@ -126,7 +126,7 @@ class _Answer:
         return {**self._head, "object": "chat.completion.chunk", "choices": choices}
 
     def _finish_reason(self, parts: Said) -> str:
-        # to a named function everything is a call, so OpenAI's API does not say so
+        # as in OpenAI's API: with a named function every reply is a call, and the reason stays "stop"
         if parts.ending == "calls":
             return "stop" if self._named else "tool_calls"
         return parts.ending
@@ -143,7 +143,7 @@ class _Answer:
         return chat_logprobs((text, value, ()) for text, value in told)
 
     def _told(self, reply: Reply) -> Iterable[tuple[str, float]] | None:
-        """Text and log-prob of each token, where the policy tells them."""
+        """Return text and log-prob of each token, if the policy reports them."""
         if reply.tokens is None:
             return reply.told_logprobs
         texts = map(self._rollout.token_text, reply.tokens.token_ids)

@@ -1,4 +1,4 @@
-"""OpenAI's completions of texts, and vLLM's generation from token ids."""
+"""OpenAI's completions route for texts, and vLLM's generate route for token ids."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ _SAMPLING_FIELDS = frozenset({"max_tokens", "n", "stop_token_ids", "logprobs"})
 
 
 def read(rollout: Rollout, fields: Any) -> Exchange:
-    """A request for completions of one prompt, a text or token ids. Raises `WireError` or `UsageError`."""
+    """Read a request to complete one prompt, a text or token ids. Raises `WireError` or `UsageError`."""
     kept, dropped = split(fields, _COMPLETION_FIELDS, model=rollout.model)
     body = convert(kept, CompletionRequest)
     call = Call(
         prompt=_one_prompt(body.prompt),
         options=CallOptions(
-            max_tokens=body.max_tokens or 16,  # OpenAI's default of this route
+            max_tokens=body.max_tokens or 16,  # OpenAI's default for this route
             stop=body.stop_strings(),
             stop_token_ids=tuple(body.stop_token_ids or ()),
         ),
@@ -62,7 +62,7 @@ def read(rollout: Rollout, fields: Any) -> Exchange:
 
 
 def read_generate(rollout: Rollout, fields: Any) -> Exchange:
-    """A request for token ids after token ids. Raises `WireError` or `UsageError`."""
+    """Read a request to continue token ids. Raises `WireError` or `UsageError`."""
     kept, dropped = split(fields, _GENERATE_FIELDS | {"return_token_ids"}, model=rollout.model)
     shows_prompt = bool(kept.pop("return_token_ids", False))
     if isinstance(kept.get("sampling_params"), dict):
@@ -122,7 +122,7 @@ def _generated(sampling: GenerateSampling, index: int, reply: Reply) -> dict[str
     tokens = reply.tokens
     ids, values = ([], []) if tokens is None else (tokens.token_ids, tokens.logprobs)
     content = [
-        # named as by vLLM and as by Buckeye's own server
+        # `token` as in vLLM, `token_id` as in Buckeye's server
         {"token": f"token_id:{token}", "token_id": token, "logprob": least(value), "top_logprobs": []}
         for token, value in zip(ids, values, strict=True)
     ]

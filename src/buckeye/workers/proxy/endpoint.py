@@ -1,4 +1,4 @@
-"""One rollout at the wire: its address, its limits, what was asked, and how it ended."""
+"""Endpoint of one rollout: its address, limits and usage."""
 
 from __future__ import annotations
 
@@ -7,51 +7,51 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 StopReason = Literal["max_turns", "max_tokens", "timeout", "context"]
-"""Which limit a rollout has come to; `context`: its conversation has filled the model's context."""
+"""Limit that a rollout has reached. `context`: its conversation fills the model's context."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """How much one rollout may ask for; None is no limit of the wire's own."""
+    """Limits of one rollout. None: no limit by the proxy."""
 
     max_turns: int | None = None
-    """Replies."""
+    """Maximum number of replies."""
     max_tokens: int | None = None
-    """Sampled tokens, of all replies together."""
+    """Maximum number of sampled tokens over all replies."""
     seconds: float | None = None
-    """From the opening of the endpoint on."""
+    """Seconds from the opening of the endpoint."""
 
 
 @dataclass(slots=True)
 class Usage:
-    """What was asked of one endpoint. It stays readable after the endpoint is closed."""
+    """Usage of one endpoint. It stays readable after the endpoint is closed."""
 
     calls: int = 0
-    """Requests for replies, refused ones included."""
+    """Requests for replies, including refused ones."""
     turns: int = 0
-    """Replies sampled."""
+    """Sampled replies."""
     prompt_tokens: int = 0
     completion_tokens: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
-    """Settings of requests that were not followed, and how often."""
+    """Number of ignored request settings, by name."""
     stop_reason: StopReason | None = None
-    """The limit that ended the rollout, None if none did."""
+    """Limit that ended the rollout, or None."""
     failure: str | None = None
-    """Why the policy could not answer: then the rollout is an error, and is never scored."""
+    """Reason why the policy could not answer. The rollout is then an error and is never scored."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Endpoint:
-    """Where one rollout is served, and the key that opens it."""
+    """Address of one rollout, and its key."""
 
     root_url: str
-    """`http://127.0.0.1:PORT/rollouts/ID`: what Anthropic's clients call their base URL."""
+    """`http://127.0.0.1:PORT/rollouts/ID`: the base URL for Anthropic clients."""
     api_key: str = field(repr=False)
     model: str
-    """The name that `GET v1/models` tells. Requests may give any."""
+    """Model name that `GET v1/models` returns. Requests may use any name."""
     usage: Usage = field(default_factory=Usage)
 
     @property
     def base_url(self) -> str:
-        """What OpenAI's clients call their base URL: it ends in /v1."""
+        """Base URL for OpenAI clients; it ends in /v1."""
         return f"{self.root_url}/v1"

@@ -1,4 +1,4 @@
-"""Refusals at the wire, in each dialect's own form."""
+"""Errors of the proxy, in the format of each API."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ANTHROPIC_TYPES = {
 
 
 class WireError(Exception):
-    """A request that gets no reply: its status, what is wrong, and OpenAI's word for that if it has one."""
+    """A request that gets no reply: its status, message, and OpenAI's error code if there is one."""
 
     def __init__(self, status: int, message: str, *, code: str | None = None) -> None:
         super().__init__(message)
@@ -26,7 +26,7 @@ class WireError(Exception):
         self.code = code
 
     def content(self, dialect: Dialect) -> dict[str, Any]:
-        """The body of the answer."""
+        """Return the body of the answer."""
         if dialect == "anthropic":
             kind = _ANTHROPIC_TYPES.get(self.status, "invalid_request_error")
             return {"type": "error", "error": {"type": kind, "message": str(self)}}

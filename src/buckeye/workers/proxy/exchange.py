@@ -1,4 +1,4 @@
-"""What every dialect makes of a request: a call of the policy, and a way to tell its replies."""
+"""Common form of a request in all APIs: a call of the policy, and functions that format its replies."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ from buckeye.workers.proxy.rollout import Call
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Exchange:
-    """One request. `whole` makes its answer of the replies, `stream` the server-sent events of it; `streams`
-    says which was asked for."""
+    """One request.
+
+    `whole` makes a complete answer from the replies, `stream` makes server-sent events. `streams` is True if
+    the client requested a stream.
+    """
 
     call: Call
     streams: bool
@@ -23,5 +26,5 @@ class Exchange:
 
 
 def new_id(prefix: str) -> str:
-    """An id for an answer."""
+    """Return a new id for an answer."""
     return f"{prefix}{uuid.uuid4().hex}"

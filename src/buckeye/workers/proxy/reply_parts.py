@@ -1,4 +1,4 @@
-"""A reply in the parts that every dialect tells: reasoning, content, calls."""
+"""Parts of a reply that every API has: reasoning, content and tool calls."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from buckeye.envs.call_arguments import read_arguments
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SaidCall:
-    """One call; `arguments` is JSON text."""
+    """One tool call; `arguments` is JSON text."""
 
     id: str
     name: str
@@ -23,7 +23,7 @@ class SaidCall:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Said:
-    """What a reply says. `ending` is "calls" where it ends by asking for tools."""
+    """Parts of a reply. `ending` is "calls" if the reply ends with tool calls."""
 
     reasoning: str
     content: str
@@ -32,10 +32,12 @@ class Said:
 
 
 def said(reply: Reply, *, first_call_only: bool = False, objects_only: bool = False) -> Said:
-    """The parts of a reply. Arguments are told as they were written, JSON or not: what to make of them is the
-    agent's own rule. `objects_only` is for a dialect that has no place for others. Calls that it cannot tell,
-    and those without a name, which agents take for their own mistake, are told as the text they were written
-    as."""
+    """Return the parts of a reply.
+
+    Arguments are returned as written, even if they are not JSON: the agent handles them. `objects_only` is
+    for an API that supports only JSON objects. If a call does not fit this or has no name, all calls of the
+    reply are returned as text; agents would take a missing name for their own error.
+    """
     message = reply.message
     reasoning, content = message.get("reasoning_content") or "", message.get("content") or ""
     calls = [_call(call) for call in message.get("tool_calls") or ()]
@@ -50,7 +52,7 @@ def said(reply: Reply, *, first_call_only: bool = False, objects_only: bool = Fa
 
 
 def events(parts: Iterable[tuple[str, dict[str, Any]]]) -> list[bytes]:
-    """Named server-sent events, each with its name as `type` too."""
+    """Return named server-sent events; each also has its name as `type`."""
     return [
         f"event: {name}\ndata: ".encode() + msgspec.json.encode({"type": name, **data}) + b"\n\n"
         for name, data in parts
@@ -71,7 +73,7 @@ def _is_object(text: str) -> bool:
 
 
 def _as_text(call: SaidCall) -> str:
-    # as the chat renderer writes such calls back, so that the conversation can go on token for token
+    # same text as the chat renderer writes, so that the conversation continues token for token
     name = msgspec.json.encode(call.name).decode()
     body = f'{{"name": {name}, "arguments": {call.arguments}}}' if call.name else call.arguments
     return f"<tool_call>\n{body}\n</tool_call>"

@@ -1,4 +1,4 @@
-"""OpenAI's responses: a reply as items, and a conversation that the server remembers."""
+"""OpenAI's responses route: a reply as items, and a conversation that the server stores."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FIELDS = fields_of(ResponsesRequest)
 
 
 def read(rollout: Rollout, fields: Any) -> Exchange:
-    """A request for a response. Raises `WireError` or `UsageError`."""
+    """Read a request for a response. Raises `WireError` or `UsageError`."""
     kept, dropped = split(fields, _FIELDS, model=rollout.model)
     kept["input"] = with_types(kept.get("input"))
     body = convert(kept, ResponsesRequest)
@@ -58,14 +58,14 @@ class _Answer:
         self._id = new_id("resp_")
 
     def whole(self, replies: Sequence[Reply]) -> dict[str, Any]:
-        """The answer in one piece."""
+        """Return the complete answer, and store its conversation."""
         (reply,) = replies
         parts = said(reply, first_call_only=self._first_call_only)
         self._rollout.responses[self._id] = [*self._messages, _kept(reply.message, parts)]
         return self._response(reply, parts, _items(parts))
 
     def stream(self, replies: Sequence[Reply]) -> list[bytes]:
-        """The answer in parts."""
+        """Return the answer as server-sent events."""
         final = self.whole(replies)
         told = self._told(final)
         return events((name, {"sequence_number": number, **data}) for number, (name, data) in enumerate(told))
@@ -120,7 +120,7 @@ class _Answer:
 
 
 def _kept(message: Message, parts: Said) -> Message:
-    """The reply as the conversation goes on with it: without the calls that were not told."""
+    """Return the reply for the stored conversation, without calls that the client did not receive."""
     calls = message.get("tool_calls") or ()
     return message if len(parts.calls) in (0, len(calls)) else {**message, "tool_calls": calls[:1]}
 

@@ -1,4 +1,4 @@
-"""The requests of OpenAI's responses API, and the conversations in their items."""
+"""Requests of OpenAI's responses API, and their conversion to chat messages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from buckeye.workers.proxy.errors import WireError
 
 
 class Text(msgspec.Struct, kw_only=True):
-    """One part of a content. Pictures, sounds and files are refused."""
+    """One part of a content. Images, audio and files are refused."""
 
     type: Literal["input_text", "output_text", "text", "reasoning_text", "summary_text", "refusal"]
     text: str = ""
@@ -24,14 +24,14 @@ Content = str | list[Text] | None
 
 
 class MessageItem(msgspec.Struct, kw_only=True, tag="message"):
-    """A message of anybody."""
+    """A message of any role."""
 
     role: Literal["system", "developer", "user", "assistant"]
     content: Content
 
 
 class CallItem(msgspec.Struct, kw_only=True, tag="function_call"):
-    """A call that the assistant has made."""
+    """A tool call of the assistant."""
 
     call_id: str
     name: str
@@ -39,14 +39,14 @@ class CallItem(msgspec.Struct, kw_only=True, tag="function_call"):
 
 
 class OutputItem(msgspec.Struct, kw_only=True, tag="function_call_output"):
-    """What a call has brought."""
+    """Result of a tool call."""
 
     call_id: str
     output: Content
 
 
 class ReasoningItem(msgspec.Struct, kw_only=True, tag="reasoning"):
-    """What the assistant has thought."""
+    """Reasoning of the assistant."""
 
     content: list[Text] | None = None
     summary: list[Text] | None = None
@@ -56,7 +56,7 @@ Item = MessageItem | CallItem | OutputItem | ReasoningItem
 
 
 class FunctionTool(msgspec.Struct, kw_only=True):
-    """A tool. Tools that OpenAI's servers run themselves are refused."""
+    """A tool. Built-in tools of OpenAI's servers are refused."""
 
     type: Literal["function"]
     name: Annotated[str, Meta(min_length=1)]
@@ -73,7 +73,7 @@ class NamedTool(msgspec.Struct, kw_only=True):
 
 
 class ResponsesRequest(msgspec.Struct, kw_only=True):
-    """POST v1/responses."""
+    """Body of POST v1/responses."""
 
     input: str | list[Item]
     instructions: str | None = None
@@ -95,7 +95,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
             raise ValueError("`input` is empty")
 
     def offered_tools(self) -> list[dict[str, Any]]:
-        """The tools that the model is shown, in the form of chats. Raises `WireError`."""
+        """Return the tools for the model, in the format of chats. Raises `WireError`."""
         if self.tool_choice == "none":
             return []
         tools = [_chat_tool(tool) for tool in self.tools or ()]
@@ -104,19 +104,19 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
         return tools
 
     def forced_tool(self) -> str | None:
-        """The tool that must be called; None where the model may choose one."""
+        """Return the tool that must be called; None if the model may choose."""
         if isinstance(self.tool_choice, NamedTool):
             return self.tool_choice.name
         return self.tools[0].name if self.tools is not None and len(self.tools) == 1 else None
 
     @property
     def must_call(self) -> bool:
-        """Whether the reply has to be a call."""
+        """True if the reply has to be a tool call."""
         return self.tool_choice == "required" or isinstance(self.tool_choice, NamedTool)
 
 
 def with_types(value: Any) -> Any:
-    """An `input` in which messages have their type: OpenAI's API lets it be left out."""
+    """Return an `input` in which every message has its `type`, which OpenAI's API allows to omit."""
     if not isinstance(value, list):
         return value
     return [
@@ -125,7 +125,7 @@ def with_types(value: Any) -> Any:
 
 
 def conversation(items: str | Iterable[Item]) -> list[dict[str, Any]]:
-    """The chat that items are: what an assistant thinks, says and calls one after another is one message."""
+    """Return items as chat messages. Consecutive reasoning, text and calls become one assistant message."""
     if isinstance(items, str):
         return [{"role": "user", "content": items}]
     messages: list[dict[str, Any]] = []
@@ -148,7 +148,7 @@ def _add_said(messages: list[dict[str, Any]], item: MessageItem | CallItem | Rea
     elif isinstance(item, MessageItem):
         fits = last is not None and not begun.get("content") and "tool_calls" not in begun
     else:
-        fits = False  # thinking comes first
+        fits = False  # reasoning comes first
     if last is None or not fits:
         last = {"role": "assistant", "content": ""}
         messages.append(last)

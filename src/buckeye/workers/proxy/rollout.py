@@ -1,4 +1,4 @@
-"""What one rollout asks for: its limits are kept here, and its policy is asked."""
+"""One rollout in the proxy: it enforces the limits and calls the policy."""
 
 from __future__ import annotations
 
@@ -23,8 +23,10 @@ ENDED = "This rollout has ended; nothing is answered in it any more."
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Call:
-    """A request for `n` replies: to messages, or to `prompt`, a text or token ids. `dropped` are the settings
-    in it that are not followed."""
+    """A request for `n` replies to messages, or to `prompt`, a text or token ids.
+
+    `dropped` names its settings that are ignored.
+    """
 
     messages: Sequence[Message] = ()
     tools: Sequence[Tool] = ()
@@ -35,7 +37,7 @@ class Call:
 
 
 class Rollout:
-    """One rollout's side of the wire. `tell(setting)` is called for every setting that is dropped."""
+    """One rollout in the proxy. `tell(setting)` is called for every ignored setting."""
 
     def __init__(
         self, policy: Policy, *, model: str, limits: Limits, usage: Usage, tell: Callable[[str], None]
@@ -45,7 +47,7 @@ class Rollout:
         self.model = model
         self.usage = usage
         self.responses: dict[str, list[Message]] = {}
-        """Conversations by the ids of the responses that ended them, for `previous_response_id`."""
+        """Conversations by the id of their last response, for `previous_response_id`."""
         self._policy = policy
         self._limits = limits
         self._deadline = None if limits.seconds is None else time.monotonic() + limits.seconds
@@ -57,22 +59,25 @@ class Rollout:
 
     @property
     def seq_len(self) -> int | None:
-        """The length of the context, where the policy tells it."""
+        """Context length in tokens; None if the policy does not report it."""
         return self._policy.seq_len if isinstance(self._policy, TokenPolicy) else None
 
     def opened_by(self, key: bytes) -> bool:
-        """Whether a request's key is that of the rollout."""
+        """Return True if a request's key is the key of the rollout."""
         return hmac.compare_digest(key, self.key.encode())
 
     def token_text(self, token_id: int) -> str:
-        """The text of a token. Raises AssertionError for a policy that knows no tokens."""
+        """Return the text of a token. Raises AssertionError for a policy without tokens."""
         assert isinstance(self._policy, TokenPolicy)
         return self._policy.token_text(token_id)
 
     def start(self, call: Call) -> asyncio.Task[list[Reply]]:
-        """Ask for the replies to a call. One that comes to a limit gets empty replies with finish reason
-        "length"; the task of one after it, or of one that the policy cannot answer, raises `WireError`. So
-        does this once it is closed, which may have been while the request was read."""
+        """Start a call of the policy, and return its task.
+
+        A call that reaches a limit gets empty replies with finish reason "length". The task of a later call,
+        or of one that the policy cannot answer, raises `WireError`. So does this function if the rollout was
+        closed, maybe while the request was read.
+        """
         if self._closed:
             raise WireError(410, ENDED)
         self.usage.calls += 1
@@ -82,7 +87,7 @@ class Rollout:
         return task
 
     async def close(self) -> None:
-        """End every call that is open: when this returns, the policy is not asked any more."""
+        """End every open call. After this, the policy is not called anymore."""
         self._closed = True
         open_calls = set(self._open)
         for task in open_calls:
@@ -192,7 +197,7 @@ class Rollout:
             usage.stop_reason = "context"
             return replies
         if usage.stop_reason == "context":
-            usage.stop_reason = None  # the agent has gone on with something shorter
+            usage.stop_reason = None  # the agent continued with a shorter conversation
         usage.turns += len(sampled)
         usage.prompt_tokens += sum(reply.prompt_tokens for reply in sampled)
         usage.completion_tokens += sum(reply.completion_tokens for reply in sampled)
@@ -210,7 +215,7 @@ class Rollout:
 
 
 def _cut(reply: Reply, stops: tuple[str, ...]) -> Reply:
-    """The reply up to the first stop text, for a policy that cannot be told of one."""
+    """Return the reply up to the first stop text, for a policy without stop support."""
     places = [(place, stop) for stop in stops if (place := reply.text.find(stop)) >= 0]
     if not places or reply.message.get("tool_calls"):
         return reply

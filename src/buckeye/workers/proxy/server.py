@@ -1,4 +1,4 @@
-"""The servers of an event loop, and the endpoints on them: on the loopback, or where other nodes reach it."""
+"""HTTP servers of the proxy, one per event loop and host, and the endpoints on them."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ async def serve(
 ) -> AsyncIterator[Endpoint]:
     """Serve `policy` to one rollout, under a private address and key, until the block ends.
 
-    `environment` is whose settings are dropped, in the log. Calls that are open at the end are cancelled:
-    when the block has ended, nothing more is recorded. Raises UsageError where no HTTP server is installed.
+    `environment` names the environment in warnings about ignored settings. Calls that are open at the end are
+    cancelled, and nothing is recorded after the block. Raises UsageError if no HTTP server is installed.
     """
     server = await _server(host)
     usage = Usage()
@@ -54,7 +54,7 @@ async def serve(
 
 
 class _Server:
-    """One server on a port of its own of `host`. It serves until its event loop ends."""
+    """One server on a free port of `host`. It serves until its event loop ends."""
 
     def __init__(self, host: str) -> None:
         self.app, self._host = WireApp(), host
@@ -65,7 +65,7 @@ class _Server:
         self.url = ""
 
     async def started(self) -> None:
-        """Wait until it takes requests. Raises what keeps it from that."""
+        """Wait until it accepts requests. Raises the error that prevents that."""
         waiting = asyncio.create_task(self._started.wait())
         await asyncio.wait({waiting, self._serving}, return_when=asyncio.FIRST_COMPLETED)
         if self._serving.done():
@@ -73,7 +73,7 @@ class _Server:
             self._serving.result()
 
     def tell_once(self, environment: str, setting: str) -> None:
-        """Log that a setting is not followed, once for an environment."""
+        """Log that a setting is ignored, once per environment and setting."""
         if (environment, setting) in self._told:
             return
         self._told.add((environment, setting))
@@ -89,8 +89,8 @@ class _Server:
 
         listener = listen(self._host, 0, change="Close some programs.")
         try:
-            # The parts of uvicorn's `serve` without its signal handlers, which are ours, and without its
-            # clock, which ticks ten times a second for a header that nobody reads.
+            # This is uvicorn's `serve` without its signal handlers, because Buckeye has its own, and without
+            # its ten timer ticks per second for an unused header.
             server.config.load()
             server.lifespan = server.config.lifespan_class(server.config)
             await server.startup(sockets=[listener])
@@ -108,7 +108,7 @@ class _Server:
 
 
 _SERVERS: dict[tuple[asyncio.AbstractEventLoop, str], _Server] = {}
-"""The servers of the event loops that run, by their hosts; each takes itself out when its loop ends."""
+"""Servers of the running event loops by host. Each removes itself when its loop ends."""
 
 
 async def _server(host: str) -> _Server:
@@ -124,5 +124,5 @@ def _http_server(app: WireApp, host: str) -> Any:
     need("uvicorn", "An environment in a process of its own")
     from buckeye.base.http_server import http_server
 
-    gate = Gate(app, Rules(host=host, key=None))  # type: ignore[arg-type]  # every rollout has a key of its own
+    gate = Gate(app, Rules(host=host, key=None))  # type: ignore[arg-type]  # every rollout has its own key
     return http_server(gate, server_header=False, date_header=False)

@@ -1,7 +1,7 @@
-"""What a request sets and a policy in training does not follow: how to sample is the run's own choice.
+"""Request settings that a policy in training ignores, because the run decides how to sample.
 
-Such settings are dropped, counted, and told once for every environment. What would change the meaning of the
-reply, as a format that it must have, is refused instead.
+Such settings are dropped, counted, and logged once for every environment. Settings that change the meaning of
+the reply, such as a required format, are refused instead.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "suffix": ("",),
     "text": ({"format": {"type": "text"}}, {}),
 }
-"""Fields with a meaning that a policy cannot give them; accepted with these values (or null) only."""
+"""Fields that a policy cannot support; accepted only with these values or null."""
 
 _MEANINGLESS = frozenset(
     {
@@ -54,14 +54,14 @@ _MEANINGLESS = frozenset(
 
 
 FOLLOWED_ELSEWHERE = frozenset({"model", "ignore_eos", "request_id", "return_weight_versions"})
-"""Fields of requests to engines that say nothing to a policy."""
+"""Fields of engine requests that have no effect on a policy."""
 
 
 def split(fields: Any, known: frozenset[str], *, model: str = "") -> tuple[dict[str, Any], list[str]]:
-    """The fields that a request of this kind has, and the names of the settings that are dropped; another
-    `model` than the one that is served is one of them.
+    """Return the known fields of a request, and the names of the ignored settings.
 
-    Raises `WireError` for a body that is no object, and for a field that cannot be dropped.
+    A different `model` than the served one is an ignored setting. Raises `WireError` for a body that is not
+    an object, and for a field that cannot be ignored.
     """
     if not isinstance(fields, dict):
         raise WireError(400, "The body must be a JSON object.")
@@ -81,8 +81,10 @@ def split(fields: Any, known: frozenset[str], *, model: str = "") -> tuple[dict[
 
 
 def strip_messages(messages: Any, dropped: list[str]) -> Any:
-    """Messages without the fields that they do not have in OpenAI's API, which some clients add; the names of
-    these, where they say something, are appended to `dropped`."""
+    """Return messages with only the fields of OpenAI's API. Some clients add others.
+
+    The names of other fields that are not empty are appended to `dropped`.
+    """
     if not isinstance(messages, list):
         return messages
     known = frozenset(ChatMessage.__struct_fields__)
@@ -97,5 +99,5 @@ def strip_messages(messages: Any, dropped: list[str]) -> Any:
 
 
 def fields_of(kind: type[msgspec.Struct], *, but: Sequence[str] = ()) -> frozenset[str]:
-    """The names of a request's fields."""
+    """Return the field names of a request, except those in `but`."""
     return frozenset(kind.__struct_fields__) - set(but)

@@ -1,5 +1,5 @@
-"""What runs in the interpreter of an environment: Python 3.10 or newer, the standard library only.
+"""Code that runs in an environment's interpreter: Python 3.10 or newer, standard library only.
 
-There it is the package `buckeye_worker_side`, whatever else is installed, so its modules import each other
-relatively.
+In that interpreter it is the package `buckeye_worker_side`, independent of installed packages. Its modules
+therefore import each other relatively.
 """

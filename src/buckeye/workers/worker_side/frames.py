@@ -1,8 +1,9 @@
-"""Messages between Buckeye and a worker: JSON objects, each behind its length as four bytes, high byte first.
+"""Messages between Buckeye and a worker: JSON objects, each after its length as four bytes, big-endian.
 
-Buckeye asks: `hello`, `load`, `tasks`, `rollout`, `score_group`, `release`, `cancel`, `ping`, `close`. A
-worker answers `hello` and `pong`, and every other question, named by its `id`, with one `result` or `error`;
-`tasks` with any number of `page` before it. `cancel` and `release` have no answer of their own.
+Buckeye sends `hello`, `load`, `tasks`, `rollout`, `score_group`, `isolation`, `release`, `cancel`, `ping` and
+`close`. A worker answers `hello` with `hello` and `ping` with `pong`. It answers requests, identified by
+their `id`, with one `result` or `error`; `tasks` also with any number of `page` before it. `cancel`,
+`release` and `close` have no answer.
 """
 
 from __future__ import annotations
@@ -12,29 +13,31 @@ import struct
 from typing import Any
 
 PROTOCOL = 1
-"""Of both sides; they must be equal."""
+"""Protocol version; both sides must have the same."""
 
 MAX_FRAME = 64 * 1024 * 1024
-"""Most bytes of one message."""
+"""Maximum bytes of one message."""
 
 HEADER = struct.Struct(">I")
-"""The length in front of a message."""
+"""Length before a message."""
 
 Frame = dict[str, Any]
 
 
 class FrameError(Exception):
-    """What came is no message, or what should be sent cannot be one."""
+    """Received data is not a message, or an object cannot be sent as one."""
 
 
 def encode(frame: Frame, *, most: int = MAX_FRAME) -> bytes:
-    """A message with its length in front. Raises FrameError for what JSON does not know (NaN among it), and
-    for more than `most` bytes."""
+    """Return a message with its length before it.
+
+    Raises FrameError for values that JSON does not support (including NaN), and for more than `most` bytes.
+    """
     try:
         text = json.dumps(frame, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         try:
             body = text.encode()
-        except UnicodeEncodeError:  # half a surrogate pair, which UTF-8 cannot hold, becomes U+FFFD
+        except UnicodeEncodeError:  # UTF-8 cannot encode half a surrogate pair; it becomes U+FFFD
             body = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace").encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise FrameError(f"not JSON: {error}") from None
@@ -44,7 +47,7 @@ def encode(frame: Frame, *, most: int = MAX_FRAME) -> bytes:
 
 
 def body_length(header: bytes) -> int:
-    """How many bytes follow a header. Raises FrameError if they are more than a message may have."""
+    """Return the number of bytes after a header. Raises FrameError if it exceeds the limit."""
     (length,) = HEADER.unpack(header)
     if length > MAX_FRAME:
         raise FrameError(f"a message of {length} bytes is announced, and {MAX_FRAME} is the most")
@@ -52,7 +55,7 @@ def body_length(header: bytes) -> int:
 
 
 def decode(body: bytes) -> Frame:
-    """The message of a body. Raises FrameError if it is none."""
+    """Parse the body of a message. Raises FrameError."""
     try:
         frame = json.loads(body, parse_constant=_refuse)
     except (ValueError, RecursionError) as error:

@@ -1,4 +1,4 @@
-"""The worker's end of the connection: a thread reads it, any thread may write to it."""
+"""Worker's end of the connection: one thread reads it, any thread may write."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from .frames import HEADER, Frame, body_length, decode, encode
 
 
 class Link:
-    """A connection to Buckeye. If it breaks, this process and its children end at once: nobody would hear of
-    what they do."""
+    """Connection to Buckeye. If it breaks, this process and its children are killed."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -22,17 +21,17 @@ class Link:
         os.register_at_fork(after_in_child=self._close_in_child)
 
     def listen(self, receive: Callable[[Frame], None]) -> None:
-        """Hand every message to `receive`, in a thread of its own."""
+        """Pass every message to `receive`, in a separate thread."""
         threading.Thread(target=self._read, args=(receive,), name="buckeye", daemon=True).start()
 
     def send(self, frame: Frame) -> None:
-        """Send one message. Raises FrameError if it cannot be one."""
+        """Send one message. Raises FrameError if it cannot be encoded."""
         self.send_encoded(encode(frame))
 
     def send_encoded(self, data: bytes) -> None:
-        """Send what `encode` made."""
+        """Send an encoded message."""
         if os.getpid() != self._owner:
-            os._exit(0)  # a fork that came back: its parent answers
+            os._exit(0)  # a forked copy must not answer; its parent does
         try:
             with self._writing:
                 self._connection.sendall(data)
@@ -60,7 +59,7 @@ class Link:
 
 
 def die() -> None:
-    """End this process and every process of its group."""
+    """Kill this process and every process of its group."""
     if os.getpgid(0) == os.getpid():
         os.killpg(0, signal.SIGKILL)
     os._exit(1)

@@ -1,8 +1,7 @@
-"""The worker process: `python -I -u main.py --fd N --parent PID --shared FOLDER`, in the environment's own
-interpreter.
+"""The worker process: `python -I -u main.py --fd N --parent PID --shared FOLDER`.
 
-The main thread runs the event loop of the environment. A second thread reads what Buckeye asks, and answers
-whether this process lives even while the environment holds up the loop.
+It runs in the environment's own interpreter. The main thread runs the event loop of the environment. A second
+thread reads requests, and answers heartbeats even while the environment blocks the loop.
 """
 
 from __future__ import annotations
@@ -32,8 +31,7 @@ _PAGE_BYTES = 1 << 20
 
 
 def load_package(shared: str) -> ModuleType:
-    """Make this folder, and that of what Buckeye loads too, the package `buckeye_worker_side`, without a
-    place on `sys.path`."""
+    """Load this folder and the folder `shared` as the package `buckeye_worker_side`, outside `sys.path`."""
     folder = Path(__file__).resolve().parent
     spec = importlib.util.spec_from_file_location(
         PACKAGE, folder / "__init__.py", submodule_search_locations=[str(folder), shared]
@@ -47,7 +45,7 @@ def load_package(shared: str) -> ModuleType:
 
 
 class WorkerSide:
-    """One environment, and the questions about it."""
+    """One environment, and the requests for it."""
 
     def __init__(self, connection: socket.socket, loop: asyncio.AbstractEventLoop) -> None:
         self._frames = importlib.import_module(f"{PACKAGE}.frames")
@@ -62,7 +60,7 @@ class WorkerSide:
         os.register_at_fork(after_in_child=self._end_fork)
 
     def start(self) -> None:
-        """Begin to listen."""
+        """Start the thread that reads requests."""
         self._pulse()
         self._link.listen(self._receive)
 
@@ -71,7 +69,7 @@ class WorkerSide:
         self._loop.call_later(_LOOP_PULSE, self._pulse)
 
     def _end_fork(self) -> None:
-        """A copy of this process that comes back to the event loop ends there."""
+        """End a fork of this process that returns to the event loop."""
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon(os._exit, 0)
 
@@ -97,7 +95,7 @@ class WorkerSide:
             if task := self._running.get(frame["id"]):
                 task.cancel()
         elif kind == "release":
-            with contextlib.suppress(Exception):  # it is only about memory
+            with contextlib.suppress(Exception):  # only frees memory
                 getattr(self._adapter, "release", lambda handles: None)(frame["handles"])
         elif kind == "close":
             self._keep(-1, self._close())
@@ -111,11 +109,11 @@ class WorkerSide:
 
     def _ended(self, number: int, task: asyncio.Task[None]) -> None:
         del self._running[number]
-        if task.cancelled():  # before it began: nothing of it was there to answer
+        if task.cancelled():  # cancelled before it started, so it sent no answer itself
             self._link.send_encoded(self._cancelled(number, asyncio.CancelledError()))
 
     async def _answer(self, frame: dict[str, Any]) -> None:
-        """Do what is asked and send what came of it, whatever the environment raises."""
+        """Process a request and send its result or error, for any exception of the environment."""
         boundary = {"load": "load", "tasks": "load", "score_group": "score"}.get(frame["type"], "step")
         try:
             value = await self._do(frame)
@@ -126,9 +124,9 @@ class WorkerSide:
             answer = self._error(frame["id"], "score", error, str(error))
         except self._frames.FrameError as error:
             answer = self._error(frame["id"], boundary, error, f"the answer cannot be sent: {error}")
-        except BaseException as error:  # also SystemExit: it is the environment that wanted to end
+        except BaseException as error:  # also SystemExit, if the environment tries to exit
             _print_traceback(error)
-            trace = [] if type(error).__name__ == "AdapterError" else self._outcomes.frames_of(error)
+            trace = [] if _is_for_a_person(error) else self._outcomes.frames_of(error)
             boundary = getattr(error, "boundary", boundary)
             answer = self._error(frame["id"], boundary, error, _text(error), trace)
         if os.getpid() != self._pid:
@@ -170,7 +168,7 @@ class WorkerSide:
         return self._adapter.info()
 
     def _send_tasks(self, frame: dict[str, Any]) -> Any:
-        """Send the tasks of a split in pages; how many there are, or that there is no such split."""
+        """Send the tasks of a split in pages. Returns their number, or the reason of a missing split."""
         try:
             tasks = self._adapter.tasks(frame["split"])
         except KeyError as error:
@@ -203,7 +201,7 @@ class WorkerSide:
 
 
 def _adapters(path: str | None) -> Any:
-    """The module whose `load` knows how the environment is played."""
+    """Return the module whose `load` opens the environment."""
     if path is None:
         return importlib.import_module(f"{PACKAGE}.adapters")
     spec = importlib.util.spec_from_file_location(f"{PACKAGE}_adapter", path)
@@ -224,18 +222,27 @@ def _checked_task(task: Any) -> dict[str, Any]:
 
 
 def _text(error: BaseException) -> str:
-    """The message of an error; a KeyError's without the quotes that Python puts around it."""
+    """Return the message of an error; for a KeyError without the quotes that Python adds."""
     try:
         return str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
     except Exception:
         return "its message cannot be read"
 
 
-def _print_traceback(error: BaseException) -> None:
-    """Into the log, whatever the environment did to its standard error."""
-    if type(error).__name__ == "AdapterError":  # its message says all
+def _is_for_a_person(error: BaseException) -> bool:
+    """Return True if an error's message is complete without a traceback.
+
+    These are an adapter's errors, and those that Buckeye raises on purpose.
+    """
+    return not {"AdapterError", "BuckeyeError"}.isdisjoint(cls.__name__ for cls in type(error).__mro__)
+
+
+def _print_traceback(raised: BaseException) -> None:
+    """Print the environment's frames to the log, even if it has replaced standard error."""
+    error = raised.__cause__ if _is_for_a_person(raised) else raised
+    if error is None:
         return
-    frames, folder = error.__traceback__, str(Path(__file__).parent)
+    frames, folder = error.__traceback__, f"{Path(__file__).parents[2]}{os.sep}"
     while frames is not None and frames.tb_frame.f_code.co_filename.startswith(folder):
         frames = frames.tb_next
     with contextlib.suppress(Exception):
@@ -243,8 +250,10 @@ def _print_traceback(error: BaseException) -> None:
 
 
 def _die_with_parent(parent: int) -> None:
-    """Have the kernel end this process with its parent, where it can; else the closed connection does it. In
-    the environment's own interpreter there is no Buckeye that could."""
+    """Ask the kernel to end this process with its parent, where supported.
+
+    Elsewhere the closed connection ends it. Copied here, because the interpreter may lack Buckeye.
+    """
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL, 0, 0, 0)
@@ -253,7 +262,7 @@ def _die_with_parent(parent: int) -> None:
 
 
 def main() -> None:
-    """Serve until Buckeye says `close` or is gone."""
+    """Serve until Buckeye sends `close` or disconnects."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--shared", required=True)
     parser.add_argument("--fd", type=int, required=True)
@@ -270,11 +279,11 @@ def main() -> None:
     while not worker.closed:
         try:
             loop.run_forever()
-        except (SystemExit, KeyboardInterrupt) as error:  # of what the environment left running
+        except (SystemExit, KeyboardInterrupt) as error:  # from code that the environment left running
             _print_traceback(error)
     atexit._run_exitfuncs()
     sys.stdout.flush()
-    os._exit(0)  # threads that the environment left behind do not keep this process
+    os._exit(0)  # threads that the environment left running must not keep the process alive
 
 
 if __name__ == "__main__":

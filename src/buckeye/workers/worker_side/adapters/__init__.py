@@ -1,4 +1,4 @@
-"""How the environments of others are played: one module for each kind, chosen by `load`."""
+"""Adapters for third-party environments: one module for each kind, chosen by `load`."""
 
 from __future__ import annotations
 

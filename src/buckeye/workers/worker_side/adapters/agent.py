@@ -1,13 +1,13 @@
-"""Any program or function that speaks to an OpenAI or Anthropic address, as an environment.
+"""Any program or function that uses an OpenAI or Anthropic endpoint, as an environment.
 
 Arguments: `command` (a list) or `callable` ("module:function"), `tasks` and optionally `eval_tasks` (JSON
-Lines: `id`, `prompt` or `messages`, anything else), `reward` ("module:function"), `env`, `cwd`, `timeout`.
+Lines: `id`, `prompt` or `messages`, other fields), `reward` ("module:function"), `env`, `cwd`, `timeout`.
 
-A program finds the address in OPENAI_BASE_URL, OPENAI_API_KEY, ANTHROPIC_BASE_URL and ANTHROPIC_API_KEY, the
-model's name in BUCKEYE_MODEL and its task in the file BUCKEYE_TASK. It ends with the status 0, and what it
-was worth is what `reward(task, result)` says; without that function, the `reward` of the JSON object that it
-wrote into the file BUCKEYE_RESULT or printed as its last line. A function gets `(task, endpoint)` and
-returns the reward, an object with one, or what `reward` is to judge.
+A program finds the endpoint in OPENAI_BASE_URL, OPENAI_API_KEY, ANTHROPIC_BASE_URL and ANTHROPIC_API_KEY, the
+model's name in BUCKEYE_MODEL and its task in the file BUCKEYE_TASK. It must exit with status 0. Its reward is
+the result of `reward(task, result)`. Without that function, it is the `reward` of the JSON object that the
+program writes to the file BUCKEYE_RESULT or prints as its last line. A function is called with `(task,
+endpoint)` and returns the reward, an object with it, or the `result` for `reward`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _THREADS = 256
 
 
 class Agent(Adapter):
-    """One program, or one function, and its tasks."""
+    """One program or function, and its tasks."""
 
     def __init__(self, env_id: str, args: Json) -> None:
         check_arguments(env_id, args, ARGUMENTS)
@@ -87,7 +87,7 @@ class Agent(Adapter):
         if self._function is not None:
             try:
                 result = await asyncio.wait_for(self._call(self._function, task, endpoint), timeout)
-            except asyncio.TimeoutError as error:  # noqa: UP041  another class in Python 3.10; ours says nothing
+            except asyncio.TimeoutError as error:  # noqa: UP041  another class in Python 3.10
                 said = str(error) or f"the function was ended after {timeout:g} s"
                 return failed("agent", "Timeout", said)
             except Exception as error:
@@ -106,8 +106,10 @@ class Agent(Adapter):
         return to_outcome(result, self._reward or self._function)
 
     async def _call(self, function: Callable[..., Any], *given: Any) -> Any:
-        """Call a function, in a thread unless it is asynchronous. A thread cannot be ended: a call that is
-        cancelled lasts until its thread has come to an end."""
+        """Call a function, in a thread unless it is asynchronous.
+
+        A thread cannot be killed: a cancelled call lasts until its thread ends.
+        """
         if inspect.iscoroutinefunction(function):
             return await function(*given)
         loop = asyncio.get_running_loop()
@@ -120,7 +122,7 @@ class Agent(Adapter):
             raise
 
     async def _run(self, folder: Path, task: Json, endpoint: Json, timeout: float) -> Json:
-        """Run the program: `{"result": what it left}`, or a failed outcome."""
+        """Run the program, and return `{"result": ...}` or a failed outcome."""
         assert self._command is not None
         (folder / "task.json").write_text(json.dumps(task, ensure_ascii=False), "utf-8")
         environ = {**os.environ, **self._environ, **addresses(endpoint)}
@@ -145,7 +147,7 @@ class Agent(Adapter):
 
 
 def addresses(endpoint: Json) -> dict[str, str]:
-    """The environment variables by which clients find the model."""
+    """Return the environment variables that point clients to the model."""
     return {
         "OPENAI_BASE_URL": endpoint["base_url"],
         "OPENAI_API_KEY": endpoint["api_key"],
@@ -156,8 +158,11 @@ def addresses(endpoint: Json) -> dict[str, str]:
 
 
 def to_outcome(result: Any, function: Callable[..., Any] | None = None) -> Json:
-    """The outcome of what an agent or a reward function gave: a number, or an object with `reward` and
-    perhaps `components` and `stop_reason`. `function` is what gave it, if it was no program."""
+    """Return the outcome for the result of an agent or a reward function.
+
+    The result is a number, or an object with `reward` and optionally `components` and `stop_reason`.
+    `function` returned it; None for a program.
+    """
     given = result if isinstance(result, dict) else {"reward": result}
     reward, components = given.get("reward"), given.get("components", {})
     try:
@@ -176,8 +181,10 @@ def to_outcome(result: Any, function: Callable[..., Any] | None = None) -> Json:
 
 
 def import_function(argument: str, wanted: str, *, folder: str | None) -> Callable[..., Any]:
-    """The function that `module:function` or `file.py:function` names; modules in `folder` are found too.
-    Raises AdapterError."""
+    """Return the function `module:function` or `file.py:function`. Raises AdapterError.
+
+    Modules in `folder` can be imported too.
+    """
     module_name, colon, name = wanted.rpartition(":") if isinstance(wanted, str) else ("", "", "")
     if not colon or not module_name or not name:
         raise AdapterError(f'{argument} must be "module:function" or "file.py:function", not {wanted!r}')
@@ -207,8 +214,11 @@ def _file_module(path: Path) -> Any:
 
 
 def _left(path: Path, ended: Finished, *, judged: bool) -> Any:
-    """What the program left: the object in its result file, or in its last line. Raises ValueError if it has
-    to be there; where a function judges, it also gets the output."""
+    """Return the program's result: the object in its result file, or in its last line.
+
+    If a function judges (`judged`), the result also has the output, and may be empty. Otherwise raises
+    ValueError without a reward.
+    """
     lines = ended.stdout.strip().splitlines()
     text = path.read_text("utf-8") if path.exists() else (lines[-1] if lines else "")
     try:

@@ -1,4 +1,4 @@
-"""Reading the tasks of an agent: JSON Lines."""
+"""Reader of an agent's tasks in JSON Lines."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from .base import AdapterError, Json
 
 
 def read_tasks(path: Path) -> list[Json]:
-    """The tasks of a file, one object a line; empty lines are passed over. What a row has beside `id`,
-    `prompt`, `messages` and `data` is added to its data. Raises AdapterError, with the line."""
+    """Return the tasks of a file with one object per line. Empty lines are skipped.
+
+    Fields other than `id`, `prompt`, `messages` and `data` are added to the data. Raises AdapterError with
+    the line number.
+    """
     tasks: dict[str, Json] = {}
     for number, line in enumerate(path.read_text("utf-8").split("\n"), start=1):
         if not line.strip():
@@ -29,7 +32,7 @@ def read_tasks(path: Path) -> list[Json]:
 
 
 def _task(row: Any, number: int) -> Json:
-    """The task of a row. Raises ValueError."""
+    """Return the task of a row. Raises ValueError."""
     if not isinstance(row, dict):
         raise ValueError("a task is a JSON object")
     if ("prompt" in row) == ("messages" in row):

@@ -1,4 +1,4 @@
-"""What every adapter offers, and what it says of a rollout."""
+"""Interface of all adapters, and constructors of outcomes."""
 
 from __future__ import annotations
 
@@ -14,42 +14,44 @@ Json = dict[str, Any]
 """A JSON object."""
 
 Boundary = Literal["load", "reset", "step", "model", "score", "agent"]
-"""Where a rollout failed: loading, setting up, a step, asking the model, scoring, or the agent's program."""
+"""Boundary of a failure: loading, setup, a step, the model, scoring, or the agent's program."""
 
 
 class AdapterError(Exception):
-    """What a person has to put right: the message says what and how."""
+    """An error that the user must fix. The message says what and how."""
 
 
 class Adapter(Protocol):
     """One loaded environment."""
 
     def info(self) -> Json:
-        """`name`, `generation`, `versions` of what it runs on, `splits`, and `group_rewards` where rewards
-        are those of whole groups."""
+        """Return `name`, `generation`, `versions` of its libraries, `splits`, and optionally `group_rewards`.
+
+        `group_rewards` is True if rewards depend on the whole group.
+        """
         ...
 
     def tasks(self, split: str) -> Iterable[Json]:
-        """The tasks of a split in a fixed order: `id`, `messages`, `data`. Raises KeyError."""
+        """Return the tasks of a split in a fixed order: `id`, `messages`, `data`. Raises KeyError."""
         ...
 
     async def rollout(self, task: Json, endpoint: Json, context: Json) -> Json:
-        """Play a task on a model endpoint; what `scored` or `failed` makes."""
+        """Run a task's rollout on a model endpoint. Returns an outcome of `scored`, `pending` or `failed`."""
         ...
 
     async def score_group(self, task: Json, handles: Sequence[str]) -> list[Json]:
-        """The outcomes of rollouts that were kept for this."""
+        """Return the outcomes of rollouts that were kept for group scoring."""
         raise AdapterError("this environment has no rewards of groups")
 
     async def close(self) -> None:
-        """Free what the environment holds."""
+        """Release the environment's resources."""
         return
 
 
 def scored(
     reward: float, *, components: Mapping[str, float] | None = None, stop_reason: str = "done", **extra: Any
 ) -> Json:
-    """The outcome of a rollout with a reward. `components` are logged and never paid."""
+    """Return the outcome of a rollout with a reward. `components` are logged and do not affect it."""
     return {
         "reward": reward,
         "components": dict(components or {}),
@@ -60,7 +62,7 @@ def scored(
 
 
 def pending(handle: str, *, stop_reason: str) -> Json:
-    """The outcome of a rollout that is scored with its group, under a name that `score_group` is told."""
+    """Return the outcome of a rollout that `score_group` scores later, under the name `handle`."""
     return {
         "reward": None,
         "components": {},
@@ -71,8 +73,10 @@ def pending(handle: str, *, stop_reason: str) -> Json:
 
 
 def failed(boundary: Boundary, kind: str, message: str, trace: Sequence[str] = ()) -> Json:
-    """The outcome of a rollout without a reward, and why; `kind` is the name of the error, and `trace` the
-    frames that it came through."""
+    """Return the outcome of a failed rollout, without a reward.
+
+    `kind` is the name of the error, and `trace` has the frames that it passed through.
+    """
     return {
         "reward": None,
         "components": {},
@@ -82,7 +86,7 @@ def failed(boundary: Boundary, kind: str, message: str, trace: Sequence[str] = (
 
 
 def raised(boundary: Boundary, error: BaseException) -> Json:
-    """The outcome of a rollout in which `error` was raised, with what caused it."""
+    """Return the outcome of a rollout in which `error` was raised, including its causes."""
     kind, said, trace = type(error).__name__, [str(error)], frames_of(error)
     boundary = "score" if kind == "OutcomeError" else boundary
     while (cause := error.__cause__) is not None and len(said) < 4:
@@ -93,7 +97,7 @@ def raised(boundary: Boundary, error: BaseException) -> Json:
 
 
 def check_arguments(env_id: str, args: Mapping[str, Any], accepted: Iterable[str]) -> None:
-    """Raise AdapterError for an argument that is not accepted, with the likely one."""
+    """Raise AdapterError for an unknown argument, with a suggestion."""
     known = sorted(accepted)
     for name in args:
         if name not in known:
@@ -104,8 +108,11 @@ def check_arguments(env_id: str, args: Mapping[str, Any], accepted: Iterable[str
 
 
 def trained_seat(env_id: str, seats: Sequence[str], args: Mapping[str, Any], opponents: Sequence[str]) -> int:
-    """Which of the players is trained, as `seat` says by number or name, where `opponent` says who plays the
-    others. Raises AdapterError where one of the two is missing or wrong, or is said of a single player."""
+    """Return the index of the trained player.
+
+    `seat` in `args` gives it by number or name, and `opponent` decides who plays the others. Raises
+    AdapterError if one of both is missing or invalid, or if they are given for a single-player game.
+    """
     seat, opponent = args.get("seat"), args.get("opponent")
     if len(seats) == 1:
         if seat not in (None, 0) or opponent is not None:
@@ -129,13 +136,13 @@ def trained_seat(env_id: str, seats: Sequence[str], args: Mapping[str, Any], opp
 
 
 def likely(name: str, known: Iterable[str]) -> str:
-    """The name that was probably meant, as a sentence with a space before it; "" if none is near."""
+    """Return a suggestion sentence with a leading space, or "" if no known name is close."""
     close = difflib.get_close_matches(name, list(known), 1)
     return f" Did you mean {close[0]!r}?" if close else ""
 
 
 def existing_file(path: Any, argument: str) -> Path:
-    """The file an argument names, absolute. Raises AdapterError."""
+    """Return the absolute path of an argument's file. Raises AdapterError."""
     if not isinstance(path, str):
         raise AdapterError(f"{argument} must be the path of a file, not {path!r}")
     found = Path(os.path.expanduser(path)).resolve()

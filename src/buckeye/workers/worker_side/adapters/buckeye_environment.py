@@ -1,4 +1,4 @@
-"""An environment written for Buckeye, in an interpreter of its own that has Buckeye installed."""
+"""Environment written for Buckeye, in a separate interpreter that has Buckeye installed."""
 
 from __future__ import annotations
 
@@ -20,15 +20,17 @@ GROUP = "buckeye.environments"
 
 
 def announces(env_id: str) -> bool:
-    """Whether an installed environment of Buckeye has this id."""
+    """Return True if an installed environment with this id has a Buckeye entry point."""
     name = _canonical(env_id.rsplit("/", 1)[-1].partition("@")[0])
     entries = {_canonical(entry.name) for entry in metadata.entry_points(group=GROUP)}
     return name in entries and importlib.util.find_spec("buckeye") is not None
 
 
 def is_written_for_buckeye(module: ModuleType) -> bool:
-    """Whether a module that does not announce itself has an environment of Buckeye: it offers to load one,
-    and does so without verifiers."""
+    """Return True if a module without an entry point has a Buckeye environment.
+
+    It must define `load_environment`, and must not have imported verifiers.
+    """
     offers = callable(getattr(module, "load_environment", None))
     return offers and "verifiers" not in sys.modules and importlib.util.find_spec("buckeye") is not None
 
@@ -38,7 +40,7 @@ def _canonical(name: str) -> str:
 
 
 class BuckeyeEnvironment(Adapter):
-    """The splits are those of train and eval that it has."""
+    """An environment written for Buckeye. Its splits are `train` and `eval`, as far as it has them."""
 
     def __init__(self, env_id: str, args: Json) -> None:
         registry = importlib.import_module("buckeye.workers.opening")
@@ -92,8 +94,10 @@ class BuckeyeEnvironment(Adapter):
         return {name: getattr(outcome, name) for name in fields}
 
     async def check_isolation(self) -> Json | None:
-        """What comes of its own look at whether rollouts see each other: what it `said`, or why they must not
-        be trained on (`refused`). None if it cannot tell."""
+        """Run the environment's own check if rollouts share state.
+
+        Returns the result as `said`, or the reason against training as `refused`. None without such a check.
+        """
         check = getattr(self._env, "check_isolation", None)
         if check is None:
             return None
@@ -104,7 +108,7 @@ class BuckeyeEnvironment(Adapter):
 
 
 class _Policy:
-    """The model of one rollout, as an environment of Buckeye asks it."""
+    """Model of one rollout, with Buckeye's policy interface."""
 
     def __init__(self, base: Any, endpoint: Json) -> None:
         self._base = base
@@ -113,8 +117,7 @@ class _Policy:
     async def chat(
         self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] = ()
     ) -> Any:
-        """The reply. Its text is the reasoning and the answer, without the marks between them. Raises
-        ModelError."""
+        """Return the model's reply. Its text is reasoning and answer, without markers. Raises ModelError."""
         told = [dict(message) for message in messages]
         reply = await chat(self._endpoint, told, tools=[dict(tool) for tool in tools])
         reasoning = reply.message.get("reasoning_content") or ""

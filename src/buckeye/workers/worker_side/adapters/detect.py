@@ -1,4 +1,4 @@
-"""Which adapter plays an environment."""
+"""Choice of the adapter for an environment."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ V1_SET = "'verifiers>=0.4,<0.5'"
 
 
 def load(env_id: str, args: Json, context: Json) -> Adapter:
-    """The environment an id names, built with `args`. `context["module"]` is its module where that is known.
+    """Load the environment `env_id`, built with `args`. `context["module"]` is its module if known.
 
     Raises AdapterError for an unknown environment, one that this interpreter cannot run, and wrong arguments.
     """
-    programs = os.path.dirname(sys.executable)  # what is installed beside the environment comes first
+    programs = os.path.dirname(sys.executable)  # programs installed with the environment come first
     os.environ["PATH"] = os.pathsep.join([programs, os.environ.get("PATH", os.defpath)])
     try:
         return _load(env_id, dict(args), context)
@@ -54,14 +54,16 @@ def _load(env_id: str, args: Json, context: Json) -> Adapter:
 
 
 def import_module(env_id: str, named: str | None = None) -> ModuleType:
-    """The module of `owner/name@version`, of a project folder, or of a Python file. Raises AdapterError and
-    ModuleNotFoundError."""
+    """Import the module of `owner/name@version`, of a project folder, or of a Python file.
+
+    Raises AdapterError and ModuleNotFoundError.
+    """
     path = Path(os.path.expanduser(env_id))
     local = path.exists() and (path.suffix == ".py" or env_id.startswith((".", "/", "~")))
     if local:
         name, root = _local_module(path.resolve())
         sys.path.insert(0, str(root))
-        others = os.environ.get("PYTHONPATH")  # for the servers of tools that it starts
+        others = os.environ.get("PYTHONPATH")  # for tool servers that the environment starts
         os.environ["PYTHONPATH"] = os.pathsep.join([str(root), *([others] if others else [])])
     else:
         name = env_id.rsplit("/", 1)[-1].partition("@")[0].replace("-", "_").replace(".", "_")
@@ -77,7 +79,7 @@ def import_module(env_id: str, named: str | None = None) -> ModuleType:
 
 
 def _local_module(path: Path) -> tuple[str, Path]:
-    """The module of a file or project folder, and the folder to find it in."""
+    """Return the module name of a file or project folder, and the folder to import it from."""
     if path.is_file():
         return path.stem, path.parent
     name = path.name.replace("-", "_")
@@ -88,8 +90,10 @@ def _local_module(path: Path) -> tuple[str, Path]:
 
 
 def generation(env_id: str, module: ModuleType) -> str:
-    """`verifiers-v0` or `verifiers-v1`: what the module offers and the installed verifiers can run. Raises
-    AdapterError."""
+    """Return `verifiers-v0` or `verifiers-v1`: a generation that module and interpreter both support.
+
+    Raises AdapterError.
+    """
     installed = _verifiers_version()
     runs = None if installed is None else "verifiers-v1" if installed >= (0, 4) else "verifiers-v0"
     offers = _offered(env_id, module, runs)
@@ -110,7 +114,7 @@ def generation(env_id: str, module: ModuleType) -> str:
 
 
 def _other_python(env_id: str) -> str:
-    """How to have an interpreter with what an environment needs."""
+    """Return advice on getting an interpreter with an environment's dependencies."""
     return (
         f"`buckeye env install {env_id}` makes a Python that has it (--with NAME adds to it, --force "
         "replaces one); `python` below its [[env]] names one that you have."
@@ -118,8 +122,11 @@ def _other_python(env_id: str) -> str:
 
 
 def _offered(env_id: str, module: ModuleType, runs: str | None) -> list[str]:
-    """The generations a module is made for. One that `verifiers` cannot run here is not looked at closely:
-    asking a module for its Taskset may import what is missing."""
+    """Return the generations that a module supports.
+
+    If the installed verifiers cannot run v1, only names are checked: accessing the Taskset may import missing
+    modules.
+    """
     offers = ["verifiers-v0"] if callable(getattr(module, "load_environment", None)) else []
     names = getattr(module, "__all__", None)
     if not isinstance(names, (list, tuple)):
@@ -145,7 +152,7 @@ def _said(version: tuple[int, int]) -> str:
 
 
 def _import_problem(env_id: str, error: Exception) -> str:
-    """What to do where importing an environment failed; the usual reason is the other verifiers."""
+    """Return advice after a failed import. The usual reason is the other generation of verifiers."""
     said = f"{env_id} could not be imported: {type(error).__name__}: {error}."
     installed = _verifiers_version()
     if installed is None or "verifiers" not in str(error):

@@ -1,4 +1,4 @@
-"""Asking the model of a rollout, for adapters that play by themselves; the standard library only."""
+"""Client of a rollout's model for adapters that run turns themselves; standard library only."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _MOST_BYTES = 64 * 1024 * 1024
 
 
 class ModelError(Exception):
-    """The endpoint gave no reply; the message has its status and what it said."""
+    """The endpoint gave no reply. The message has its status and text."""
 
 
 @dataclass(frozen=True)
 class ModelReply:
-    """An assistant message as it came, its text, and whether it was cut off at a limit."""
+    """An unchanged assistant message, its text, and whether it was cut off at a limit."""
 
     message: Json
     text: str
@@ -27,7 +27,7 @@ class ModelReply:
 
     @property
     def no_room(self) -> bool:
-        """Whether nothing was sampled, because the rollout has come to a limit."""
+        """True if nothing was sampled, because the rollout had reached a limit."""
         said = ("content", "reasoning_content", "tool_calls")
         return self.truncated and not any(self.message.get(part) for part in said)
 
@@ -35,8 +35,10 @@ class ModelReply:
 async def chat(
     endpoint: Json, messages: Sequence[Json], *, tools: Sequence[Json] = (), trained: bool = True
 ) -> ModelReply:
-    """The next assistant message of a conversation; one that is not `trained` is not recorded. Raises
-    ModelError."""
+    """Return the next assistant message of a conversation. Raises ModelError.
+
+    A message that is not `trained` is not recorded.
+    """
     body: Json = {"model": endpoint["model"], "messages": list(messages), **endpoint.get("sampling", {})}
     if tools:
         body["tools"] = list(tools)
@@ -53,9 +55,9 @@ async def chat(
 
 
 async def post(url: str, body: Json, *, key: str) -> Json:
-    """POST a JSON object to an `http` address and read one. Raises ModelError.
+    """POST a JSON object to an `http` URL, and return the JSON object of the answer. Raises ModelError.
 
-    There is one connection for each call and no deadline: that is the rollout's.
+    Each call uses a new connection. It has no timeout, because the rollout has one.
     """
     parts = urlsplit(url)
     payload = json.dumps(body).encode()
@@ -85,7 +87,7 @@ async def post(url: str, body: Json, *, key: str) -> Json:
 
 
 async def _read_answer(reader: asyncio.StreamReader) -> tuple[int, bytes]:
-    """Status and body. Raises ValueError or EOFError (IncompleteReadError) for what is not HTTP."""
+    """Read status and body. Raises ValueError or EOFError (IncompleteReadError) for invalid HTTP."""
     head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
     status = int(head[0].partition(" ")[2][:3])
     headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:])}

@@ -1,4 +1,4 @@
-"""Running the program of an agent: a group of processes of its own that ends with the rollout."""
+"""Runner for an agent's program, in a separate process group that ends with the rollout."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True)
 class Finished:
-    """How a program ended: its exit status, the end of both outputs; the status is None if time ran out."""
+    """Exit status of a program, None after a timeout, and the end of both outputs."""
 
     status: int | None
     stdout: str
     stderr: str
 
     def last_lines(self, count: int = 8) -> str:
-        """What it said last, for a message."""
+        """Return its last lines for a message, from stderr if it is not empty."""
         said = (self.stderr.strip() or self.stdout.strip()).splitlines()[-count:]
         return "\n".join(said) or "(it said nothing)"
 
@@ -34,8 +34,10 @@ class Finished:
 async def run_program(
     command: Sequence[str], *, environ: Mapping[str, str], cwd: str | None, timeout: float
 ) -> Finished:
-    """Run a program for at most `timeout` seconds; it and its children are killed when it ends, when time
-    runs out, and when the caller is cancelled. Raises OSError if it cannot be started."""
+    """Run a program for at most `timeout` seconds. Raises OSError if it cannot be started.
+
+    The program and its children are killed when it ends, at the timeout, and when the caller is cancelled.
+    """
     process = await asyncio.create_subprocess_exec(
         *command,
         cwd=cwd,
@@ -58,7 +60,7 @@ async def run_program(
             os.killpg(process.pid, signal.SIGKILL)
         _, late = await asyncio.wait(outputs, timeout=_OUTPUT_TIMEOUT)
         for output in late:
-            output.cancel()  # a process that it left behind, in another group, holds it open
+            output.cancel()  # a leaked child in another process group holds it open
         await _status_within(process, _END_TIMEOUT)
         process._transport.close()  # type: ignore[attr-defined]
     stdout, stderr = (end.decode("utf-8", "replace") for end in kept)
@@ -66,8 +68,10 @@ async def run_program(
 
 
 async def _status_within(process: asyncio.subprocess.Process, seconds: float) -> int | None:
-    """The exit status, None if it has not ended by then. `Process.wait` would also wait for the outputs,
-    which a process that was left behind may hold open."""
+    """Return the exit status, or None if the process has not ended after `seconds`.
+
+    `Process.wait` would also wait for the outputs, which a leaked child may hold open.
+    """
     deadline, pause = time.monotonic() + seconds, 0.002
     while process.returncode is None and time.monotonic() < deadline:
         await asyncio.sleep(pause)
@@ -76,7 +80,7 @@ async def _status_within(process: asyncio.subprocess.Process, seconds: float) ->
 
 
 async def _tail(stream: asyncio.StreamReader, kept: bytearray) -> None:
-    """Keep the end of an output, which is read to its end so that the program never waits for us."""
+    """Keep the end of an output. All of it is read, so that the program never blocks on writing."""
     while chunk := await stream.read(65536):
         kept += chunk
         del kept[:-_TAIL_BYTES]
@@ -86,8 +90,10 @@ _libc = ctypes.CDLL(None) if os.uname().sysname == "Linux" else None
 
 
 def _own_group() -> None:
-    """Called in the child: a group of its own, which Linux ends when this process does. The environment's own
-    interpreter has no Buckeye that could."""
+    """Put the child into its own process group, which Linux kills when this process ends.
+
+    Copied here, because the environment's interpreter may lack Buckeye.
+    """
     os.setpgrp()
     if _libc is not None:
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,8 +1,9 @@
-"""Tasks of the library `reasoning-gym`: one question, one reply, the score of the library.
+"""Tasks of the library `reasoning-gym`: one question, one reply, and the library's score.
 
-The prompt is the library's default one for reasoning models; `system_prompt` names another of its own
-(`default`, `simple`, `direct`, ...), is a text, or "" for none. What is scored is what stands between the
-last `<answer>` and `</answer>` of the reply; without these nothing is, as in the library.
+The prompt is the library's default one for reasoning models. `system_prompt` selects another prompt of the
+library (`default`, `simple`, `direct`, ...), is a text, or is "" for none. The scored answer is the text
+between the last `<answer>` and `</answer>` of the reply. As in the library, a reply without these tags has no
+answer.
 """
 
 from __future__ import annotations
@@ -18,14 +19,16 @@ from .model import ModelError, chat
 
 PREFIX = "reasoning-gym/"
 _TRIED = 10
-"""Entries that are looked at for each eval task: some ask what is asked in training, too."""
+"""Candidates per eval task: some ask a question that is in the training tasks too."""
 
 OWN_ARGUMENTS = ("size", "eval_size", "seed", "eval_seed", "system_prompt")
 
 
 class ReasoningGym(Adapter):
-    """One dataset of the library. Its train and eval tasks come from different seeds, and no eval task asks
-    what another task asks."""
+    """One dataset of the library. Its train and eval tasks come from different seeds.
+
+    No eval task repeats a question of another task.
+    """
 
     def __init__(self, env_id: str, args: Json) -> None:
         self._name = env_id.removeprefix(PREFIX).partition("@")[0]
@@ -37,7 +40,7 @@ class ReasoningGym(Adapter):
         seeds = {"train": seed, "eval": int(args.get("eval_seed", seed + 1_000_003))}
         sizes = {"train": int(args.get("size", 2000)), "eval": int(args.get("eval_size", 100))}
         ranges = [range(seeds[split], seeds[split] + sizes[split]) for split in seeds]
-        if set(ranges[0]) & set(ranges[1]):  # entry i of a dataset is made from seed + i
+        if set(ranges[0]) & set(ranges[1]):  # entry i of a dataset depends on seed + i
             raise AdapterError(
                 f"{env_id}: put eval_seed at least size after seed, or tasks are in both splits"
             )
@@ -53,7 +56,7 @@ class ReasoningGym(Adapter):
         self._system = self._system_prompt(args.get("system_prompt", "default"))
 
     def _checked(self, env_id: str, args: Json) -> Json:
-        """The settings of the dataset itself. Raises AdapterError for an unknown dataset or setting."""
+        """Return the settings for the dataset. Raises AdapterError for an unknown dataset or setting."""
         known = self._factory.DATASETS
         if self._name not in known:
             raise AdapterError(
@@ -84,7 +87,7 @@ class ReasoningGym(Adapter):
         return (self._task(split, index, entry) for index, entry in chosen)
 
     def _not_trained(self, entries: Iterator[tuple[int, Json]]) -> Iterator[tuple[int, Json]]:
-        """The first entries that ask what neither the train tasks nor those before ask."""
+        """Yield the first entries whose questions are neither in the train tasks nor in earlier entries."""
         train, found = self._datasets["train"], 0
         asked = {train[index]["question"] for index in range(len(train))}
         for index, entry in entries:
@@ -104,7 +107,7 @@ class ReasoningGym(Adapter):
         messages = [{"role": "system", "content": self._system}] if self._system else []
         messages.append({"role": "user", "content": entry["question"]})
         data = {"split": split, "index": index}
-        if entry["answer"] is not None:  # else many answers are right
+        if entry["answer"] is not None:  # otherwise many answers are right
             data["answer"] = str(entry["answer"])
         return {"id": f"{split}-{index}", "messages": messages, "data": data}
 
@@ -125,5 +128,5 @@ class ReasoningGym(Adapter):
 
 
 def _as_tuple(value: Any) -> Any:
-    """JSON and TOML have lists where the library's settings are tuples."""
+    """Return a value with lists as tuples: the library's settings need tuples, which JSON and TOML lack."""
     return tuple(_as_tuple(item) for item in value) if isinstance(value, list) else value

@@ -1,12 +1,12 @@
-"""Games of the library `textarena`: those of one player, and one seat of those of several.
+"""Games of the library `textarena`: single-player games, and one seat of multi-player games.
 
-The first message is the game's prompt and every later one what the game has said since, so a conversation
-only ever grows. A task is a seed. The game itself judges moves that are not allowed and ends the play. Its
-reward is paid, cut to [0, 1]; `game_reward` is as the game gave it. A game that is not over when
-the rollout comes to a limit is lost.
+The first message is the game's prompt, and every later one is the game's new output, so a conversation only
+grows. A task is a seed. The game itself judges illegal moves and ends the game. The reward is the game's
+reward, clipped to [0, 1]; `game_reward` is unclipped. A game that is not over when the rollout reaches a
+limit is lost.
 
-Of a game of several players `seat` is trained. `opponent` plays all others: "random" moves at random among
-what the game allows, "self" asks the same model in conversations of their own, which are not recorded.
+In a multi-player game `seat` is trained. `opponent` controls all others: "random" chooses random legal moves,
+"self" asks the same model in separate conversations, which are not recorded.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SYSTEM_PROMPT = (
 
 
 class TextArena(Adapter):
-    """One game. The eval seeds follow those of train."""
+    """One game. The eval seeds follow the train seeds."""
 
     def __init__(self, env_id: str, args: Json) -> None:
         self._game = env_id.removeprefix(PREFIX)
@@ -88,7 +88,7 @@ class TextArena(Adapter):
         return (self._task(seed) for seed in self._seeds[split])
 
     def _task(self, seed: int) -> Json:
-        """A game with this seed; what it begins with is said in the messages."""
+        """Return the task for a seed, with the game's opening in the messages."""
         opening = {"role": "user", "content": self._begin(seed).opening(self._seat)}
         return {
             "id": f"seed-{seed}",
@@ -135,7 +135,7 @@ class TextArena(Adapter):
 
 
 def _random_move(play: Play) -> str:
-    """Raises RuntimeError where the game shows no move that it allows."""
+    """Return a random legal move. Raises RuntimeError if the game's texts show none."""
     move = play.random_move()
     if move is None:
         raise RuntimeError(f"no move for {play.seats[play.player]} was found among those that the game shows")

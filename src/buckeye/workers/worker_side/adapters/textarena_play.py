@@ -1,4 +1,4 @@
-"""One game of the library `textarena` while it is played."""
+"""A running game of the library `textarena`."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from typing import Any, TypeVar
 from .base import AdapterError, Json, failed, scored
 
 MOST_PLAYERS = 15
-"""No game of the library takes more."""
+"""Maximum number of players in the library's games."""
 _SHOWN_MOVE = re.compile(r"\[[^\[\]\n]{1,40}\]")
 _DIGITS = "0123456789"
 _TELL_NO_MOVES = ("GameBoard", "GameMessages")
-"""How the wrappers are called in which the library keeps the words of the other players to itself."""
+"""Prefixes of wrapper classes that hide the messages of other players."""
 
 Result = TypeVar("Result")
 
 
 class Play:
-    """A game with a seed. Games draw from Python's shared random numbers, so each keeps its own state."""
+    """A game with a seed. Games use Python's shared random generator, so each game swaps in its own state."""
 
     def __init__(self, library: Any, game: str, settings: Json, seed: int, players: int) -> None:
-        self._random = random.Random(seed).getstate()  # noqa: S311  chance that keeps no secret
-        self._chance = random.Random(seed)  # noqa: S311  chance that keeps no secret
-        """What moves at random are drawn with, apart from what the game draws."""
+        self._random = random.Random(seed).getstate()  # noqa: S311  not used for secrets
+        self._chance = random.Random(seed)  # noqa: S311  not used for secrets
+        """Generator for random moves, separate from the game's generator."""
         self._env = self._with_own_numbers(lambda: library.make(env_id=game, **settings))
         self._action_type = library.ObservationType.PLAYER_ACTION
         self._with_own_numbers(lambda: self._env.reset(num_players=players, seed=seed))
@@ -39,7 +39,7 @@ class Play:
 
     @property
     def seats(self) -> list[str]:
-        """The names of the players, by their numbers."""
+        """Names of the players, in order of their numbers."""
         state = self._env.state
         return [
             str(state.role_mapping.get(player, f"Player {player}")) for player in range(state.num_players)
@@ -47,15 +47,15 @@ class Play:
 
     @property
     def player(self) -> int:
-        """Whose turn it is."""
+        """Number of the player whose turn it is."""
         return int(self._env.state.current_player_id)
 
     def opening(self, player: int) -> str:
-        """What the game has said to a player when it began."""
+        """Return the game's first messages to a player."""
         return self._text(player, self._env.state.observations[player])
 
     def said(self) -> str:
-        """What the player whose turn it is has not heard yet: what the game says, and the others."""
+        """Return the new messages for the current player, from the game and the other players."""
         player = self.player
         text = self._text(player, self._env.state.get_current_player_observation())
         self._heard.setdefault(player, []).append(text)
@@ -69,20 +69,22 @@ class Play:
         )
 
     def step(self, move: str) -> bool:
-        """Make a move; whether the game is over."""
+        """Make a move, and return True if the game is over."""
         done, _ = self._with_own_numbers(lambda: self._env.step(action=move))
         return bool(done)
 
     def random_move(self) -> str | None:
-        """A move that the game allows now, of those that its texts show in square brackets, also with other
-        digits in them; None where it allows none of these."""
+        """Return a random legal move, or None if none is found.
+
+        Candidates are moves that the game's texts show in square brackets, also with other digits.
+        """
         shown = dict.fromkeys(_SHOWN_MOVE.findall("\n".join(self._heard.get(self.player, ()))))
         moves = list(dict.fromkeys(variant for move in shown for variant in _variants(move)))
         self._chance.shuffle(moves)
         return next(filter(self._allows, moves), None)
 
     def _allows(self, move: str) -> bool:
-        """Whether a copy of the game takes a move without complaint."""
+        """Return True if a copy of the game accepts a move."""
         player, trial, outside = self.player, copy.deepcopy(list(_parts(self._env))[-1]), random.getstate()
         random.setstate(self._random)
         try:
@@ -93,7 +95,7 @@ class Play:
         return not getattr(state, "error_count", 0) and not state.game_info[player].get("invalid_move")
 
     def outcome(self, seat: int, turns: int) -> Json:
-        """What the finished game paid a player."""
+        """Return the outcome of the finished game for a player."""
         rewards, infos = self._env.close()
         if not rewards or seat not in rewards:
             return failed("score", "NoReward", "the game is over and gave no reward")
@@ -124,12 +126,12 @@ class Play:
 
 
 def fewest_players(library: Any, game: str, settings: Json, seed: int) -> int:
-    """How many players a game needs. Raises AdapterError with the reason why it cannot be played."""
+    """Return the smallest number of players for a game. Raises AdapterError if the game cannot be set up."""
     refusal: Exception | None = None
     for players in range(1, MOST_PLAYERS + 1):
         try:
             Play(library, game, settings, seed, players)
-        except (AssertionError, ValueError) as error:  # so games refuse a number of players
+        except (AssertionError, ValueError) as error:  # raised for a wrong number of players
             refusal = refusal or error
         except Exception as error:
             raise AdapterError(_problem(game, error)) from error
@@ -140,7 +142,7 @@ def fewest_players(library: Any, game: str, settings: Json, seed: int) -> int:
 
 
 def _problem(game: str, error: Exception) -> str:
-    """Why a game cannot be set up, and what to do where that is known."""
+    """Return the reason why a game cannot be set up, with advice if known."""
     said = " ".join(str(error).replace("*", " ").split())
     data = re.search(r"nltk\.download\('([^']+)'\)", said)
     module = re.search(r"No module named '([^'.]+)", said)
@@ -158,7 +160,7 @@ def _problem(game: str, error: Exception) -> str:
 
 
 def _parts(env: Any) -> Iterator[Any]:
-    """A game's wrappers from the outside in, and then the game."""
+    """Yield a game's wrappers from the outside in, and then the game."""
     yield env
     while "env" in vars(env):
         env = vars(env)["env"]
@@ -166,7 +168,7 @@ def _parts(env: Any) -> Iterator[Any]:
 
 
 def _variants(move: str) -> Iterator[str]:
-    """A move, and where it has one or two digits, the same with every other."""
+    """Yield a move, and variants with other digits if it has one or two digits."""
     yield move
     pieces = re.split(r"(\d)", move)
     if len(pieces) in (3, 5):

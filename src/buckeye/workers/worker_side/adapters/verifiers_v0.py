@@ -1,8 +1,8 @@
 """Environments of `verifiers`' classic API (v0): `load_environment(**args)`, datasets, rubrics.
 
-The environment asks the model through its own client classes, and its own rubric scores. What the rubric
-would hide is not hidden: a reward function that raises is an error, not a 0, and a rollout that failed is not
-scored at all.
+The environment calls the model through its own client classes, and its own rubric scores. Failures that the
+rubric would hide are reported: a reward function that raises is an error, not a 0, and a failed rollout is
+not scored.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _BOUNDARIES: tuple[tuple[str, Boundary], ...] = (("ModelError", "model"), ("Over
 
 
 class VerifiersV0:
-    """One environment. Tasks are rows of its datasets, named by their position."""
+    """One environment. Tasks are rows of its datasets, named by their index."""
 
     def __init__(self, env_id: str, module: ModuleType, args: Json) -> None:
         self._vf = importlib.import_module("verifiers")
@@ -56,7 +56,7 @@ class VerifiersV0:
         }
 
     def _splits(self) -> dict[str, Callable[[], Any]]:
-        """Split -> what gives its dataset. An environment without an eval dataset has only train."""
+        """Return the dataset getter of each split; without an eval dataset there is only `train`."""
         env = self._env
         found = {"train": env.get_dataset, "eval": env.get_eval_dataset}
         there = {
@@ -92,8 +92,10 @@ class VerifiersV0:
         return (await self._score([state]))[0]
 
     def _client(self, endpoint: Json) -> Any:
-        """The environment's own client class on the endpoint. Nothing is sampled twice for one answer,
-        and all rollouts share the connections."""
+        """Return the environment's client class for an endpoint.
+
+        It never retries, so nothing is sampled twice. All rollouts share its connections.
+        """
         ours = importlib.import_module(".verifiers_v0_client", __package__)
         if self._openai is None:
             openai = importlib.import_module("openai")
@@ -105,12 +107,12 @@ class VerifiersV0:
         return await self._score([self._kept.pop(handle) for handle in handles])
 
     def release(self, handles: Sequence[str]) -> None:
-        """Forget rollouts that will not be scored."""
+        """Release rollouts that will not be scored."""
         for handle in handles:
             self._kept.pop(handle, None)
 
     async def _score(self, states: list[Any]) -> list[Json]:
-        """What the environment's rubric says of one rollout, or of a group."""
+        """Return the rubric's outcomes for one rollout or a group."""
         failures: list[BaseException] = []
         _failures.set(failures)
         rubric = self._env.rubric
@@ -128,14 +130,14 @@ class VerifiersV0:
         return [_outcome(state) for state in states]
 
     async def close(self) -> None:
-        """Tear down as `verifiers` does at the end of its process."""
+        """Close the environment, like `verifiers` at the end of its process."""
         await self._env._teardown()
         if self._openai is not None:
             await self._openai.close()
 
 
 def _check_arguments(env_id: str, loader: Callable[..., Any], args: Json) -> None:
-    """Raise AdapterError for an argument that `load_environment` does not take, or one that it needs."""
+    """Raise AdapterError for an unknown or missing argument of `load_environment`."""
     parameters = inspect.signature(loader).parameters.values()
     named = {p.name: p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     if not any(p.kind is p.VAR_KEYWORD for p in parameters):
@@ -148,8 +150,10 @@ def _check_arguments(env_id: str, loader: Callable[..., Any], args: Json) -> Non
 
 
 def _with_config(vf: Any, env_id: str, module: str, loader: Callable[..., Any], args: Json) -> Any:
-    """Build the environment by `vf.load_environment`, which knows typed configurations, where the module can
-    be imported by its name. Raises AdapterError."""
+    """Build the environment. Raises AdapterError.
+
+    A top-level module is built by `vf.load_environment`, which supports typed configurations.
+    """
     try:
         if module.partition(".")[0] == module:
             return vf.load_environment(module, **args)
@@ -160,7 +164,7 @@ def _with_config(vf: Any, env_id: str, module: str, loader: Callable[..., Any], 
 
 
 def _rubrics(rubric: Any) -> Iterator[Any]:
-    """A rubric and those in it, the group functions of which count too."""
+    """Yield a rubric and all rubrics inside it; their group functions count too."""
     yield rubric
     for inner in getattr(rubric, "rubrics", ()):
         yield from _rubrics(inner)
@@ -169,12 +173,12 @@ def _rubrics(rubric: Any) -> Iterator[Any]:
 
 
 def _is_group(rubric: Any, function: Callable[..., Any]) -> bool:
-    """Whether verifiers takes a reward function for one of a whole group."""
+    """Return True if verifiers treats a reward function as one for groups."""
     return bool(rubric._is_group_func(function))
 
 
 def _watched(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A reward function that is the same and also notes what it raises, which a rubric only logs."""
+    """Return a wrapper that records the exceptions of a reward function, which a rubric only logs."""
 
     @functools.wraps(function)
     async def watched(*given: Any, **named: Any) -> Any:
@@ -189,7 +193,7 @@ def _watched(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _task(split: str, index: int, row: Json) -> Json:
-    """A row as a task. Its answer and info are told as far as they are JSON; the row itself stays here."""
+    """Return a row as a task. Answer and info are included if they are JSON; the row itself stays here."""
     prompt = row.get("prompt") or row.get("question") or ""
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
     told = {name: row[name] for name in ("answer", "info", "task") if name in row and _is_json(row[name])}
@@ -214,7 +218,7 @@ def _is_json(value: Any) -> bool:
 
 
 def _boundary(error: BaseException, otherwise: Boundary) -> Boundary:
-    """The boundary of an error by the names of its classes in `verifiers`."""
+    """Return the boundary of an error by the names of its classes in `verifiers`."""
     names = {cls.__name__ for cls in type(error).__mro__}
     return next((boundary for name, boundary in _BOUNDARIES if name in names), otherwise)
 
@@ -224,7 +228,7 @@ def _stop_reason(state: Any) -> str:
 
 
 def _outcome(state: Any) -> Json:
-    """What a scored state says."""
+    """Return the outcome of a scored state."""
     if state.get("error") is not None:  # a reward function may set it
         return raised("score", state["error"])
     if state.get("reward") is None:

@@ -1,4 +1,4 @@
-"""The client of `verifiers` v0 by which an environment asks the model. Imported only where v0 is."""
+"""Model client of `verifiers` v0 environments. Imported only if v0 is installed."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from verifiers.errors import OverlongPromptError
 
 
 class EndpointClient(OpenAIChatCompletionsClient):
-    """An empty reply is what the model said, to be graded like any other; verifiers would call it an error.
-    One that is empty because there was no room for it ends the rollout, as verifiers ends it then."""
+    """Client that accepts empty replies, which are graded like any other; verifiers would raise an error.
+
+    An empty reply for lack of room ends the rollout, as in verifiers.
+    """
 
     async def raise_from_native_response(self, response: Any) -> None:
-        """Raises verifiers' errors for an answer without a reply, and OverlongPromptError for no room."""
+        """Raise verifiers' errors for an answer without a reply, and OverlongPromptError for lack of room."""
         choices = response.choices if response is not None else None
         if not choices or len(choices) != 1:
             await super().raise_from_native_response(response)
@@ -25,7 +27,7 @@ class EndpointClient(OpenAIChatCompletionsClient):
                 raise OverlongPromptError("there was no room for a reply")
 
     async def from_native_response(self, response: Any) -> Any:
-        """The reply; what is empty is a text without characters, which is what environments read."""
+        """Return the reply. Missing content becomes an empty text, as environments expect."""
         reply = await super().from_native_response(response)
         if reply.message.content is None and not reply.message.tool_calls:
             reply.message.content = ""

@@ -1,14 +1,14 @@
-"""Tasksets of `verifiers` v1 (0.4): tasks that score themselves, played by a harness.
+"""Tasksets of `verifiers` v1 (0.4): tasks that score themselves, run by a harness.
 
-Of the arguments, `harness`, `runtime`, `agent`, `eval`, `limit`, `seat` and `opponent` are ours; all others
-are settings of the taskset. `harness` is the name of one, or a table with its `id` and settings. Without it a
-harness that comes with the taskset plays, else ours, which runs in the worker's own process. `runtime` is
-where a harness's program runs, by default a process on this machine. `agent` has further settings of the
-agent. `eval` is a table of settings that make the eval split (`eval = { split = "test" }`); without it there
-is only train. `limit` is how many tasks are taken; of a taskset without end, 1000 if nothing else is said.
+The arguments `harness`, `runtime`, `agent`, `eval`, `limit`, `seat` and `opponent` belong to Buckeye; all
+others are settings of the taskset. `harness` is a name, or a table with `id` and settings. Its default is the
+taskset's own harness, else Buckeye's, which runs in the worker's process. `runtime` is the location for the
+harness's program, by default a process on this machine. `agent` has further settings of the agent. `eval` is
+a table of settings for the eval split (`eval = { split = "test" }`); without it only `train` exists. `limit`
+is the number of tasks; for an endless taskset its default is 1000.
 
-Where an environment trains several agents, `seat` says which one is trained here, and `opponent = "self"`
-that the others ask the same model. What an agent says that is not trained, as a user does, is not recorded.
+If an environment trains several agents, `seat` chooses the trained one, and with `opponent = "self"` the
+others use the same model. Replies of untrained agents, such as a user, are not recorded.
 """
 
 from __future__ import annotations
@@ -38,8 +38,10 @@ _BOUNDARIES: dict[str, Boundary] = {
 
 
 class VerifiersV1(Adapter):
-    """One taskset, and the environment of verifiers that plays it. A task is its data; nothing is looked up
-    to play one, so any worker can."""
+    """One taskset, and the verifiers environment that runs it.
+
+    A task contains all its data, so any worker can run it.
+    """
 
     def __init__(self, env_id: str, module: ModuleType, args: Json) -> None:
         self._vf = importlib.import_module("verifiers.v1")
@@ -59,7 +61,7 @@ class VerifiersV1(Adapter):
         self._closing = asyncio.Event()
 
     def _environment(self, args: Json, taskset: Json) -> Any:
-        """The environment of verifiers for a taskset's settings, every agent of it set as asked."""
+        """Return the verifiers environment for a taskset's settings, with all agents configured."""
         loaders = importlib.import_module("verifiers.v1.utils.loaders")
         harness = args.get("harness") or self._default_harness(loaders)
         runtime = args.get("runtime", "subprocess")
@@ -79,7 +81,7 @@ class VerifiersV1(Adapter):
         return self._vf.load_environment(config)
 
     def _default_harness(self, loaders: Any) -> str | None:
-        """Ours, unless the taskset brings one or its tasks need a container."""
+        """Return Buckeye's harness; None if the taskset has its own or its tasks need a container."""
         brought = loaders.default_harness_id(self._id) == self._id
         contained = loaders.task_type(self._id).NEEDS_CONTAINER
         return None if brought or contained else self._ours.HARNESS_ID
@@ -89,10 +91,13 @@ class VerifiersV1(Adapter):
         return [name for name in fields if isinstance(fields[name].default, self._vf.AgentConfig)]
 
     def _trained_agents(self, env: Any) -> list[str]:
-        """The names of the agents that an environment means to train. It says of others, in `setup`, that
-        they are not; one whose `setup` does more than that is not asked further."""
+        """Return the names of the agents that an environment trains.
+
+        Its `setup` marks the others as not trainable. Agents count as trainable if `setup` fails because it
+        does more.
+        """
         agents = {name: SimpleNamespace(trainable=True) for name in self._agents(type(env.config))}
-        with contextlib.suppress(Exception):  # StopIteration where it waits for nothing
+        with contextlib.suppress(Exception):  # StopIteration if it never awaits
             env.setup(SimpleNamespace(**agents)).send(None)
         return [name for name, agent in agents.items() if agent.trainable] or list(agents)
 
@@ -149,8 +154,10 @@ class VerifiersV1(Adapter):
         return _outcome(episode, self._seat)
 
     async def _client(self, split: str) -> Any:
-        """The client of a split's environment, which is served from its first rollout on. Raises what keeps
-        it from being served."""
+        """Return the client of a split's environment. Its first rollout starts serving it.
+
+        Raises the error that prevents serving.
+        """
         if split not in self._served:
             ready: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
             self._served[split] = ready
@@ -158,7 +165,7 @@ class VerifiersV1(Adapter):
         return await asyncio.shield(self._served[split])
 
     async def _serve(self, split: str, ready: asyncio.Future[Any]) -> None:
-        """Serve a split's environment until it is closed, all in one task: verifiers' contexts want that."""
+        """Serve a split's environment until close, in one task, as verifiers' contexts require."""
         env = self._envs[split]
         config = self._vf.EvalClientConfig(base_url=_NOWHERE, api_key_var="BUCKEYE_NO_KEY")
         client = self._ours.RoutingClient(config)
@@ -181,14 +188,14 @@ class VerifiersV1(Adapter):
 
 
 def _messages(row: Json) -> list[Json]:
-    """What a task says first."""
+    """Return the first messages of a task."""
     system, prompt = row.get("system_prompt"), row.get("prompt")
     first = [{"role": "system", "content": system}] if system else []
     return [*first, *([{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt or [])]
 
 
 def _outcome(episode: Any, seat: str) -> Json:
-    """The outcome of an episode: the reward of the agent in the seat that is trained."""
+    """Return the outcome of an episode: the reward of the trained agent."""
     traces = [trace for trace in episode.traces if trace.agent.name == seat]
     errors = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
     if not episode.ok or errors:
@@ -214,7 +221,7 @@ def _error_outcome(errors: Sequence[Any], episode: Any) -> Json:
 
 
 def _boundary(error: Any) -> Boundary:
-    """The boundary of a recorded error. Those of a task's own code say in which hook it was."""
+    """Return the boundary of a recorded error. A task's own error names the hook that raised it."""
     if error.type != "TaskError":
         return _BOUNDARIES.get(error.type, "step")
     return "score" if "scoring" in error.message else "reset" if "setup" in error.message else "step"

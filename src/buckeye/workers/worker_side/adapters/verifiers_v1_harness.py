@@ -1,6 +1,6 @@
-"""What of `verifiers` v1 has to be subclassed: a harness without a process, and a client for many endpoints.
+"""Subclasses for `verifiers` v1: a harness without a process, and a client for many endpoints.
 
-Imported only where `verifiers` 0.4 is.
+Imported only if `verifiers` 0.4 is installed.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from .model import ModelError, post
 HARNESS_ID = "buckeye-in-process"
 __all__ = ["InProcessHarness"]
 
-sys.modules.setdefault(HARNESS_ID.replace("-", "_"), sys.modules[__name__])  # how verifiers finds a harness
+sys.modules.setdefault(HARNESS_ID.replace("-", "_"), sys.modules[__name__])  # verifiers finds it by module
 
 
 class InProcessConfig(vf.HarnessConfig):
-    """Nothing to set beyond what every harness has."""
+    """Configuration with only the settings that every harness has."""
 
 
 class InProcessHarness(vf.Harness[InProcessConfig]):
-    """Asks, runs the calls of the task's own tools, and asks again until there are none; in this process."""
+    """Harness in this process: it calls the model and the task's tools, until a reply has no calls."""
 
     APPENDS_SYSTEM_PROMPT = True
     SUPPORTS_MCP = True
@@ -49,7 +49,7 @@ class InProcessHarness(vf.Harness[InProcessConfig]):
         mcp_urls: dict[str, str],
         data: vf.TaskData,
     ) -> vf.ProgramResult:
-        """Play until verifiers refuses a reply, for a reason that it knows, or the model calls no tools."""
+        """Run turns until the model calls no tools, or verifiers refuses a reply and records the reason."""
         messages = self._opening(data)
         servers = {name: {"url": url, "timeout": self.config.tool_timeout} for name, url in mcp_urls.items()}
         async with contextlib.AsyncExitStack() as stack:
@@ -79,8 +79,10 @@ class InProcessHarness(vf.Harness[InProcessConfig]):
 
 
 async def _result(function: Json, connections: Any, dispatch: Any) -> Any:
-    """What a tool gives; what is wrong with a call is told to the model, in the words of verifiers' own
-    harnesses, so that a model hears the same from both."""
+    """Return a tool's result, or an error text for the model if the call is invalid.
+
+    The error texts equal those of verifiers' own harnesses.
+    """
     name = function["name"]
     try:
         arguments = json.loads(function["arguments"] or "{}")
@@ -95,18 +97,20 @@ async def _result(function: Json, connections: Any, dispatch: Any) -> Any:
 
 
 class RoutingClient(EvalClient):
-    """Sends the calls of each rollout to its own endpoint. verifiers keeps a client for every endpoint it has
-    ever seen, and every rollout has one of its own."""
+    """Client that sends the calls of each rollout to the rollout's endpoint.
+
+    verifiers keeps a client for every endpoint, and each rollout has a new endpoint.
+    """
 
     def __init__(self, config: vf.EvalClientConfig) -> None:
         super().__init__(config)
         self.config = config
         self.routes: dict[str, Json] = {}
         self.untrained: set[str] = set()
-        """The traces of agents that are not trained: what they say is not recorded."""
+        """Trace ids of untrained agents. Their replies are not recorded."""
 
     def _of(self, session_id: str | None) -> EvalClient:
-        """This client with the address and key of a rollout, which verifiers names by its trace."""
+        """Return this client with the address and key of a rollout, identified by its trace id."""
         endpoint = self.routes[session_id or ""]
         client = EvalClient.__new__(EvalClient)
         client.__dict__.update(self.__dict__)
