@@ -145,9 +145,8 @@ def private_folder(name: str) -> Path:
     usable, else in the temporary directory. Raise `RunError` if it cannot be created, or another user has
     taken its place.
     """
-    runtime = os.environ.get(
-        "XDG_RUNTIME_DIR"
-    )  # `su` and containers leave one that is not there, or not ours
+    # `su` and containers may leave the path of a missing folder, or of another user's
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
     usable = runtime and os.path.isdir(runtime) and os.access(runtime, os.W_OK)
     base = Path(runtime or "") if usable else Path(tempfile.gettempdir(), f"buckeye-{os.getuid()}")
     folder = base / (f"buckeye-{name}" if usable else name)

@@ -60,7 +60,7 @@ class ParallelConfig(BaseConfig):
 
 
 class InferenceConfig(BaseConfig):
-    """Serves the model to the orchestrator and to any OpenAI client."""
+    """Inference server of the model, for the orchestrator and any OpenAI client."""
 
     server: ServerConfig = ServerConfig()
     """Where the server listens."""

@@ -77,7 +77,7 @@ class RolloutsConfig(BaseConfig):
 
 
 class OrchestratorConfig(BaseConfig):
-    """Runs rollouts with the policy and makes batches of them."""
+    """Rollouts with the policy, and batches of them."""
 
     batch_size: PositiveInt = 128
     """Rollouts in a batch. It holds whole groups; where they differ in size, as many as reach this number."""

@@ -43,7 +43,7 @@ class DiskConfig(BaseConfig):
 
 
 class RLConfig(TrackedConfig):
-    """Trains a policy by reinforcement learning: trainer, orchestrator and inference together.
+    """Reinforcement learning of a policy: trainer, orchestrator and inference together.
 
     Settings that the processes share are set once, here or for any of them.
     """

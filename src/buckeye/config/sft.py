@@ -32,7 +32,7 @@ class ChatDataConfig(BaseConfig):
 
 
 class SFTConfig(TrackedConfig):
-    """Fine-tunes a model on conversations."""
+    """Fine-tuning of a model on conversations."""
 
     data: ChatDataConfig
     """Conversations to learn."""

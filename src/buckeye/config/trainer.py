@@ -293,7 +293,7 @@ class TrainedBatchesConfig(BaseConfig):
 
 
 class TrainerConfig(BaseConfig):
-    """Trains the policy on the batches of the orchestrator."""
+    """Training of the policy on the orchestrator's batches."""
 
     model: ModelConfig = ModelConfig()
     """The model to train and how it is run."""

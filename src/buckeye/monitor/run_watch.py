@@ -15,7 +15,7 @@ _KEPT = frozenset((*HEAD, *NUMBERS))
 
 
 class RunWatch:
-    """Follows the metrics of all processes of the run in `output_dir`, from its first step on."""
+    """Watch of the metrics of all processes of the run in `output_dir`, from its first step on."""
 
     def __init__(self, output_dir: Path) -> None:
         self._run = output_dir

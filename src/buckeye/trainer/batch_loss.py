@@ -51,7 +51,7 @@ _OUT_OF_MEMORY = "out of memory"  # key in the sums of a step: the number of ran
 
 
 class BatchLoss:
-    """Accumulates the gradient of batches on a learner's policy."""
+    """Accumulation of the gradient of batches on a learner's policy."""
 
     def __init__(self, config: TrainerConfig, learner: Learner, reference: ReferenceLogprobs | None) -> None:
         self._config = config

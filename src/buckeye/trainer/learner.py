@@ -79,7 +79,7 @@ class Update:
 
     @property
     def applied(self) -> bool:
-        """Return True if the optimizer moved the weights."""
+        """True if the optimizer moved the weights."""
         return not (self.skipped or self.empty)
 
     def values(self) -> dict[str, float]:
@@ -94,8 +94,8 @@ class Update:
 
 
 class Learner:
-    """Turns accumulated gradients (`buckeye.trainer.batch_loss`) into optimizer steps.
-    `buckeye.trainer.output.state` saves and restores it.
+    """Policy with its optimizer, schedule and progress. Converts accumulated gradients
+    (`buckeye.trainer.batch_loss`) into optimizer steps. `buckeye.trainer.output.state` saves and restores it.
     """
 
     def __init__(

@@ -73,7 +73,7 @@ class Inspection:
 
     @property
     def nothing_left(self) -> bool:
-        """Return True if the batch had samples and none is usable."""
+        """True if the batch had samples and none is usable."""
         return bool(self.left_out) and not self.usable.samples
 
     def values(self) -> dict[str, float]:

@@ -180,7 +180,7 @@ def _advice(value: Any) -> str:
 
 
 def without_addresses(text: str) -> str:
-    """Return a text without addresses of objects: they would make one kind of error many."""
+    """Return a text without addresses of objects: with them, equal errors would differ."""
     return _ADDRESS.sub("", text)
 
 

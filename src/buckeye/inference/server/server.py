@@ -135,9 +135,8 @@ def load_engine(config: InferenceConfig, directory: Path, adapter: Path | None =
     device = _device(config.model.device)
     if device.type == "cpu":
         torch.set_num_threads(cpu_threads())
-    torch.backends.cuda.enable_cudnn_sdp(
-        False
-    )  # it prepares each shape by itself, and decoding has thousands
+    # cuDNN prepares each shape separately, and decoding has thousands
+    torch.backends.cuda.enable_cudnn_sdp(False)
     spec = read_spec(directory)
     max_len = min(config.model.max_model_len or spec.max_positions, spec.max_positions)
     if config.model.max_model_len and max_len < config.model.max_model_len:

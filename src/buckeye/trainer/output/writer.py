@@ -352,7 +352,7 @@ class Background:
 
     @property
     def busy(self) -> bool:
-        """Return True while work is running."""
+        """True while work is running."""
         return self._thread is not None and self._thread.is_alive()
 
     def check(self) -> None:

@@ -42,7 +42,7 @@ class Ranks:
 
     @property
     def first(self) -> bool:
-        """Return True if this is rank 0, which writes files."""
+        """True for rank 0, which writes files."""
         return self.rank == 0
 
     @property

@@ -105,9 +105,8 @@ def _empty(shape: tuple[int, ...], dtype: torch.dtype, like: Tensor | None) -> T
 def _reading(directory: Path) -> Iterator[dcp.HuggingFaceStorageReader]:
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings(
-                "ignore", message="torch.distributed is disabled"
-            )  # each rank reads alone
+            # each rank reads alone
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
             yield dcp.HuggingFaceStorageReader(str(directory))
     except SafetensorError as error:
         raise CheckpointError(f"The shards in {directory} cannot be read ({error!r}).") from error
