@@ -1,4 +1,4 @@
-"""Small tokenizers with the special tokens and the chat templates of the model families."""
+"""Small tokenizers with the special tokens and chat templates of the model families."""
 
 import json
 from pathlib import Path
@@ -23,7 +23,7 @@ FAMILIES = {
     "smollm2": (_CHATML, [], "<|im_end|>", "llama"),
     "default": (_CHATML, [], "<|im_end|>", "qwen3"),
 }
-"""Family -> special tokens, further added tokens, end of text, `model_type`."""
+"""Special tokens, further added tokens, end-of-text token and `model_type` of each family."""
 
 _CORPUS = [
     'the quick brown fox jumps over the lazy dog, the end {"name": "find", "arguments": {"word": "dog"}}',
@@ -32,7 +32,7 @@ _CORPUS = [
 
 
 def save_family(family: str, directory: Path, template: str | None = None) -> Path:
-    """Write the tokenizer, template and `model_type` of a family; `template` replaces the family's own."""
+    """Save the tokenizer, template and `model_type` of a family; `template` replaces the family's own."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 

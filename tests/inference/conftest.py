@@ -60,7 +60,7 @@ _LLAMA3_ROPE = {
 
 
 def build_model(family: str, *, seed: int = 0):
-    """A random model whose next-token distributions are sharp and differ from position to position."""
+    """Return a random model whose next-token distributions are sharp and differ between positions."""
     import transformers as hf
 
     torch.manual_seed(seed)
@@ -97,7 +97,7 @@ class TinyModel:
     reference: torch.nn.Module
 
     def next_logprobs(self, prompt, sampled):
-        """The reference's log-probs of all tokens, float32 [len(sampled), vocab]."""
+        """Return the reference's log-probs of all tokens, float32 [len(sampled), vocab]."""
         with torch.no_grad():
             logits = self.reference(torch.tensor([[*prompt, *sampled]])).logits[0]
         return logits[len(prompt) - 1 : -1].log_softmax(-1)
@@ -118,7 +118,7 @@ def _one_thread():
 
 @pytest.fixture(scope="session")
 def make_model(tmp_path_factory):
-    """make_model(family, seed=0): built and saved once a session."""
+    """Return make_model(family, seed=0), which builds and saves each model once per session."""
     made: dict[tuple[str, int], TinyModel] = {}
 
     def make(family: str, seed: int = 0) -> TinyModel:
@@ -138,7 +138,7 @@ def qwen3(make_model) -> TinyModel:
 
 
 def near(logprobs):
-    """Equal to these log-probs of a model of `build_model`, but for rounding."""
+    """Return an approximation of these log-probs that allows for rounding in a model of `build_model`."""
     return pytest.approx(logprobs, abs=LOGPROB_ERROR)
 
 
@@ -159,7 +159,7 @@ def sample(prompt=PROMPT, *, max_tokens: int = 20, seed: int = 0, **params) -> S
 
 
 def finish(engine: Engine, *sequences) -> None:
-    """Submit sequences as one wave and run the engine until it has nothing left to do."""
+    """Submit sequences as one wave and run the engine until it is idle."""
     engine.submit(sequences)
     engine.step()
     while engine.step():
@@ -174,7 +174,7 @@ CHAT_TEMPLATE = (
 
 @pytest.fixture(scope="session")
 def tokenizer():
-    """A byte-level BPE that spells any text, with ChatML markers; fits into `VOCAB`."""
+    """Byte-level BPE with ChatML markers that encodes any text and fits into `VOCAB`."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -195,7 +195,7 @@ def tokenizer():
 
 @pytest.fixture(scope="session")
 def chat_model(make_model, tokenizer) -> TinyModel:
-    """A model with a tokenizer."""
+    """Tiny model with a tokenizer."""
     model = make_model("qwen3", seed=7)
     tokenizer.save_pretrained(model.directory)
     return model
@@ -203,12 +203,12 @@ def chat_model(make_model, tokenizer) -> TinyModel:
 
 @pytest.fixture(scope="session")
 def vllm_python() -> Path:
-    """A Python with vLLM: the one at hand, or one installed for the tests and kept."""
+    """Path of a Python with vLLM: an existing one, or one installed for the tests and kept."""
     return (find_vllm() or install_vllm(VLLM_ENVIRONMENT, cpu=True, tell=print)).python
 
 
 class Server:
-    """A real inference server in its own process. It is ended with the block."""
+    """Inference server in its own process, killed when the `with` block ends."""
 
     def __init__(
         self,
@@ -273,7 +273,7 @@ class Server:
 
 
 class LocalServer:
-    """An inference server in threads of this process: ready when it is made."""
+    """Inference server in threads of this process, ready once constructed."""
 
     def __init__(
         self, model: Path, output_dir: Path, /, *, key: str | None = KEY_OF_SERVERS, **settings
@@ -305,7 +305,7 @@ class LocalServer:
     http = Server.http
 
     def drain(self) -> None:
-        """As a signal does: finish what is open; a second time end it."""
+        """Do what a stop signal does: the first call finishes open requests, the second aborts them."""
         self._stops[0]()
 
     def stop(self) -> None:
@@ -330,7 +330,7 @@ async def client_of(server, model):
 
 
 async def cut_short(client, prompt, tokens, *, tries=40):
-    """What comes of a session that was ended in the middle of its reply: tried until it is caught there."""
+    """Return a generation that was aborted in the middle of its reply; retry until one is caught there."""
     for number in range(tries):
         session = client.session()
         params = SamplingParams(max_tokens=tokens, seed=number)

@@ -1,4 +1,4 @@
-"""A tiny model that says what it was taught to: some prompts, one reply for each, greedily."""
+"""Tiny model trained to give one fixed reply to each of a few prompts when decoded greedily."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ FIND = {
 }
 CALL = '<tool_call>\n{"name": "find", "arguments": {"word": "dog"}}\n</tool_call>'
 NO_THOUGHT = "<think>\n\n</think>\n\n"
-"""Qwen3 always has this place for reasoning, and vLLM takes a reply without it for reasoning."""
+"""Empty reasoning block, which Qwen3 always writes. vLLM takes a reply without it for reasoning."""
 ASK_HELLO = [{"role": "user", "content": "Hello?"}]
 ASK_DOG = [{"role": "user", "content": "Find the dog."}]
 ASK_BOTH = [{"role": "user", "content": "Find it twice."}]
@@ -55,7 +55,7 @@ _ENOUGH = 0.004
 
 
 def save_scripted_model(directory: Path) -> Path:
-    """Train one with the tokenizer of the Qwen3 family, in seconds, and save it."""
+    """Train a model with the tokenizer of the Qwen3 family, in seconds, and save it."""
     import transformers as hf
 
     save_family("qwen3", directory)

@@ -1,4 +1,4 @@
-"""What a web page, another user and a client without the key can do to an inference server."""
+"""Access rules of an inference server against web pages, other users and clients without the key."""
 
 import os
 import re

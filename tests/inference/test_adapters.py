@@ -1,4 +1,4 @@
-"""LoRA adapters made by peft, on both engines: what is computed with one is what peft computes."""
+"""LoRA adapters made by peft, on both engines: log-probs agree with those that peft computes."""
 
 import asyncio
 import copy
@@ -25,7 +25,7 @@ PARAMS = SamplingParams(max_tokens=12, seed=3)
 
 
 def adapt(base, *, seed, **settings):
-    """A peft model whose adapter is random and matters."""
+    """Return a peft model with a random adapter, large enough to change the log-probs."""
     from peft import LoraConfig, get_peft_model
 
     settings = {"r": 4, "lora_alpha": 8, "target_modules": EVERY_MATRIX} | settings
@@ -72,7 +72,7 @@ def reference(model, prompt, generation):
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
-    """vLLM wants heads of 32 or more."""
+    """Base model with heads of 32, the smallest size that vLLM supports."""
     model, directory = build_model("qwen3-wide", seed=11), tmp_path_factory.mktemp("base")
     model.save_pretrained(directory)
     return TinyModel(directory, model)
@@ -92,7 +92,7 @@ def server(request, base, tmp_path_factory):
 
 
 async def test_adapters_follow_one_another_in_flight(server, base, tmp_path):
-    """Each is applied to the base, not to the one before; no key of the earlier weights is used again."""
+    """Each adapter applies to the base, not to the previous one, and no earlier cached key is reused."""
     first, second = (adapt(base.reference, seed=seed) for seed in (1, 2))
     paths = [publish(model, tmp_path, step) for step, model in enumerate((first, second), 7)]
     prompt = [40 + i % 200 for i in range(60)]  # longer than a block of the cache
@@ -170,7 +170,7 @@ def sampled(http, model=None):
 
 @pytest.mark.e2e
 def test_a_server_is_started_with_an_adapter(base, tmp_path):
-    """The directory of an adapter stands where that of a model does; its base is the one that it names."""
+    """The adapter directory replaces the model directory; `adapter_config.json` names the base."""
     mine, model = tmp_path / "mine", adapt(base.reference, seed=9)
     model.save_pretrained(mine)
     content = json.loads((mine / "adapter_config.json").read_text())
@@ -187,7 +187,7 @@ def test_a_server_is_started_with_an_adapter(base, tmp_path):
 
 
 def test_an_adapter_of_ones_own_comes_and_goes(embedded, base, tmp_path):
-    """Without a manifest; in the ways that peft can scale and target one."""
+    """The adapter has no manifest, and scales and targets modules in all ways that peft supports."""
     model = adapt(
         base.reference,
         seed=7,

@@ -1,4 +1,4 @@
-"""Weights of 16 bits keep an adapter apart, however little it adds to each of them."""
+"""16-bit weights keep an adapter separate, however little it adds to each weight."""
 
 import copy
 
@@ -18,9 +18,9 @@ CPU = torch.device("cpu")
 PROMPTS = torch.randint(VOCAB, (64, 12), generator=torch.Generator().manual_seed(5))
 
 
-@pytest.fixture(scope="module", params=["qwen3", "llama"])  # with a tied head, and with one of its own
+@pytest.fixture(scope="module", params=["qwen3", "llama"])  # with a tied and with an untied head
 def base(request, tmp_path_factory):
-    """A model whose weights are bfloat16 numbers, and its directory."""
+    """Model whose weights are exact in bfloat16, and its directory."""
     model, directory = build_model(request.param, seed=3), tmp_path_factory.mktemp(request.param)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -30,7 +30,7 @@ def base(request, tmp_path_factory):
 
 
 def adapt(model, directory, *, size, seed=0, **settings):
-    """An adapter that adds about `size` to each weight of its matrices, saved; and the model with it."""
+    """Save an adapter that adds about `size` to each weight of its matrices; return the adapted model."""
     from peft import LoraConfig, get_peft_model
 
     settings = {"r": 4, "lora_alpha": 4, "target_modules": EVERY_MATRIX} | settings
@@ -55,7 +55,7 @@ def weights_of(directory, checkpoint, dtype):
 
 
 def logits(weights, directory, dtype):
-    """Of what comes after each of the prompts, float32 [prompts, vocab]."""
+    """Return the logits of the token after each prompt, float32 [prompts, vocab]."""
     spec, (count, length) = read_spec(directory), PROMPTS.shape
     cache = KVCache(spec, slots=count, max_len=MAX_LEN, dtype=dtype, device=CPU)
     decoder = Decoder(spec, weights, cache)
@@ -69,7 +69,7 @@ def expected(model):
 
 
 def share_that_arrives(before, after, base, adapted):
-    """How much of the change that the adapter makes in float32 is in what was computed."""
+    """Return the fraction of the adapter's float32 change of the logits that the computed change contains."""
     wanted = expected(adapted) - expected(base)
     return float(((after - before) * wanted).sum() / wanted.square().sum())
 
@@ -77,7 +77,7 @@ def share_that_arrives(before, after, base, adapted):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_a_change_below_the_last_place_of_the_weights_is_computed(base, tmp_path, dtype):
     model, directory = base
-    adapted = adapt(model, tmp_path, size=2e-4)  # weights of 0.2 have steps of 1e-3 in bfloat16
+    adapted = adapt(model, tmp_path, size=2e-4)  # bfloat16 numbers near 0.2 are 1e-3 apart
     checkpoint = AdaptedCheckpoint(directory, tmp_path)
     before = logits(weights_of(directory, Checkpoint(directory), dtype), directory, dtype)
     after = logits(weights_of(directory, checkpoint, dtype), directory, dtype)
@@ -86,7 +86,7 @@ def test_a_change_below_the_last_place_of_the_weights_is_computed(base, tmp_path
         plain = Checkpoint(directory)
         changed = [checkpoint.tensor(name).to(dtype) != plain.tensor(name) for name in checkpoint.adapted]
         share = torch.cat([of_one.flatten() for of_one in changed]).float().mean()
-        assert share < 0.5  # is what would be left of it, were it added to the weights
+        assert share < 0.5  # most of the change would be lost if it were added to the weights
 
 
 def test_modules_that_are_trained_in_full_are_taken_whole(base, tmp_path):
@@ -107,7 +107,7 @@ def test_adapters_follow_one_another_over_one_base(base, tmp_path):
     at_first, embedding = logits(weights, directory, torch.bfloat16), weights.embed
     weights.load(AdaptedCheckpoint(directory, tmp_path / "1"))
     weights.load(AdaptedCheckpoint(directory, tmp_path / "2"))
-    assert weights.embed is embedding  # one model in memory
+    assert weights.embed is embedding  # one model in memory, not two
     second = logits(weights, directory, torch.bfloat16)
     alone = weights_of(directory, AdaptedCheckpoint(directory, tmp_path / "2"), torch.bfloat16)
     assert torch.equal(second, logits(alone, directory, torch.bfloat16))

@@ -1,5 +1,7 @@
-"""Decoding in one launch, against the decoder that computes operation by operation. Triton's interpreter
-computes the kernels on a CPU; graphs are not captured there."""
+"""Decoding in one captured launch, compared with the decoder that runs operation by operation.
+
+On a CPU, Triton's interpreter computes the kernels; graphs are not captured there.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,7 @@ class _Step:
 
 @pytest.fixture
 def plain(monkeypatch):
-    """Matrices as on a GPU: not in oneDNN's layout."""
+    """Keep matrices in the plain layout, as on a GPU, instead of oneDNN's."""
     monkeypatch.setattr(projection, "_packs", lambda _: False)
 
 
@@ -102,7 +104,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 @pytest.fixture
 def kernels():
-    """The kernels on a GPU, or in Triton's interpreter, which has to be chosen before Triton is imported."""
+    """Decode kernels on a GPU or in Triton's interpreter, which must be enabled before Triton is imported."""
     if DEVICE == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
         pytest.skip("needs a GPU, or Triton, NumPy before 2.3 and TRITON_INTERPRET=1")
     torch.set_default_device(DEVICE)

@@ -1,4 +1,4 @@
-"""The client, against a real server and against servers that misbehave."""
+"""The inference client, against a real server and against misbehaving servers."""
 
 import asyncio
 import gc
@@ -92,7 +92,7 @@ async def test_update_weights_in_flight(server, http, chat_model, make_model, tm
 
 @pytest.fixture
 def nothing_collected():
-    """No garbage is collected, which would close the connections that we forget."""
+    """Disable garbage collection, which would close the abandoned connections."""
     gc.disable()
     yield
     gc.enable()
@@ -128,7 +128,7 @@ async def test_nothing_is_asked_in_a_session_that_was_ended(server, http, chat_m
 
 
 def test_a_server_that_cannot_end_a_reply_finishes_it():
-    answers = {GENERATE: (200, {"choices": [CHOICE]})}  # and no route to end one
+    answers = {GENERATE: (200, {"choices": [CHOICE]})}  # this server has no abort route
 
     async def use(client):
         session = client.session()
@@ -149,8 +149,11 @@ def test_another_model_on_the_port_is_noticed(server):
 
 
 class Fake:
-    """Answers every route with `answers[path]`: (status, JSON or bytes), or a function of the body; None
-    hangs up."""
+    """Server that answers each route with `answers[path]`.
+
+    An answer is (status, JSON or bytes), or a function of the body that returns this; None closes the
+    connection.
+    """
 
     def __init__(self, answers, port=0):
         self.calls = Counter()

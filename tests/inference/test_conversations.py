@@ -1,4 +1,4 @@
-"""Conversations with reasoning and tools, per model family: what is trained is what was sampled."""
+"""Conversations with reasoning and tools, per model family: the trained tokens are the sampled tokens."""
 
 import asyncio
 import json
@@ -40,7 +40,7 @@ def call_of(renderer):
 
 
 def reply(renderer, text, *, tools=(FIND,), messages=(QUESTION,), ended=True):
-    """The assistant message of a sampled text."""
+    """Return the assistant message parsed from a sampled text."""
     conversation = renderer.render(messages, tools)
     ids = renderer.encode(text) + ([renderer.template.end_of_turn[1]] if ended else [])
     return renderer.parse(conversation, ids)
@@ -92,7 +92,7 @@ def test_what_stands_beside_calls_is_content(renderers, family):
     ["{'name': find}", '{"arguments": {}}', "[1]", '"find"', '{"name": 3, "arguments": {}}', "", "[" * 5000],
 )
 def test_a_call_that_cannot_be_read_is_data(renderers, family, written):
-    for text, ended in ((f"{written}\n</tool_call>", True), (written, False)):  # whole, and cut off
+    for text, ended in ((f"{written}\n</tool_call>", True), (written, False)):  # complete, and cut off
         (call,) = calls(reply(renderers[family], f"<tool_call>\n{text}", ended=ended))
         assert call == ("", written)
 
@@ -148,7 +148,7 @@ def test_a_template_without_tools_is_told_about_them_in_plain_messages(renderers
 
 
 class ScriptedEngine:
-    """Samples what it is told to, and remembers every prompt and answer."""
+    """Engine that returns scripted answers and records every prompt and answer."""
 
     def __init__(self, answers):
         self.answers = list(answers)
@@ -165,12 +165,12 @@ class ScriptedEngine:
 
 
 def replies_of(renderer, *texts):
-    """Answers of these texts that end by themselves."""
+    """Return answers with these texts that end with the end-of-turn token."""
     return [([*renderer.encode(text), renderer.template.end_of_turn[1]], "stop") for text in texts]
 
 
 async def converse(renderer, answers, follow_ups, tools=(FIND,)):
-    """Play the answers; each call gets a result, each other turn the next follow-up of the user."""
+    """Run a conversation: each tool call gets a result, each other turn the user's next follow-up."""
     engine = ScriptedEngine(answers)
     policy = RecordingPolicy(
         sampler=engine, renderer=renderer, params=SamplingParams(max_tokens=1000), seq_len=100_000, seed=0
@@ -190,7 +190,7 @@ async def converse(renderer, answers, follow_ups, tools=(FIND,)):
 
 
 def check_tokens(engine, policy):
-    """Trained ids == sampled ids; each segment is the engine's own prompt and answer, and nothing else."""
+    """Assert that trained ids equal sampled ids, and that segments hold only prompts and answers."""
     turn = 0
     for segment in policy.segments:
         assert (
@@ -217,7 +217,7 @@ words = st.text(alphabet="abc dog{}\":,'\n<>/ŋš", max_size=12)
 
 @st.composite
 def sampled_answers(draw, renderer, kinds):
-    """Token ids of one reply, and why it ended. They need not be what the tokenizer makes of their text."""
+    """Draw the token ids of a reply, not necessarily those of the tokenizer, and its finish reason."""
     kind = draw(st.sampled_from(kinds))
     call_format = renderer.template.call_format
     if kind == "tokens":
@@ -241,7 +241,7 @@ def sampled_answers(draw, renderer, kinds):
             "text": draw(words),
         }[kind.removeprefix("thought ")]
         text = thought + body
-        cut = draw(st.integers(len(thought), len(text)))  # tokenised in two pieces, as a sampler may
+        cut = draw(st.integers(len(thought), len(text)))  # tokenized in two pieces, as a sampler may do
         ids = renderer.encode(text[:cut]) + renderer.encode(text[cut:])
     if draw(st.booleans()):
         return ids, "length"
@@ -256,8 +256,7 @@ SAMPLED = [*KINDS, *(f"thought {kind}" for kind in KINDS)]
 @settings(max_examples=25, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_trained_ids_are_the_sampled_ids_whatever_is_sampled(renderers, family, data):
-    """Conversations branch only where Qwen3 drops reasoning, with the user's next word. Control tokens in a
-    reply may make any of them branch."""
+    """Without control tokens, only Qwen3 branches: its template drops reasoning at the next user message."""
     renderer = renderers[family]
     control = data.draw(st.booleans())
     kinds = [*SAMPLED, "any tokens" if control else "tokens"]
@@ -270,7 +269,7 @@ def test_trained_ids_are_the_sampled_ids_whatever_is_sampled(renderers, family, 
     branches, thought = 0, False
     for message in replies[:-1]:
         thought = thought or bool(message.get("reasoning_content"))
-        if not message.get("tool_calls"):  # the user spoke
+        if not message.get("tool_calls"):  # a user message follows
             branches += thought
             thought = False
     if not control:
@@ -278,7 +277,7 @@ def test_trained_ids_are_the_sampled_ids_whatever_is_sampled(renderers, family, 
 
 
 def test_short_reasoning_that_the_answer_repeats_is_still_missed(renderers):
-    """Qwen3 drops the reasoning; that its words stand in the answer does not mean that it is there."""
+    """Qwen3 drops the reasoning. The conversation must branch even if the answer contains the same text."""
     renderer = renderers["qwen3"]
     answers = replies_of(renderer, "<think>\n4\n</think>\n\nThe answer is 4.", "Yes.")
     _, policy, _ = asyncio.run(converse(renderer, answers, ["Sure?", "Bye."]))
@@ -286,7 +285,7 @@ def test_short_reasoning_that_the_answer_repeats_is_still_missed(renderers):
 
 
 def test_each_follow_up_prompt_is_what_the_template_would_write(renderers):
-    """Canonical replies: the verbatim continuation is the template's own rendering, token for token."""
+    """For canonical replies, the verbatim continuation equals the template's own rendering."""
     for family, renderer in renderers.items():
         answers = replies_of(renderer, call_of(renderer), "The fox.", "Yes.")
         engine, policy, replies = asyncio.run(converse(renderer, answers, ["an animal", "Is it?", "Bye."]))
@@ -314,7 +313,7 @@ def test_an_environment_that_rewrites_history_branches(renderers):
 
 
 def test_a_message_that_says_the_same_in_other_words_of_json_is_no_rewriting(renderers):
-    """An environment may parse the arguments, or rebuild the message."""
+    """An environment may parse the arguments or rebuild the message without changing its content."""
     for renderer in renderers.values():
         conversation = renderer.render([QUESTION], [FIND])
         ((sampled, _),) = replies_of(renderer, ODDLY_SPACED[renderer.template.call_format])
@@ -326,7 +325,7 @@ def test_a_message_that_says_the_same_in_other_words_of_json_is_no_rewriting(ren
 
 
 def test_log_probs_of_a_conversation_are_those_of_its_tokens(chat_model, server):
-    """Three turns against a real engine: one pass of the reference over the recorded tokens agrees."""
+    """Three turns on a real engine agree with one forward pass of the reference over the recorded tokens."""
     renderer = ChatRenderer(chat_model.directory)
 
     async def play():

@@ -1,4 +1,4 @@
-"""The engine on other devices computes what it computes on a CPU."""
+"""The engine computes the same values on other devices as on a CPU."""
 
 import pytest
 import torch
@@ -83,10 +83,10 @@ def test_a_prompt_in_parts_gives_the_same_keys_and_values(make_model, dtype, tol
 @pytest.mark.parametrize(
     ("free", "share", "budget"),
     [
-        # a share of 80 GB, without the weights, a second model, four times the logits and two gigabytes
+        # a share of 80 GB, minus the weights, a second model, four times the logits and two gigabytes
         (80, 0.5, 40 * 10**9 - 4 * 10**9 - 4 * 10**8 - 2**31),
         (30, 0.9, 30 * 10**9 - 2 * 10**9 - 4 * 10**8 - 2**31),
-        (42, 0.05, 10 * 10**9),  # a quarter of what a second model leaves
+        (42, 0.05, 10 * 10**9),  # a quarter of the memory left by a second model
         (1, 0.9, 0),
     ],
 )

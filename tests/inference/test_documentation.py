@@ -1,4 +1,4 @@
-"""What docs/inference.md shows works as it stands."""
+"""The examples of docs/inference.md work as printed."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Continuous batching: who runs with whom, pauses, new weights, endings."""
+"""Continuous batching: scheduling, pauses, weight updates and finish reasons."""
 
 import threading
 
@@ -21,7 +21,7 @@ def steps(engine, count):
 
 
 def done(engine, future):
-    """Let the engine obey, and return the future's result."""
+    """Run engine steps until the future is done, and return its result."""
     engine.step()
     return future.result(timeout=0)
 
@@ -221,7 +221,7 @@ def test_an_aborted_sequence_frees_its_slot(qwen3):
     steps(engine, 2)
     engine.abort([sequences[0]])
     finish(engine)
-    engine.abort(sequences)  # after the end: nothing happens
+    engine.abort(sequences)  # aborting finished sequences does nothing
     engine.step()
     assert [s.finish_reason for s in sequences] == ["abort", "length", "length"]
     expected = qwen3.logprobs(PROMPT, sequences[1].token_ids)

@@ -1,4 +1,4 @@
-"""Busy is never dead: thousands of requests at once, and weights that take long to load, with traffic."""
+"""Servers under load are not dead: thousands of requests at once, and slow weight loads during traffic."""
 
 import asyncio
 import threading
@@ -21,7 +21,7 @@ PLAYERS = 8
 
 
 async def test_a_connection_that_breaks_is_no_server_that_is_lost(a):
-    """The system of a busy server resets some: what they asked is asked again, and nothing else happens."""
+    """The operating system of a busy server resets some connections; the client only retries requests."""
     async with watching([a]) as client:
         answer = a.answers[GENERATE]
         a.answers[GENERATE] = lambda body: None if a.calls[GENERATE] <= 7 else answer(body)
@@ -42,7 +42,7 @@ async def test_a_server_whose_connections_break_and_that_does_not_answer_is_lost
 
 
 async def test_what_a_request_costs_does_not_grow_with_their_number(a, monkeypatch):
-    """A pool of connections looks at each of them for every request."""
+    """A pool of connections would check every connection for each request."""
     looks = Counter()
     is_closed = httpcore.AsyncHTTPConnection.is_closed
 
@@ -53,7 +53,7 @@ async def test_what_a_request_costs_does_not_grow_with_their_number(a, monkeypat
     monkeypatch.setattr(httpcore.AsyncHTTPConnection, "is_closed", counted)
     async with watching([a]) as client:
         for count in (8, 320):
-            together = threading.Barrier(count)  # all are in flight at the same time
+            together = threading.Barrier(count)  # wait until all requests are in flight
             a.on_generate = lambda together=together: together.wait(HANG)
             await asyncio.gather(*(client.generate([i], PARAMS) for i in range(count)))
             looks[count] = looks.pop("now") / count
@@ -61,8 +61,7 @@ async def test_what_a_request_costs_does_not_grow_with_their_number(a, monkeypat
 
 
 async def played_through(client, updating):
-    """Rollouts one after another in each of several places, until an update has ended and each has played
-    once more. What they were given."""
+    """Run rollouts in `PLAYERS` loops until the update ends, then one more each; return the generations."""
     generations, updated = [], asyncio.ensure_future(updating)
 
     async def play(number):
@@ -78,7 +77,7 @@ async def played_through(client, updating):
 
 
 def slow_updates(fake, seconds):
-    """Its engine answers nothing while it loads weights: neither questions nor requests."""
+    """Block the fake's other answers while it loads weights for the given seconds."""
     loading = threading.Lock()
     update_weights, rpc, generate = (
         fake.answers[r] for r in ("/update_weights", "/collective_rpc", GENERATE)

@@ -1,4 +1,4 @@
-"""Requests that are no requests: each is refused or answered, none breaks the server or leaves a trace."""
+"""Malformed requests: each is refused or answered, and none breaks the server or leaks resources."""
 
 import json
 import socket
@@ -80,12 +80,12 @@ GOOD = {
     "/v1/load_lora_adapter": {"lora_name": "a", "lora_path": "x"},
     "/v1/unload_lora_adapter": {"lora_name": "a"},
 }
-"""Bodies that are answered at once."""
+"""Valid bodies of requests that are answered immediately."""
 
 
 @st.composite
 def requests(draw, document):
-    """(method, path, headers, body) of one request, of which something is wrong most of the time."""
+    """Draw (method, path, headers, body) of a request that is usually malformed."""
     operations = [(method.upper(), path) for path, methods in document["paths"].items() for method in methods]
     sampling = [operation for operation in operations if operation[1] in SAMPLING]
     method, path = draw(st.sampled_from(operations + 8 * sampling))  # about half of all requests
@@ -119,7 +119,7 @@ def _spoilt(draw, body, document):
 
 @pytest.fixture(scope="module")
 def hardened(chat_model, tmp_path_factory):
-    """A server of its own: what is sent here may pause it and rename its weights."""
+    """Separate server, because these requests may pause it and rename its weights."""
     with Server(chat_model.directory, tmp_path_factory.mktemp("malformed"), max_num_seqs=8) as running:
         yield running
 
@@ -150,7 +150,7 @@ def test_malformed_requests_are_refused_and_leave_nothing_behind(hardened, count
                 _send_raw(hardened.port, raw)
             if method == "POST" and path.startswith("/pause"):
                 http.post("/resume")
-            if number == count // 4:  # by then caches and pools have their size
+            if number == count // 4:  # caches and pools have reached their size by now
                 before = process.memory_info().rss, process.num_fds()
 
         send()
@@ -160,7 +160,7 @@ def test_malformed_requests_are_refused_and_leave_nothing_behind(hardened, count
         assert metric(http, "vllm:kv_cache_usage_perc") == 0
         refused = sum(number for status, number in counts.items() if status >= 400)
         assert refused > sum(counts.values()) / 3, counts
-        assert counts.get(200, 0) > 0, counts  # some are well-formed, so the rest is not refused unseen
+        assert counts.get(200, 0) > 0, counts  # some are well-formed: the server does not refuse everything
         rss, files = before
         assert process.memory_info().rss - rss < MAX_GROWTH_MB * 2**20, counts
         assert process.num_fds() <= files + 5
@@ -180,7 +180,7 @@ def _status(http, method, path, headers, body):
             headers=[(k.encode(), v.encode("latin-1")) for k, v in headers.items()],
         )
     except (httpx.InvalidURL, ValueError):
-        return 400  # not a request that this client can send; raw sockets send worse
+        return 400  # this client cannot send such a request; raw sockets send worse ones
     with_stream = http.send(request, stream=True)
     try:
         with_stream.read()
@@ -206,7 +206,7 @@ def test_a_request_that_ends_in_what_is_not_http_is_answered_once(hardened, key)
 
 
 def _send_raw(port, data):
-    """Bytes on a socket: answered with 4xx, or hung up on; nothing is waited for."""
+    """Send bytes on a socket; assert that the server answers 4xx or 200, hangs up, or waits for more."""
     with socket.create_connection(("127.0.0.1", port), timeout=5) as raw:
         raw.settimeout(0.2)
         try:

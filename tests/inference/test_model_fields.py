@@ -1,4 +1,4 @@
-"""Every key of a configuration is computed as transformers does, or refused by name."""
+"""Every key of a model configuration is computed as transformers does, or refused by name."""
 
 import json
 import shutil
@@ -25,8 +25,8 @@ from tests.rounding import logprob_error
 from .conftest import finish, make_engine
 
 VOCAB = 96
-WIDEST = 8  # of the windows
-LENGTHS = (1, 3 * WIDEST, 5 * WIDEST)  # of the prompts, the longest in several parts
+WIDEST = 8  # largest attention window
+LENGTHS = (1, 3 * WIDEST, 5 * WIDEST)  # prompt lengths; the longest prompt is prefilled in several parts
 ARCHITECTURES = {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM", "llama": "LlamaForCausalLM"}
 
 flags = st.booleans()
@@ -100,7 +100,7 @@ HARMLESS = {
 
 @st.composite
 def configs(draw, family):
-    """What a config.json of a family may say, and all of which is computed."""
+    """Draw a valid config.json of a family in which every key is supported."""
     heads = draw(st.sampled_from([1, 2, 4]))
     layers = draw(st.integers(1, 3))
     config = {
@@ -141,7 +141,7 @@ def configs(draw, family):
 
 @st.composite
 def _rope_keys(draw):
-    """In the spelling of transformers 5 or in the older one, the base inside or outside."""
+    """Draw RoPE keys as transformers 5 or older versions write them, with the base inside or outside."""
     rope, theta = draw(ropes), draw(thetas)
     if draw(flags):
         return {"rope_parameters": {**rope, "rope_theta": theta}}
@@ -154,7 +154,7 @@ def _rope_keys(draw):
 
 @st.composite
 def _window_keys(draw, layers):
-    """Windows that no layer has."""
+    """Draw sliding-window keys that apply to no layer."""
     none = st.one_of(
         st.just({"use_sliding_window": False, "max_window_layers": 0}),
         st.builds(
@@ -168,26 +168,25 @@ def _window_keys(draw, layers):
 
 @st.composite
 def odd(draw, family):
-    """A configuration and the keys in it of which something may not be computed."""
+    """Draw a configuration, and those of its keys that may be unsupported."""
     config = draw(configs(family))
     keys = draw(st.sets(st.sampled_from([*sorted(ODD), "use_sliding_window"]), min_size=1, max_size=2))
     for key in keys - {"use_sliding_window"}:
         config[key] = draw(ODD[key])
-    if "use_sliding_window" in keys:  # as before there was layer_types
+    if "use_sliding_window" in keys:  # the form before `layer_types` existed
         config |= {"use_sliding_window": True, "sliding_window": draw(st.integers(2, WIDEST))}
         config |= {"max_window_layers": draw(st.integers(0, 2)), "layer_types": None}
     return config, keys
 
 
 def save(config, directory: Path):
-    """The model that transformers makes of a configuration, its weights beside the configuration as it is;
-    None where it makes none."""
+    """Save a configuration and the weights of its model; return the model, or None if that fails."""
     (directory / "config.json").write_text(json.dumps(config))
     torch.manual_seed(0)
     try:
         read = AutoConfig.from_pretrained(directory)
         model = AutoModelForCausalLM.from_config(read, dtype=torch.float32, attn_implementation="eager")
-    except Exception:  # of any class
+    except Exception:  # transformers raises exceptions of any class
         return None
     for name, parameter in model.named_parameters():
         torch.nn.init.normal_(parameter, 1.0 if "norm" in name else 0.0, 0.2)
@@ -196,7 +195,7 @@ def save(config, directory: Path):
 
 
 def compare(directory: Path, reference, monkeypatch) -> None:
-    """Prompts of several lengths at once, prefilled in parts, then decoded one token at a time."""
+    """Assert equal log-probs for prompts of several lengths, prefilled in parts and decoded together."""
     generator = torch.Generator().manual_seed(1)
     sequences = [
         Sequence(
@@ -266,7 +265,7 @@ def test_what_is_read_is_computed_as_transformers_does(property_of, family, exam
 
 @pytest.mark.parametrize("family", ARCHITECTURES)
 def test_a_head_that_is_said_to_be_the_embedding_and_is_not(make_model, tmp_path, family, refusal):
-    """transformers computes with both, whatever the configuration says."""
+    """transformers computes with both matrices, whichever value the configuration has."""
     directory = tmp_path / "model"
     shutil.copytree(make_model(family).directory, directory)
     (directory / "config.json").write_text(
@@ -296,7 +295,7 @@ def test_published_configurations_are_taken(tmp_path, name):
 
 
 def test_windows_of_an_older_configuration_are_seen_by_the_doctor(tmp_path):
-    """In a process without torch, with what is to be done."""
+    """The check runs without torch and reports a remedy."""
     config = json.loads((PUBLISHED / "qwen2.json").read_text()) | {"use_sliding_window": True}
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")

@@ -1,4 +1,4 @@
-"""Model folders that are not what they say: refused with the file and the key, before anything is built."""
+"""Inconsistent model directories are refused before a model is built, with the file and the key."""
 
 import json
 import shutil
@@ -39,7 +39,7 @@ ODD = {
 
 @pytest.fixture
 def folder(make_model, tmp_path):
-    """Copies a model, with some of its configuration replaced."""
+    """Return a function that copies a model and replaces keys of its configuration."""
 
     def copied(changes):
         directory = tmp_path / "model"

@@ -1,4 +1,4 @@
-"""The official `openai` client against both engines: one set of tests, one behaviour."""
+"""The official `openai` client against both engines, which must behave the same."""
 
 import json
 import math
@@ -26,7 +26,7 @@ from .scripted_model import (
 pytestmark = pytest.mark.e2e
 
 KEY = "a key for tests"
-REPLY_TOKENS = 15  # the empty place for reasoning (6), the text (8), the end of the turn
+REPLY_TOKENS = 15  # the empty reasoning block (6), the text (8), the end of the turn
 GREEDY = {"temperature": 0.0, "max_tokens": 60}
 
 
@@ -76,17 +76,17 @@ def name(model):
 
 
 def reasoning(message):
-    """vLLM calls it `reasoning`; the embedded engine has both names."""
+    """Return the field `reasoning`, which both engines send."""
     return message.model_dump().get("reasoning")
 
 
 def said(choice):
-    """The content; vLLM keeps the line breaks after the place for reasoning."""
+    """Return the content without the line breaks that vLLM keeps after the reasoning block."""
     return (choice.message.content or "").strip()
 
 
 def joined(chunks):
-    """The first choice of a stream, put together."""
+    """Return the first choice of a stream with its deltas joined."""
     message = {"content": "", "reasoning": "", "calls": {}, "finish": None}
     for chunk in chunks:
         for choice in chunk.choices:
@@ -184,7 +184,7 @@ NAMED = {"type": "function", "function": {"name": "find"}}
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("choice", "finish"), [("required", "tool_calls"), (NAMED, "stop")])
 def test_a_call_can_be_forced(server, client, name, choice, finish, stream):
-    """The model was asked something else, and it says nothing beside the call."""
+    """The model was trained to reply with text here; a forced reply contains only the call."""
     if not isinstance(server, LocalServer):
         pytest.skip("so small a model never ends the JSON that vLLM forces on it")
     answer = client.chat.completions.create(

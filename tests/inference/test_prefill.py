@@ -1,5 +1,4 @@
-"""Prompts: computed in parts while others go on, once for all that share them, and not again for the next
-turn of a conversation."""
+"""Prefill: in parts during decoding, once for shared prompts, and only new tokens on later turns."""
 
 import subprocess
 import sys
@@ -34,7 +33,7 @@ def update(engine, model, version=1, *, clear_cache=True):
 
 @pytest.fixture
 def small_budget(monkeypatch):
-    """16 prompt tokens a step, 8 while others decode."""
+    """Limit prefill to 16 tokens per step, and to 8 while other sequences decode."""
     monkeypatch.setattr(engine_module, "_PREFILL_TOKENS", 16)
     monkeypatch.setattr(engine_module, "_PREFILL_TOKENS_WHILE_DECODING", 8)
 
@@ -50,7 +49,9 @@ def test_a_long_prompt_does_not_stop_those_that_decode(qwen3):
     sampled = engine.counters["generation_tokens"]
     for step in range(1, 10):
         engine.step()
-        assert engine.counters["generation_tokens"] == sampled + step  # one by the short one in every step
+        assert (
+            engine.counters["generation_tokens"] == sampled + step
+        )  # the short one gets one token in every step
     assert len(engine.running) == 1
     finish(engine)
     assert engine.counters["prefill_tokens"] == 8 + 119
@@ -92,7 +93,7 @@ def test_the_next_turn_computes_only_what_is_new(qwen3):
     finish(engine, second)
     third = next_turn(second, seed=2)
     finish(engine, third)
-    # the last sampled token was never fed: it and the three new ones, all but the last of which are prefilled
+    # the last sampled token was never fed, so 4 tokens are new; all but the last of them are prefilled
     assert engine.counters["prefill_tokens"] == len(PROMPT) - 1 + 3 + 3
     right(qwen3, first, second, third)
 
@@ -138,7 +139,7 @@ def test_the_turn_during_which_weights_changed(make_model, clear_cache):
     second = next_turn(first, seed=1)
     finish(engine, second)
     right(new, second)
-    again = len(second.prompt_ids) - 1 if not clear_cache else 3  # keys of mixed weights are for nobody else
+    again = len(second.prompt_ids) - 1 if not clear_cache else 3  # keys of mixed weights are not shared
     assert engine.counters["prefill_tokens"] - before == again
 
 
@@ -164,7 +165,7 @@ def test_after_new_weights_a_shared_prompt_is_computed_once(make_model):
         engine.step()
     before = engine.counters["prefill_tokens"]
     update(engine, new)
-    # of each all but the last token: 29 + 6 of the first, of the others only what they sampled themselves
+    # all but the last token of each: 29 + 6 of the first, and only the sampled ones of the others
     assert engine.counters["prefill_tokens"] - before == (len(PROMPT) - 1 + 6) + 4 * 5
     finish(engine)
     for s in group:
@@ -178,7 +179,7 @@ def test_small_models_are_computed_in_float32_on_a_cpu(qwen3):
 
 @pytest.mark.e2e
 def test_the_server_does_not_load_a_compiler():
-    """It would be a third of the memory of a server for a small model, and a second of its start."""
+    """The compiler would add a third to the memory of a small model's server, and a second to its start."""
     code = "import sys, buckeye.inference.server.server; "
     code += "print({'torch._dynamo', 'transformers'} & set(sys.modules))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""Projections: packed or plain, the same product."""
+"""Projections: packed and plain matrices give the same product."""
 
 import weakref
 
@@ -66,7 +66,7 @@ def test_weights_in_use_do_not_change_with_the_file_that_they_came_from(make_mod
     before = weights.embed.clone()
     file = tmp_path / "model.safetensors"
     with file.open("r+b") as written:
-        start = 8 + int.from_bytes(written.read(8), "little")  # of the tensors, behind the header
+        start = 8 + int.from_bytes(written.read(8), "little")  # the tensors start after the header
         written.seek(start)
         written.write(b"\x7f" * (file.stat().st_size - start))
     assert torch.equal(weights.embed, before)
@@ -74,7 +74,7 @@ def test_weights_in_use_do_not_change_with_the_file_that_they_came_from(make_mod
 
 @pytest.fixture
 def in_use(make_model, monkeypatch):
-    """Weights of a model that count as large, and a checkpoint of others."""
+    """Loaded weights that count as large, and a checkpoint of other weights."""
     monkeypatch.setattr(weights_module, "_BESIDE", 0)
     old, new = make_model("qwen3"), make_model("qwen3", seed=1)
     weights = Weights(read_spec(old.directory), dtype=torch.float32, device=torch.device("cpu"))
@@ -94,7 +94,7 @@ def test_large_weights_are_replaced_one_after_the_other(in_use, monkeypatch):
     )
     weights.load(new)
     assert embed() is None
-    assert {*alive} == set(range(1, len(old) + 1))  # one less from layer to layer
+    assert {*alive} == set(range(1, len(old) + 1))  # each layer releases one old matrix
     whole = Weights(read_spec(new.directory), dtype=torch.float32, device=torch.device("cpu"))
     monkeypatch.setattr(weights_module, "_BESIDE", 2**28)
     whole.load(whole.prepare(new))

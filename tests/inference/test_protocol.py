@@ -1,4 +1,4 @@
-"""Requests: typed, and refused with a message that names the field."""
+"""Requests are typed, and refused with a message that names the field."""
 
 import contextlib
 import json
@@ -110,7 +110,7 @@ def test_tools_stay_as_they_were_sent():
     tool = {"function": {"parameters": {}, "name": "f"}, "type": "function"}
     body = {"messages": MESSAGES, "tools": [tool]}
     request = parse(json.dumps(body).encode(), ChatRequest)
-    assert json.dumps(request.offered_tools()) == json.dumps([tool])  # the order of the keys too
+    assert json.dumps(request.offered_tools()) == json.dumps([tool])  # also keeps the order of the keys
     assert parse(json.dumps(body | {"tool_choice": "none"}).encode(), ChatRequest).offered_tools() == []
 
 

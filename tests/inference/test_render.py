@@ -1,4 +1,4 @@
-"""Chat rendering: earlier tokens stay what they were."""
+"""Chat rendering: earlier tokens never change."""
 
 import json
 import re
@@ -43,14 +43,14 @@ def test_ids_and_text_of_a_prompt_agree(renderer, wording):
 
 
 def test_half_a_surrogate_pair_is_replaced(renderer):
-    """What a server or an environment has cut within an emoji ends no rollout."""
+    """A server or an environment may cut text within an emoji; this must not end the rollout."""
     cut, replaced = ([{"role": "user", "content": f"a{half}"}] for half in ("\ud83d", "\ufffd"))
     assert renderer.render(cut).ids == renderer.render(replaced).ids
     assert renderer.encode_prompt("a\ude00") == renderer.encode_prompt("a\ufffd")
 
 
 def test_no_prompt_depends_on_the_clock(save_renderer):
-    """A run that goes on after midnight, or is resumed another day, asks the same."""
+    """A run that continues after midnight or resumes on another day renders the same prompts."""
     renderer = save_renderer("{{ strftime_now('%Y-%m-%d %H:%M') }} {{ date_string }}: " + CHAT_TEMPLATE)
     assert renderer.render(QUESTION).text.startswith("2024-07-26 00:00 26 Jul 2024: <|im_start|>")
 
@@ -63,7 +63,7 @@ def test_stop_tokens_are_those_of_tokenizer_generation_config_and_template(save_
 
 @given(data=st.data())
 def test_a_later_turn_extends_the_earlier_ids_verbatim(renderer, data):
-    """Sampled ids are arbitrary: not what the tokenizer would make of their text, and no whole UTF-8."""
+    """Sampled ids are arbitrary: not necessarily the tokenizer's for their text, nor valid UTF-8."""
     ordinary = st.integers(3, len(renderer.tokenizer) - 1)
     conversation, messages = renderer.render(QUESTION), list(QUESTION)
     for _ in range(data.draw(st.integers(1, 3))):
@@ -101,7 +101,7 @@ def test_a_template_that_trims_does_not_change_what_was_sampled(save_renderer, w
 
 
 def _without_prompt(template):
-    """The template with its last block on `add_generation_prompt` cut off."""
+    """Cut off the template's last block on `add_generation_prompt`."""
     begins = [found.start() for found in re.finditer(r"\{%-? if add_generation_prompt", template)]
     return template[: begins[-1]]
 
@@ -127,8 +127,8 @@ def test_a_template_that_ignores_the_generation_prompt_gets_the_header_all_the_s
             "{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]{% else %} "
             "{{ m.content }}</s>{% endif %}{% endfor %}",
             "",
-        ),  # of Mistral: a reply follows at once
-        ("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>", ""),  # always there
+        ),  # Mistral: the reply follows immediately
+        ("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>", ""),  # always present
         ("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}", "<assistant>"),
         ("{{ messages | length }}", ""),  # unknown
         ("{{ raise_exception('no') }}", ""),
@@ -157,7 +157,7 @@ def test_content_that_is_no_text_is_one_message(renderer, content, refusal):
 
 
 def test_text_parts_are_joined(save_renderer):
-    """Also for a template that would leave out what is no string."""
+    """Also with a template that would omit content that is not a string."""
     parts = [{"type": "text", "text": "What is "}, {"type": "text", "text": "the dog?", "cache_control": {}}]
     for template in (CHAT_TEMPLATE, STRINGS_ONLY):
         renderer = save_renderer(template)

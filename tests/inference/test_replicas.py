@@ -1,4 +1,4 @@
-"""Several servers as one: routing, loss and return, and the check that all compute what the trainer does."""
+"""Several servers as one: routing, loss, recovery, and the check that all use the trainer's weights."""
 
 import asyncio
 import json
@@ -40,7 +40,7 @@ async def until(condition, what, seconds=60.0):
 
 
 class FakeReplica(Fake):
-    """A server that can be watched and updated. `sung` are the log-probs of its next canaries."""
+    """Fake server with heartbeats and weight updates; `sung` holds the log-probs of its next canaries."""
 
     def __init__(self):
         self.process, self.version, self.checksum, self.incoming = "first", "default", None, None
@@ -92,7 +92,7 @@ class FakeReplica(Fake):
         return 200, {"choices": [choice]}
 
     def start_anew(self):
-        """As another process: it has forgotten its weights."""
+        """Simulate a restart: a new process without the updated weights."""
         self.process, self.version, self.checksum, self.incoming = "second", "default", None, None
 
 
@@ -139,7 +139,7 @@ async def test_the_turns_of_a_session_go_to_one_server_and_sessions_spread(a, b)
 
 @pytest.mark.parametrize("owner", ["buckeye", "vllm"])
 async def test_seeds_go_to_vllm_in_waves_only(a, owner):
-    """With a seed it samples row by row, and what it computes depends on what else it has all the same."""
+    """With a seed vLLM samples row by row, and results still depend on the other requests in the batch."""
     a.answers["/v1/models"] = (200, {"data": [{"id": "m", "owned_by": owner}]})
     async with watching([a]) as client:
         await client.generate([1, 2], PARAMS)
@@ -151,7 +151,10 @@ async def test_seeds_go_to_vllm_in_waves_only(a, owner):
 
 
 async def rollouts_at_once(a, number, *, asks=True):
-    """Begin rollouts in order, each of which asks once; how many requests there were at a time."""
+    """Start rollouts in order, with one request each, and return the requests in flight at each arrival.
+
+    `asks` False: the first three rollouts send no request.
+    """
     async with watching([a]) as client:
         (replica,) = client.replicas
         in_flight = []
@@ -171,7 +174,7 @@ async def test_a_rollout_begins_when_a_server_has_a_place(a):
     a.max_num_seqs = 4
     in_flight = await rollouts_at_once(a, 60)
     assert len(in_flight) == 60
-    assert max(in_flight) == 5  # one more than it computes, so that it need not wait
+    assert max(in_flight) == 5  # one more than it computes, so that the server never waits
     assert sum(abs(prompt - at) for at, (prompt,) in enumerate(a.prompts)) < 60 * 5  # oldest first
 
 
@@ -209,7 +212,7 @@ async def test_a_request_does_not_wait_for_ever_for_a_server(a, refusal):
 
 
 async def test_a_server_started_anew_is_noticed_by_the_age_of_its_tokens(a, tmp_path):
-    """A request reaches the new process before the next heartbeat: its answer is not taken."""
+    """A request reaches the new process before the next heartbeat; the client discards its answer."""
     (tmp_path / "step_4").mkdir()
     async with watching([a]) as client:
         await update(client, tmp_path, 4, None)
@@ -227,7 +230,7 @@ async def test_requests_of_a_server_that_is_taken_out_are_asked_of_others(a, b):
         a.on_generate = over.wait
         running = [asyncio.create_task(client.generate([i], PARAMS)) for i in range(6)]
         await until(lambda: len(b.prompts) == 3, "the answers of the other server")
-        a.process = "second"  # what it was asked before will never be answered
+        a.process = "second"  # the requests of the first process will never be answered
         await asyncio.gather(*running)
         over.set()
         metrics = client.metrics()
@@ -237,7 +240,7 @@ async def test_requests_of_a_server_that_is_taken_out_are_asked_of_others(a, b):
 
 
 def slow(answer, seconds=1.0):
-    """An answer that comes late."""
+    """Return a handler that delays an answer."""
     return lambda body: (time.sleep(seconds), answer(body) if callable(answer) else answer)[1]
 
 
@@ -258,7 +261,7 @@ async def test_a_silent_server_is_reported(a, b, wording):
 
 
 async def test_a_busy_server_is_not_dead(a):
-    """Its engine has no time for questions: it lives as long as anything answers."""
+    """Its engine does not answer control requests; the server counts as alive while it answers anything."""
     reported = []
     async with watching(
         [a], heartbeat_timeout=0.3, on_broken=lambda *report: reported.append(report)
@@ -267,7 +270,7 @@ async def test_a_busy_server_is_not_dead(a):
         await until(lambda: a.calls["/collective_rpc"] >= 4, "four beats")
         a.answers["/health"] = slow(a.answers["/health"])
         asked = a.calls["/health"]
-        while a.calls["/health"] < asked + 3:  # somebody's answers come all the time
+        while a.calls["/health"] < asked + 3:  # another request is answered all the time
             await client.generate([1], PARAMS)
         metrics = client.metrics()
     assert (metrics["inference/up"], metrics["inference/0/failures"]) == (1, 0)
@@ -312,7 +315,9 @@ async def test_a_server_that_sings_another_song_is_taken_out_until_it_is_started
 async def test_a_song_that_newer_weights_overtook_accuses_nobody(a, tmp_path):
     async with watching([a]) as client:
         a.sung = [-1.0, -2.5]
-        a.on_generate = lambda: setattr(a, "version", "8")  # they are in before the update has returned
+        a.on_generate = lambda: setattr(
+            a, "version", "8"
+        )  # these requests arrive before the update has returned
         await update(client, tmp_path, 7, canary(-1.0, -2.0))
         client.check()
         metrics = client.metrics()
@@ -331,13 +336,13 @@ async def test_when_all_sing_another_song_the_update_fails(a, b, tmp_path, refus
 async def test_a_song_that_does_not_change_with_the_weights_is_wrong(a, tmp_path, refusal):
     async with watching([a]) as client:
         await update(client, tmp_path, 7, canary(-1.0, -2.0))
-        await update(client, tmp_path, 8, canary(-1.0, -2.00005))  # too little to be seen
+        await update(client, tmp_path, 8, canary(-1.0, -2.00005))  # too small a difference to be detected
         with refusal(InferenceError):
             await update(client, tmp_path, 9, canary(-1.0, -2.0005))
 
 
 def publish(model, root, step, sung=None):
-    """As the trainer does; `sung` is the model whose canary goes with the weights."""
+    """Publish weights as the trainer does; `sung` is the model whose canary is published with them."""
     policy = load_policy(str((sung or model).directory), torch.device("cpu"))
     return publish_weights(
         root,
@@ -356,7 +361,7 @@ async def bring(client, directory, version):
 
 @pytest.fixture
 def pair(chat_model, tmp_path):
-    """Two servers of one model. A server that was killed is started again by `start_anew`."""
+    """Two servers of one model, and `start_anew`, which restarts a killed one."""
     with started(chat_model, tmp_path / "a", tmp_path / "b") as servers:
         yield servers
 
@@ -416,7 +421,7 @@ async def test_kill_9_in_the_middle_of_256_rollouts(pair, chat_model, make_model
     assert metrics["canary/max_diff"] < LOGPROB_ERROR
     assert {index for *_, index in turns[before_return:]} == {0, 1}
     for position, (_, _, ids, generation, index) in enumerate(turns):
-        assert set(generation.versions) <= {1, 2}  # never those that it was started with
+        assert set(generation.versions) <= {1, 2}  # never the weights that it was started with
         if index == 0 and position >= at_update:
             assert set(generation.versions) == {2}
         if position % 16 == 0:
@@ -438,7 +443,7 @@ async def test_a_lost_part_of_a_wave_is_sampled_as_it_would_have_been(pair, chat
         os.kill(pair[1].process.pid, signal.SIGKILL)
         wave, metrics = await wave, client.metrics()
     assert metrics["inference/requeued"] == 1
-    assert wave == expected  # to the bit
+    assert wave == expected  # bitwise equal
 
 
 async def test_weights_that_are_not_the_trainers_are_refused(make_model, chat_model, tmp_path):

@@ -1,4 +1,4 @@
-"""Replies read while they are written."""
+"""Incremental parsing of replies."""
 
 import pytest
 from hypothesis import given
@@ -20,7 +20,7 @@ def renderers(tmp_path_factory):
 
 
 def read(renderer, pieces, *, tools=(FIND,), cut=None, first_call_only=False):
-    """What each piece has told, and all of it: (reasoning, content, calls)."""
+    """Return the parts parsed from each piece, and the whole reply: (reasoning, content, calls)."""
     reply = GrowingReply(renderer, renderer.render(ASK_DOG, tools), first_call_only=first_call_only)
     parts = [reply.feed(piece) for piece in pieces[:-1]]
     parts.append(reply.finish(pieces[-1], renderer.encode("".join(pieces)), cut=cut))
@@ -37,7 +37,7 @@ def read(renderer, pieces, *, tools=(FIND,), cut=None, first_call_only=False):
     ("name", "said"), [("find", ' {"word": "dog"}}'), (None, 'find", "X": {"word": "dog"}}')]
 )
 def test_a_forced_call_is_read_from_where_the_model_goes_on(renderers, family, name, said):
-    """The opening is told by nobody; with the rest it is one call, in every family's way to write it."""
+    """The prompt holds the opening of the call; the sampled rest completes it, in every family's format."""
     renderer = renderers[family]
     conversation = renderer.render(ASK_DOG, (FIND,))
     opening = call_opening(renderer, conversation, name)

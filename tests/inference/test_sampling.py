@@ -1,4 +1,4 @@
-"""Drawing tokens: the right distribution, the right log-probs, the right randomness."""
+"""Sampling of tokens: distribution, log-probs and random state."""
 
 import math
 
@@ -40,7 +40,9 @@ def test_tokens_have_the_distribution_of_the_logits(vocab):
     probabilities = np.random.default_rng(0).dirichlet(np.ones(vocab) * 0.8)
     tokens, logprobs = draw(probabilities.tolist())
     statistic, freedom = chi_square(np.bincount(tokens.numpy(), minlength=vocab), probabilities)
-    assert statistic < freedom + 4 * math.sqrt(2 * freedom)  # about 1 in 10^4 by chance; the draw is fixed
+    assert statistic < freedom + 4 * math.sqrt(
+        2 * freedom
+    )  # fails by chance about once in 10^4; the draw is fixed
     assert logprobs.numpy() == pytest.approx(np.log(probabilities)[tokens.numpy()], abs=1e-5)
 
 
@@ -50,10 +52,12 @@ def test_top_k_and_top_p_keep_the_right_tokens_and_rescale():
     assert set(tokens.tolist()) == {1, 3, 4}
     assert logprobs[tokens == 1][0].item() == pytest.approx(math.log(0.4 / 0.85), abs=1e-6)
     tokens, logprobs = draw(probabilities, truncation(40_000, 5, top_p=0.6))
-    assert set(tokens.tolist()) == {1, 3}  # 0.4 is not yet 0.6; 0.4 + 0.25 is
+    assert set(tokens.tolist()) == {1, 3}  # 0.4 alone is below 0.6; 0.4 + 0.25 is not
     assert logprobs[tokens == 3][0].item() == pytest.approx(math.log(0.25 / 0.65), abs=1e-6)
     tokens, _ = draw(probabilities, truncation(40_000, 5, top_k=3, top_p=0.45))
-    assert set(tokens.tolist()) == {1}  # top-p is of what top-k left: 0.4 / 0.85 is above 0.45
+    assert set(tokens.tolist()) == {
+        1
+    }  # top-p applies to the tokens that top-k kept: 0.4 / 0.85 is above 0.45
 
 
 def test_rows_of_one_batch_keep_their_own_settings():
@@ -65,7 +69,7 @@ def test_rows_of_one_batch_keep_their_own_settings():
         top_p=torch.tensor([[2.0], [2.0], [2.0], [2.0]], dtype=torch.float64),
     )
     tokens, logprobs = sample(logits.clone(), batch, torch.zeros(4, dtype=torch.float64))
-    assert tokens.tolist() == [2, 0, 2, 0]  # the number 0 picks the first token that has any weight
+    assert tokens.tolist() == [2, 0, 2, 0]  # a draw of 0 picks the first token with a nonzero weight
     plain, halved = logits[0].log_softmax(-1), (2 * logits[0]).log_softmax(-1)
     assert logprobs.tolist() == pytest.approx(
         [plain[2].item(), halved[0].item(), 0.0, plain[0].item()], abs=1e-6
@@ -104,7 +108,7 @@ def test_random_numbers_are_uniform_and_depend_on_stream_and_position_only():
     for shifted in (
         grid[1:, :] * grid[:-1, :],
         grid[:, 1:] * grid[:, :-1],
-    ):  # neither neighbour tells anything
+    ):  # neither neighbor affects the row
         assert shifted.mean() == pytest.approx(0.25, abs=0.005)
     assert uniforms(streams[3:4], np.array([49]))[0] == grid[49, 3]
     assert len(np.unique(grid)) == grid.size

@@ -1,4 +1,4 @@
-"""The books of the running sequences, against a plain dictionary."""
+"""Rows of the running sequences, compared with a plain dictionary."""
 
 import numpy as np
 from hypothesis import settings
@@ -12,7 +12,7 @@ MAX_LEN = 24
 
 
 class Books(RuleBasedStateMachine):
-    """Sequences come, grow and go; every row must go on saying what is true of its sequence."""
+    """Sequences are added, grow and are removed; every row must keep the values of its sequence."""
 
     @initialize(slots=st.integers(1, 5))
     def start(self, slots):

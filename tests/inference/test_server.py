@@ -53,7 +53,7 @@ def test_generate_returns_tokens_logprobs_and_versions(http, chat_model):
         assert torch.tensor([e["logprob"] for e in content]) == near(expected)
         assert choice["finish_reason"] == "length"
         assert choice["weight_versions"] == [{"version": "0", "start": 0, "end": 12}]
-    again = generate(http, seed=4)  # member i of a request is seeded with seed + i
+    again = generate(http, seed=4)  # choice i of a request is seeded with seed + i
     assert again[0]["token_ids"] == choices[1]["token_ids"]
 
 
@@ -141,7 +141,7 @@ def test_a_stream_adds_up_to_the_whole(http, with_ids):
 
 
 def test_token_ids_are_streamed(http):
-    """The parts are the whole; only the last part of a sequence says how it ended."""
+    """The parts join to the whole; only the last part of a sequence has its finish reason."""
     sampling = {"max_tokens": 12, "n": 2, "logprobs": 2, "seed": 3, "ignore_eos": True}
     body = {"token_ids": IDS, "sampling_params": sampling}
     whole = post(http, "/inference/v1/generate", **body)["choices"]
@@ -163,7 +163,7 @@ def test_token_ids_are_streamed(http):
     ("sampling", "scale", "drawable"), [({}, 1.0, VOCAB), ({"temperature": 0.5, "top_k": 2}, 0.5, 2)]
 )
 def test_the_most_likely_tokens_are_told(http, chat_model, sampling, scale, drawable):
-    """Under the distribution that was drawn from; what could not be drawn has OpenAI's -9999."""
+    """Log-probs are those of the distribution sampled from; excluded tokens have OpenAI's -9999."""
     (choice,) = generate(http, logprobs=3, **sampling)
     distributions = chat_model.next_logprobs(IDS, choice["token_ids"]) / scale
     for entry, distribution in zip(choice["logprobs"]["content"], distributions, strict=True):
@@ -249,7 +249,7 @@ def test_impossible_requests_are_refused_with_a_reason(http, route, body, status
 
 def test_a_client_that_leaves_frees_its_slot(http, server):
     before = metric(http, 'vllm:request_success_total{finished_reason="abort"}')
-    http.post("/pause?mode=keep")  # so that nothing can finish by itself
+    http.post("/pause?mode=keep")  # so that no request finishes by itself
     with pytest.raises(httpx.ReadTimeout):
         http.post(
             "/inference/v1/generate",

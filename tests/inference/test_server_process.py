@@ -1,4 +1,4 @@
-"""What the server says of itself, its limits, its key, and how it starts and ends."""
+"""Server process: what it reports, its limits, its key, start and exit."""
 
 import asyncio
 import json
@@ -60,7 +60,7 @@ def test_every_metric_is_prometheus_text(http):
 
 @pytest.mark.e2e
 def test_a_server_of_ones_own_that_dies_ends_the_block(chat_model, refusal):
-    """At once, with how it ended: neither a request nor anything else is waited for."""
+    """The block ends immediately and reports how the server exited; it waits for no request."""
 
     async def use():
         async with served_model(chat_model.directory) as server:
@@ -79,7 +79,7 @@ def test_a_body_over_the_limit_is_refused(http, server):
 
     try:
         status = http.post("/v1/completions", content=pieces(), headers=JSON).status_code
-    except httpx.TransportError:  # the server may hang up while the rest is still being sent
+    except httpx.TransportError:  # the server may close the connection while the rest is being sent
         status = 413
     assert status == 413
     with socket.create_connection(("127.0.0.1", server.port)) as raw:
@@ -119,7 +119,7 @@ def test_a_request_id_names_one_request(http, server):
 
 
 def test_a_server_that_is_stopped_finishes_what_it_has_begun(chat_model, tmp_path, monkeypatch):
-    """No token is made before it is asked to stop, and no limit ends it: however fast the machine is."""
+    """No token is sampled before the stop, and no limit ends the request: machine speed does not matter."""
     go, decode = threading.Event(), Decoder.decode
     monkeypatch.setattr(Decoder, "decode", lambda *arguments: go.wait(HANG) and decode(*arguments))
     monkeypatch.setattr(server_module, "_DRAIN_SECONDS", HANG)
@@ -179,7 +179,7 @@ def test_a_server_that_cannot_start_says_why_in_one_line(qwen3, tmp_path, config
 
 @pytest.mark.e2e
 def test_a_server_takes_new_weights_and_ends_cleanly(qwen3, make_model, tmp_path):
-    """Without a tokenizer: ids in, ids out. A stream that is open when it is asked to stop gets an end."""
+    """The model has no tokenizer: ids in, ids out. A stream that is open at the stop gets a final event."""
     new = make_model("qwen3", seed=3)
     path = publish(new, tmp_path, 7)
     with (
@@ -190,7 +190,7 @@ def test_a_server_takes_new_weights_and_ends_cleanly(qwen3, make_model, tmp_path
         assert (refused.status_code, "tokenizer" in refused.text) == (400, True)
         post(http, "/start_weight_update")
         post(http, "/update_weights", update_info={"path": str(path)})
-        assert generate(http)[0]["weight_versions"][0]["version"] == "0"  # nothing has changed yet
+        assert generate(http)[0]["weight_versions"][0]["version"] == "0"  # the version has not changed yet
         post(http, "/finish_weight_update", weight_version="7")
         assert metric(http, "buckeye:weight_version") == 7
         choice = generate(http)[0]

@@ -36,9 +36,7 @@ def test_parts_make_the_text_up_to_the_first_stop(text, stops):
 
 
 @given(st.binary(max_size=40))
-@example(
-    b"\x80" * 7 + "\x80".encode()
-)  # the eighth byte, after which nothing is waited for, begins a character
+@example(b"\x80" * 7 + "\x80".encode())  # the eighth byte, the last that it waits for, begins a character
 def test_any_bytes_end_as_their_decoding(data):
     growing = GrowingText(decode_bytes)
     feed_all(growing, data)

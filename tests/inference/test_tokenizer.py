@@ -1,4 +1,4 @@
-"""Tokenizers without torch are the ones that transformers itself would take."""
+"""Tokenizers loaded without torch are those that transformers would choose."""
 
 import json
 import subprocess

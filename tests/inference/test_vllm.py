@@ -1,4 +1,4 @@
-"""vLLM as the engine. The slow tests drive a real vLLM on the CPU, in an environment of its own."""
+"""vLLM as the engine. The slow tests run a real vLLM on the CPU, in a separate environment."""
 
 import asyncio
 import json
@@ -42,7 +42,7 @@ PYTHON = Path("/opt/vllm/bin/python")
 
 @pytest.fixture
 def fake_vllm(tmp_path):
-    """What the command needs of an installation."""
+    """The fields of an installation that the command line needs."""
     return Vllm(
         python=PYTHON,
         version=Version("0.32.0"),
@@ -84,12 +84,12 @@ GPU, LONG, KV = {"cpu": False}, {"model": {"max_model_len": 9000}}, "--kv-cache-
         ({"vllm": {"hf_overrides": {"a": 1}}}, "--hf-overrides", '{"a": 1}'),
         ({}, "--enable-prefix-caching", None),
         (LONG, "--no-enable-chunked-prefill", ...),
-        (LONG, "--max-num-batched-tokens", "9000"),  # a prompt is computed in one go
+        (LONG, "--max-num-batched-tokens", "9000"),  # a prompt is prefilled in one step
         (GPU, "--no-enable-chunked-prefill", None),
         ({"kv_cache_gb": 2.5}, KV, "2500000000"),
         ({**GPU, "kv_cache_gb": 2.5}, KV, "2500000000"),
-        ({}, KV, "1000000000"),  # else vLLM takes most of the RAM
-        (GPU, KV, None),  # gpu_memory_utilization says it
+        ({}, KV, "1000000000"),  # otherwise vLLM takes most of the RAM
+        (GPU, KV, None),  # `gpu_memory_utilization` sets it
     ],
     ids=range(22),
 )
@@ -109,7 +109,7 @@ def test_on_a_cpu_a_prompt_is_as_long_as_a_model_of_any_kind_says(fake_vllm, tmp
 
 
 def test_there_is_room_for_the_adapters_that_are_trained(fake_vllm):
-    """vLLM knows some ranks only; without adapters its layers stay as they are."""
+    """vLLM supports only some ranks; without adapters its layers stay unchanged."""
     words = command(fake_vllm, max_lora_rank=20)
     assert "--enable-lora" in words
     assert value_of(words, "--max-lora-rank") == "32"
@@ -168,7 +168,7 @@ def test_without_vllm_the_message_says_how_to_get_it(monkeypatch, tmp_path, refu
 
 
 def gate(headers, path):
-    """The status that the middleware answers with, 200 standing for what is behind it."""
+    """Return the status of the middleware; 200 means that the request passed."""
     sys.path.insert(0, str(PLUGIN))
     try:
         from buckeye_vllm_gate import Gate
@@ -203,8 +203,7 @@ def test_the_gate_asks_every_route_for_the_key(monkeypatch):
 
 @pytest.fixture(scope="module")
 def tied(make_model):
-    """Head and embedding are one: what a CPU build of vLLM forgets to load again. It wants heads of 32 or
-    more."""
+    """Models with a tied head, which a CPU build of vLLM may fail to reload; heads of 32, vLLM's minimum."""
     return make_model("qwen3-wide", seed=11), make_model("qwen3-wide", seed=12)
 
 
@@ -217,7 +216,7 @@ def vllm_server(vllm_python, tied, tmp_path_factory):
 
 @pytest.mark.slow
 class TestRealVllm:
-    """In order: the first requests meet the weights the server was started with."""
+    """Tests that run in order: the first requests use the server's initial weights."""
 
     async def test_a_first_small_request_and_its_logprobs(self, vllm_server, tied):
         async with client_of(vllm_server, tied[0]) as client:
@@ -230,7 +229,7 @@ class TestRealVllm:
             expected = tied[0].logprobs(prompt, generation.token_ids)
             assert torch.tensor(generation.logprobs) == near(expected)
             assert generation.versions == [0] * 12
-        assert wave[0].token_ids != wave[2].token_ids  # the same prompt with a seed of its own
+        assert wave[0].token_ids != wave[2].token_ids  # same prompt, different seed
 
     async def test_temperature_is_in_the_logprobs(self, vllm_server, tied):
         params = SamplingParams(max_tokens=12, seed=4, temperature=0.5)
@@ -249,11 +248,11 @@ class TestRealVllm:
         assert len(generation.versions) == len(generation.token_ids)
 
     async def test_an_update_in_flight_replaces_every_weight(self, vllm_server, tied, tmp_path):
-        """No key of the old weights is used again, the tied head is the new one, and both versions show."""
+        """No key of the old weights is reused, the tied head is new, and tokens carry both versions."""
         old, new = tied
         path = publish(new, tmp_path, 7)
         checksum = read_weights_manifest(path).checksum
-        # Longer than a block of the cache: keys of the old weights would be found for a part of it.
+        # Longer than a block of the cache: a part of the prompt would match keys of the old weights.
         prompt, params = [40 + i % 200 for i in range(132)], SamplingParams(max_tokens=24, seed=1)
         other = list(range(60, 100))
         async with client_of(vllm_server, old) as client:
@@ -287,7 +286,7 @@ class TestRealVllm:
     async def test_a_damaged_directory_is_refused_and_serving_goes_on(
         self, vllm_server, tied, tmp_path, spoil, message
     ):
-        """No weight is replaced, and the engine lives."""
+        """No weight is replaced, and the engine keeps serving."""
         path = publish(tied[0], tmp_path, 8)
         (weights,) = path.glob("*.safetensors")
         tensors = load_file(weights)
@@ -310,7 +309,7 @@ class TestRealVllm:
         assert torch.tensor(generation.logprobs) == near(expected)
 
     async def test_an_update_whose_client_has_died_is_finished_first(self, vllm_server, tied, tmp_path):
-        """vLLM's engine would end if another was begun."""
+        """vLLM's engine would exit if another update was started before."""
         path = publish(tied[0], tmp_path, 9)
         with vllm_server.http() as dead:
             dead.post("/pause", params={"mode": "keep", "clear_cache": "true"}).raise_for_status()
@@ -334,7 +333,10 @@ class TestRealVllm:
 @pytest.mark.slow
 @pytest.mark.parametrize("seconds", [0.0, 0.3, 3.0])
 def test_no_process_outlives_a_server_killed_while_it_starts(vllm_python, tied, tmp_path, seconds):
-    """Its engine waits for it for minutes otherwise. Killed some time after the engine's process began."""
+    """Otherwise the server's engine waits for it for minutes.
+
+    Kill it some time after the engine process starts.
+    """
     starting = Server(tied[0].directory, tmp_path, backend="vllm", vllm_python=str(vllm_python))
     deadline = time.monotonic() + 240
     while len(family := psutil.Process(starting.process.pid).children(recursive=True)) < 2 or not any(
@@ -357,7 +359,7 @@ def wait_until_gone(family):
 
 
 def command_line(process):
-    """Empty if the process has ended."""
+    """Return the command line of a process, empty if it has ended."""
     try:
         ended = not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
         return "" if ended else " ".join(process.cmdline())
@@ -366,7 +368,7 @@ def command_line(process):
 
 
 def sign_again(directory):
-    """Make the manifest fit what the directory holds now."""
+    """Rewrite the manifest for the current files of the directory."""
     manifest = json.loads((directory / "manifest.json").read_text())
     manifest["files"] = {name: sha256_file(directory / name) for name in manifest["files"]}
     manifest["checksum"] = combined_checksum(manifest["files"])
