@@ -1,4 +1,4 @@
-"""A tiny model with a tokenizer, made once."""
+"""Tiny models with a tokenizer, built once per session, and batches for them."""
 
 import signal
 from pathlib import Path
@@ -54,7 +54,10 @@ SHAPE = {
 
 @pytest.fixture(scope="session")
 def build_model(tmp_path_factory):
-    """`build_model(ConfigClass, **changes)`: the directory of a two-layer model with a byte tokenizer."""
+    """Return `build_model(ConfigClass, **changes)`, which saves a two-layer model with a byte tokenizer.
+
+    It returns the model's directory.
+    """
 
     def build(config_class, **changes) -> Path:
         directory = tmp_path_factory.mktemp("model")
@@ -73,13 +76,13 @@ def build_model(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def tiny_model(build_model) -> Path:
-    """A Qwen3 with grouped key-value heads and tied embeddings."""
+    """Qwen3 with grouped key-value heads and tied embeddings."""
     return build_model(Qwen3Config)
 
 
 @pytest.fixture(scope="session")
 def tiny_llama(build_model) -> Path:
-    """A Llama with an output layer of its own."""
+    """Llama with an untied output layer."""
     return build_model(LlamaConfig, tie_word_embeddings=False)
 
 
@@ -94,7 +97,7 @@ def _environment(monkeypatch):
 
 @pytest.fixture(scope="session")
 def batches(tiny_model):
-    """Four batches of the version before their own, whose log-probs are the model's, a little off."""
+    """Four batches sampled one version earlier, with the model's log-probs plus noise."""
     policy = load_policy(str(tiny_model), torch.device("cpu"))
     rng = np.random.default_rng(0)
 
@@ -126,7 +129,7 @@ def batches(tiny_model):
 
 @pytest.fixture
 def train(tiny_model, monkeypatch):
-    """`train(run, batches, ...)`: train the tiny model on these batches."""
+    """Return `train(run, batches, ...)`, which trains the tiny model on these batches."""
 
     def run_one(run: Path, batches, *, attempt: int = 1, **changes) -> None:
         monkeypatch.setenv("BUCKEYE_ATTEMPT", str(attempt))

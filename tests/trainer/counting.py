@@ -1,10 +1,10 @@
-"""How often a policy's layers compute."""
+"""Count the forward passes of a policy's layers."""
 
 from buckeye.trainer.model.policy import Policy
 
 
 def count_passes(policy: Policy) -> list[int]:
-    """How often each layer of a policy computes from now on; recomputed activations count."""
+    """Return live counts of each layer's forward passes from now on; recomputed activations count."""
     counts = [0] * len(policy.model.base_model.layers)
 
     def count(number: int) -> None:

@@ -1,4 +1,4 @@
-"""What the tests of losses share: inputs from ratios, sums and gradients of a configured loss."""
+"""Helpers of the loss tests: inputs from ratios, and sums and gradients of a configured loss."""
 
 from collections.abc import Sequence
 
@@ -26,8 +26,10 @@ def inputs_of(
     reference: Sequence[float] | None = None,
     sampler: Sequence[float] | None = None,
 ) -> LossInputs:
-    """Tokens whose sampler log-probabilities are -1 and whose trainer's are those plus the logarithms of
-    `ratios`; `reference` are log-probabilities."""
+    """Return tokens with these ratios of trainer to sampler probability.
+
+    The sampler's log-probs are -1 by default. `reference` holds log-probs.
+    """
     count = len(ratios)
     mu = _floats([SAMPLER_LOGPROB] * count if sampler is None else sampler)
     return LossInputs(

@@ -1,4 +1,4 @@
-"""Ranks of a trainer, each a process."""
+"""Ranks of a trainer, each in its own process."""
 
 import os
 import subprocess
@@ -12,7 +12,7 @@ SCRIPT = Path(__file__).parent / "trainer_config.py"
 
 
 def start_ranks(ranks: int, *words: str, attempt: int = 1, last_rank: Mapping[str, str] | None = None):
-    """A Python command as each of the ranks, under the variables that `torchrun` sets."""
+    """Start a Python command once per rank, with the variables that `torchrun` sets."""
     common = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     common |= {"OMP_NUM_THREADS": "1", "BUCKEYE_THREADS": "1", "BUCKEYE_ATTEMPT": str(attempt)}
     others = [{}] * (ranks - 1)
@@ -23,7 +23,7 @@ def start_ranks(ranks: int, *words: str, attempt: int = 1, last_rank: Mapping[st
 
 
 def launch(ranks: int, *words: str, **settings) -> None:
-    """Run the ranks to their end."""
+    """Run the ranks until they exit; assert that each exits with 0."""
     processes = start_ranks(ranks, *words, **settings)
     try:
         codes = [process.wait() for process in processes]

@@ -17,7 +17,7 @@ def put(output_dir: Path, batches: Iterable[Batch], identity: RunIdentity = ME) 
 
 
 def warnings(output_dir: Path) -> list[str]:
-    """What the log of a run warns of, apart from the lines of steps."""
+    """Return the warnings in a run's log, except the lines of steps."""
     lines = (output_dir / "logs" / "run.log").read_text().splitlines()
     found = (line.partition(" WARNING ") for line in lines)
     return [message for _, level, message in found if level and "Time:" not in message]

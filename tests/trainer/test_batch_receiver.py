@@ -1,4 +1,4 @@
-"""Waits have a deadline and a reason, and end on all ranks together."""
+"""Waits for a batch have a deadline and a reason, and end on all ranks together."""
 
 import logging
 import threading
@@ -20,7 +20,7 @@ ME = RunIdentity(run_id="run", attempt=1)
 
 
 class OtherRanks:
-    """A rank that is not the first; `answer` is what the others say."""
+    """Ranks as seen by one that is not the first; `answer` is the value of the other ranks."""
 
     first = False
 

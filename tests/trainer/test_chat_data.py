@@ -1,4 +1,4 @@
-"""Only what the assistant wrote is trained, tokenized as a policy would have sampled it."""
+"""Only the assistant's tokens are trained, tokenized as a policy would have sampled them."""
 
 import json
 import shutil
@@ -17,7 +17,7 @@ def chat(tiny_model):
 
 @pytest.fixture
 def with_template(tiny_model, tmp_path):
-    """`with_template(text)`: the format of the tiny model with another chat template."""
+    """Return `with_template(text)`, the format of the tiny model with another chat template."""
 
     def make(template):
         directory = shutil.copytree(tiny_model, tmp_path / "model")
@@ -33,7 +33,7 @@ def _messages(*contents):
 
 
 def _trained(sample, tokenizer):
-    """The trained stretches as text."""
+    """Return the trained spans as text."""
     stretches, current = [], []
     for token, trained in zip([*sample.token_ids, 0], [*sample.loss_mask, False], strict=True):
         if trained:
@@ -67,7 +67,7 @@ def test_a_message_of_weight_0_is_context(chat, refusal):
     assert _trained(sample, chat.tokenizer) == ["d<|im_end|>"]
     text = chat.tokenizer.decode(sample.token_ids)
     assert "assistant\nb<|im_end|>" in text
-    assert text.endswith("d<|im_end|>")  # what comes after the last trained token teaches nothing
+    assert text.endswith("d<|im_end|>")  # tokens after the last trained one would teach nothing
     conversation["messages"][3]["train"] = False
     assert chat.samples(conversation) == []
     conversation["messages"][3]["weight"] = 0.5
@@ -145,7 +145,7 @@ def test_names_of_control_tokens_in_chat_data_are_words(tmp_path, where):
 
 
 def test_a_family_and_its_template_say_the_same(tmp_path, monkeypatch):
-    """Both ways to write a conversation agree to the token, so neither can be wrong by itself."""
+    """Both ways to render a conversation agree to the token, so neither can be wrong alone."""
     for name in ("qwen3", "llama3"):
         chat = ChatFormat(str(save_family(name, tmp_path / name)))
         assert chat._renderer.family is not None
@@ -256,7 +256,7 @@ def _calling(arguments, **fields):
 
 @pytest.fixture(scope="module", params=["plain", "llama3"])
 def any_chat(request, chat, tmp_path_factory):
-    """A format whose template knows no tools, and one with tools."""
+    """Format whose template has no tools, and one with tools."""
     if request.param == "plain":
         return chat
     return ChatFormat(str(save_family("llama3", tmp_path_factory.mktemp("llama3"))))
@@ -281,7 +281,7 @@ def test_arguments_are_written_as_the_template_writes_them(any_chat, tmp_path, w
 def test_a_call_without_an_object_is_left_out_and_counted(any_chat, tmp_path, arguments, caplog):
     lines = [_calling({"word": "dog"}), _calling(arguments), _calling(arguments, weight=0)]
     data = ChatFile(_write(tmp_path / "d.jsonl", *map(json.dumps, lines)), any_chat, seed=0, seq_len=999)
-    assert (len(data), data.counts.broken_calls) == (2, 1)  # what is context may be wrong
+    assert (len(data), data.counts.broken_calls) == (2, 1)  # errors in context messages are allowed
     assert "d.jsonl:2: message 1: " in caplog.text
     assert str(data.counts).count("left out: 1 ") == 1
 

@@ -1,4 +1,4 @@
-"""Checkpoints of the trainer: written beside training, killed in the middle, the best one kept."""
+"""Checkpoints of the trainer: written during training, killed in the middle, the best one kept."""
 
 import json
 import os
@@ -78,7 +78,7 @@ def test_a_kill_leaves_the_old_checkpoint_or_the_new_one(tmp_path, train, tiny_m
 
 
 def test_training_goes_on_while_a_checkpoint_is_written(tmp_path, train, batches, monkeypatch):
-    """The writer of step 1 waits until step 2 is trained, and yet has the state after step 1."""
+    """The writer of step 1 waits until step 2 is trained, and still writes the state after step 1."""
     trained = threading.Event()
     real = output_module.write_state
 
@@ -119,7 +119,7 @@ def test_an_error_of_the_writer_ends_the_trainer(tmp_path, tiny_model, batches, 
     put(tmp_path, batches)
     with refusal(CheckpointError):
         run_trainer(trainer_config(tiny_model, tmp_path, max_steps=4, ckpt={"interval": 1}))
-    assert len(records(tmp_path)) < 4  # not at the end only
+    assert len(records(tmp_path)) < 4  # records are also written before the end
     assert steps(tmp_path) == []
     assert leftovers(tmp_path) == []
 

@@ -1,4 +1,4 @@
-"""Training on other devices is what it is on a CPU, and nothing is left behind there."""
+"""Training on other devices gives the same results as on a CPU, and leaves no tensors there."""
 
 import json
 from dataclasses import replace
@@ -17,7 +17,7 @@ from tests.trainer.trainer_config import sft_config, trainer_config
 
 @pytest.fixture(autouse=True)
 def _parameters_move_in_place():
-    """As they do to a real device; else tied ones would come apart."""
+    """Move parameters in place, as to a real device; otherwise tied parameters would separate."""
     torch.__future__.set_swap_module_params_on_conversion(True)
     yield
     torch.__future__.set_swap_module_params_on_conversion(False)
@@ -25,7 +25,7 @@ def _parameters_move_in_place():
 
 @pytest.fixture
 def take(monkeypatch):
-    """`take(device)`: what trainers take from then on."""
+    """Return `take(device)`, which sets the device of all later trainers."""
     monkeypatch.setenv("BUCKEYE_THREADS", "1")
     return lambda device: monkeypatch.setattr(
         "buckeye.trainer.setup.pick_device", lambda *_: torch.zeros(0, device=device).device
@@ -33,14 +33,17 @@ def take(monkeypatch):
 
 
 def weights(directory: Path) -> torch.Tensor:
-    """All of them, in one vector."""
+    """Return all weights as one vector."""
     tensors = load_file(next(directory.glob("*.safetensors")))
     return torch.cat([tensors[name].flatten() for name in sorted(tensors)])
 
 
 def assert_close(found: Path, expected: Path, *, before: Path) -> None:
-    """Together: where a gradient is nearly 0 its sign, and so Adam's step, is rounding. What moved
-    since `before` is the measure, so that what stood still is not close."""
+    """Assert that two models have moved almost equally since `before`.
+
+    The check is on the norm over all weights: where a gradient is nearly 0, rounding decides its sign and so
+    Adam's step. The limit is relative to the movement, so that a model that did not move is not close.
+    """
     moved = (weights(expected) - weights(before)).norm()
     assert (weights(found) - weights(expected)).norm() < 0.05 * moved
 

@@ -1,4 +1,4 @@
-"""What is handed to CUDA's variable-length attention, here with that function written out for any device."""
+"""Arguments for CUDA's variable-length attention, checked with a version of it for any device."""
 
 import itertools
 
@@ -28,7 +28,7 @@ def varlen_attn(
     window_size,
     enable_gqa=False,
 ):
-    """As torch documents it: the last query of a sequence is aligned with its last key."""
+    """Compute attention as torch documents it: a sequence's last query aligns with its last key."""
     assert query_ends.dtype == key_ends.dtype == torch.int32
     assert len(query_ends) == len(key_ends)
     assert (query_ends[0], key_ends[0]) == (0, 0)

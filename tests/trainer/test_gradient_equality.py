@@ -1,5 +1,7 @@
-"""Packed rows, shared prefixes, padded blocks and the chunked head give the gradient of one plain, padded
-forward pass with all logits, in float64, for every loss."""
+"""Packing, shared prefixes, padding and the chunked head leave the gradient unchanged, in float64.
+
+The reference is one plain, padded forward pass with all logits; every loss is compared.
+"""
 
 import numpy as np
 import pytest
@@ -31,7 +33,7 @@ SHAPES = {
 
 
 class _PlainNorm(torch.nn.Module):
-    """The formula as written; transformers' modules compute it in float32 whatever they are given."""
+    """RMS norm in the dtype of its input; transformers' modules always compute it in float32."""
 
     def __init__(self, weight, epsilon):
         super().__init__()
@@ -54,7 +56,7 @@ def _model(name, attention):
 
 @pytest.fixture(scope="module", params=list(SHAPES))
 def models(request):
-    """A plain model of transformers, and the same as a policy."""
+    """A plain transformers model, and a policy with the same weights."""
     plain, packed = _model(request.param, "sdpa"), _model(request.param, PACKED_ATTENTION)
     for model in (plain, packed):
         replace_norms(model)
@@ -67,8 +69,11 @@ def models(request):
 
 @st.composite
 def groups(draw):
-    """Samples as (token ids, loss mask): prompts of any length, some with one token to train only, some with
-    several turns, some cut from the same rollout, some without anything in common."""
+    """Draw samples as (token ids, loss mask).
+
+    Prompts have any length. Some samples train one token only, some have several turns, some come from the
+    same rollout, and some share nothing.
+    """
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     samples = []
     for _ in range(draw(st.integers(1, 3))):
@@ -104,7 +109,7 @@ def _inputs(logprobs, entropies, sequences, columns):
 
 
 def _plain_gradient(model, samples, columns, temperatures, loss):
-    """One padded batch, all logits."""
+    """Compute the gradient of one padded batch with all logits."""
     model.zero_grad()
     longest = max(len(ids) for ids, _ in samples)
     batch = torch.zeros(len(samples), longest, dtype=torch.long)
@@ -164,7 +169,7 @@ def test_any_groups(models, samples, capacity):
 @settings(max_examples=15)
 @given(st.integers(0, 2**32 - 1))
 def test_long_samples_of_any_lengths(models, monkeypatch, seed):
-    """Few and many keys in one row: suffixes of different prefixes do not see the padding of these."""
+    """One row has few and many keys: suffixes do not attend to the padding of other prefixes' keys."""
     monkeypatch.setattr("buckeye.trainer.data.packing.SHORT_KEYS", 24)
     monkeypatch.setattr("buckeye.trainer.model.attention.SHORT_KEYS", 24)
     rng = np.random.default_rng(seed)

@@ -1,4 +1,4 @@
-"""The chunked head equals the naive one, values and gradients, and holds few logits at a time."""
+"""The chunked head gives the values and gradients of the naive one, and holds few logits at a time."""
 
 import math
 
@@ -36,7 +36,7 @@ def test_the_gradient_of_a_half_precision_weight_is_summed_in_float32():
     hidden, weight = torch.randn(2048, 8).bfloat16(), torch.randn(11, 8).bfloat16()
     targets, ones = torch.randint(0, 11, (2048,)), torch.ones(2048)
     gradients = []
-    for chunk in (2048, 8):  # with sums in bfloat16, 256 of them, the relative difference is about 0.1
+    for chunk in (2048, 8):  # 256 sums in bfloat16 would give a relative difference of about 0.1
         weight = weight.detach().requires_grad_()
         token_logprobs(hidden, weight, targets, ones, chunk=chunk)[0].sum().backward()
         gradients.append(weight.grad.float())

@@ -1,4 +1,4 @@
-"""Adapters: only they are trained, published and saved; the base stays as it was, bit for bit."""
+"""Adapters: only they are trained, published and saved; the base stays bitwise unchanged."""
 
 import hashlib
 import shutil
@@ -33,7 +33,7 @@ IDS = np.random.default_rng(3).integers(0, 256, 24).astype(np.int32)
 
 
 def adapted(model: Path, *, frozen_dtype=torch.float32, **settings):
-    """A policy with an adapter whose B is not zero."""
+    """Return a policy with an adapter whose B is not zero."""
     torch.manual_seed(0)
     policy = load_policy(str(model), CPU)
     add_adapter(policy.model, LoRAConfig(rank=4, **settings), base=str(model), frozen_dtype=frozen_dtype)
@@ -44,7 +44,7 @@ def adapted(model: Path, *, frozen_dtype=torch.float32, **settings):
 
 
 def logprobs(policy):
-    """Log-probabilities of the tokens of `IDS` but the first."""
+    """Return the log-probs of all tokens of `IDS` except the first."""
     row = pack_micro_batch([IDS], [np.arange(len(IDS)) > 0], CPU)
     with torch.no_grad():
         return policy.token_logprobs(row, torch.ones(len(IDS) - 1))[0]
@@ -97,7 +97,7 @@ def test_an_adapter_of_another_model_is_not_merged(tmp_path, tiny_model, refusal
 
 
 def test_frozen_matrices_are_counted_apart(tiny_model, tiny_llama):
-    """Two layers of hidden size 32: the base's matrices and its head are frozen, q_proj's rank 4 is not."""
+    """Two layers of hidden size 32: base and head are frozen, the rank-4 adapter of q_proj is trained."""
     layer = 32 * (32 + 16 + 16 + 32) + 3 * 32 * 48
     adapter = 2 * 4 * (32 + 32)
     for model, trained_head in ((tiny_model, []), (tiny_llama, []), (tiny_llama, ["lm_head"])):
@@ -159,7 +159,7 @@ def test_the_canary_does_not_see_dropout(tiny_model):
 
 
 def test_in_bfloat16_the_adapter_stays_precise(tiny_llama):
-    """Where layers compute in bfloat16 the frozen part is stored so; what is trained is not."""
+    """If layers compute in bfloat16, frozen weights are stored in bfloat16; trained weights are not."""
     exact = adapted(tiny_llama, modules_to_save=["norm"])
     policy = adapted(tiny_llama, modules_to_save=["norm"], frozen_dtype=torch.bfloat16)
     policy.module.compute_dtype = torch.bfloat16
@@ -186,7 +186,7 @@ def test_in_bfloat16_the_adapter_stays_precise(tiny_llama):
     ],
 )
 def test_a_base_is_never_wider_than_it_must_be(tmp_path, tiny_model, stored, computed, loaded):
-    """And the adapter on it is float32, with what is trained in full."""
+    """The adapter and the modules trained in full are float32."""
     AutoModelForCausalLM.from_pretrained(tiny_model, dtype=stored).save_pretrained(tmp_path)
     policy = load_policy(str(tmp_path), CPU, compute_dtype=computed, frozen=True)
     assert {parameter.dtype for parameter in policy.model.parameters()} == {loaded}

@@ -1,4 +1,4 @@
-"""Every loss against numbers computed by hand: value, gradient, and what it says it masked or clipped."""
+"""Every loss against hand-computed values: loss, gradient, and its masked or clipped fractions."""
 
 import math
 
@@ -55,7 +55,7 @@ def test_masked_sequence_ratio(length_norm, ratio):
 
 
 def test_masked_sequence_ratio_limits_apply_to_the_sequence():
-    # each token ratio 4 is fine, their product 16 is above 8
+    # each token ratio of 4 is within bounds, but their product 16 exceeds 8
     sums = sums_of(inputs_of([4.0, 4.0], [1.0, 1.0]), "masked_ratio", ratio_type="sequence")
     assert sums.loss.item() == 0.0
     assert counts(sums, "masked_high") == [2]
@@ -74,7 +74,7 @@ PPO_ADVANTAGES = [1.0, -1.0, 1.0, -2.0, 3.0]
 def test_ppo():
     inputs = inputs_of(PPO_RATIOS, PPO_ADVANTAGES)
     assert counts(sums_of(inputs, "ppo"), *CLIPS, "clipped_dual") == [1, 1, 0]
-    without = inputs_of([1.5, 0.5], [0.0, 0.0])  # advantages: there is no gradient to take
+    without = inputs_of([1.5, 0.5], [0.0, 0.0])  # without advantages the loss has no gradient
     assert counts(sums_of(without, "ppo"), *CLIPS) == [0, 0]
     loss, gradient = loss_and_gradient(inputs, "ppo")
     # clipped at 1.2; pessimistic 1.5; pessimistic 0.5; clipped at 0.8; inside
@@ -96,7 +96,7 @@ def test_gspo():
     inputs = inputs_of([1.2, 0.9, 1.1], [2.0, 2.0, 1.0], [0, 0, 1])
     assert counts(sums_of(inputs, "gspo", clip_low=0.05, clip_high=0.05), *CLIPS) == [0, 1]
     loss, gradient = loss_and_gradient(inputs, "gspo", clip_low=0.05, clip_high=0.05)
-    assert loss == pytest.approx(-mean * 2.0 - 1.05)  # each sequence's mean
+    assert loss == pytest.approx(-mean * 2.0 - 1.05)  # the mean of each sequence
     assert gradient == pytest.approx([-mean, -mean, 0.0])  # s A / |o|
 
 
@@ -122,7 +122,7 @@ def test_cispo_clips_low_weights_up():
 
 
 def test_reinforce():
-    # -A log pi, whatever the sampler said
+    # -A log pi, independent of the sampler's log-probs
     loss, gradient = loss_and_gradient(inputs_of([1.0, 6.0], [1.0, -2.0]), "reinforce")
     assert loss == pytest.approx(-1.0 * -1.0 + 2.0 * (-1.0 + math.log(6.0)))
     assert gradient == pytest.approx([-1.0, 2.0])
@@ -137,21 +137,21 @@ def test_dppo():
     loss, gradient = loss_and_gradient(inputs, "dppo", kl_tau=0.1)
     squares = [math.log(r) ** 2 for r in ratios]
     assert loss == pytest.approx(1.6 - 0.4 - 2.4 + 0.1 * sum(squares))
-    policy = [0.0, 1.6, -0.4, 0.0, -2.4]  # rises and falls of 0.3 > 0.2 are left out
+    policy = [0.0, 1.6, -0.4, 0.0, -2.4]  # masked: rises with A > 0 and falls with A < 0 of 0.3 > 0.2
     expected = [p + 0.1 * 2 * math.log(r) for p, r in zip(policy, ratios, strict=True)]
     assert gradient == pytest.approx(expected)
 
 
 def test_dppo_masks_by_probability_and_not_by_ratio():
-    # a ratio of 4 moves a rare token by 0.03 only; a ratio of 1.5 moves a frequent one by 0.3
+    # a ratio of 4 moves a rare token by only 0.03; a ratio of 1.5 moves a frequent one by 0.3
     inputs = inputs_of([4.0, 1.5], [1.0, 1.0], sampler=[math.log(0.01), math.log(0.6)])
     assert loss_and_gradient(inputs, "dppo", kl_tau=0.0)[1] == pytest.approx([-4.0, 0.0])
 
 
 def test_decoupled_ppo():
-    # l = ln 1.5 for all. Staleness 0: the proximal policy is the present one, u = 1, w = 1.5.
-    # 1: it is the sampler, u = 1.5 is clipped at 1.2, w = 1. 2: half-way, u = w = sqrt 1.5 = 1.2247.
-    # 4: u = 1.5^(1/4) = 1.1067 is inside, w = 1.5^(3/4).
+    # l = ln 1.5 for all tokens. Staleness 0: the proximal policy is the current one, u = 1, w = 1.5.
+    # Staleness 1: it is the sampler, u = 1.5 is clipped at 1.2, w = 1. Staleness 2: half-way, u = w = sqrt
+    # 1.5 = 1.2247. Staleness 4: u = 1.5^(1/4) = 1.1067 is inside, w = 1.5^(3/4).
     inputs = inputs_of([1.5] * 4, [1.0] * 4, staleness=[0, 1, 2, 4])
     assert counts(sums_of(inputs, "decoupled_ppo"), *CLIPS) == [0, 2]
     loss, gradient = loss_and_gradient(inputs, "decoupled_ppo")
@@ -184,7 +184,7 @@ def test_on_policy_all_losses_are_the_policy_gradient(kind):
 
 @pytest.mark.parametrize("kind", ALL_TYPES)
 def test_an_impossible_token_gives_a_finite_gradient(kind):
-    """The sampler says e^-1000 of a token that it sampled: its ratio is infinite."""
+    """The sampler gave a probability of e^-1000 to a token that it sampled: its ratio is infinite."""
     inputs = LossInputs(
         logprobs=torch.tensor([-1.0, -1.0], requires_grad=True),
         entropies=torch.zeros(2),

@@ -1,5 +1,7 @@
-"""What losses have in common: correction of importance weights, reference KL, entropy, normalization,
-statistics, and functions of one's own."""
+"""Behavior that all losses share.
+
+Correction of importance weights, reference KL, entropy, normalization, statistics, and custom functions.
+"""
 
 import math
 from dataclasses import replace
@@ -91,7 +93,7 @@ def test_an_impossible_weight_is_truncated():
 
 
 def test_the_correction_of_gspo_is_of_the_sequence():
-    # ratios 10 and 0.1: the sequence's is 1, and neither token is corrected
+    # ratios 10 and 0.1: their sequence has ratio 1, so neither token is corrected
     ratios, settings = [10.0, 0.1], correct("truncate", high=5.0)
     _, gradient = loss_and_gradient(inputs_of(ratios, [1.0, 1.0], [0, 0]), "gspo", **settings)
     assert gradient == pytest.approx([-0.5, -0.5])
@@ -109,43 +111,49 @@ SEQUENCES = [0, 0, 0, 1, 1, 1]
 
 
 def clipped_term(ratio, advantage, low, high):
-    """-min(r A, clip(r) A) and its derivative by log pi (Schulman et al. 2017, eq. 7)."""
+    """Return -min(r A, clip(r) A) and its derivative by log pi (Schulman et al. 2017, eq. 7)."""
     inside = min(max(ratio, 1 - low), 1 + high)
     value = min(ratio * advantage, inside * advantage)
     return -value, -ratio * advantage if ratio * advantage <= inside * advantage else 0.0
 
 
 def grpo(ratio, advantage, sequence):
-    """DeepSeekMath, arXiv 2402.03300: a mean over the tokens of an output, then over outputs; reference:
-    pi / 2, so pi_ref / pi - log(pi_ref / pi) - 1 = 0.5 + ln 2 - 1."""
+    """Return GRPO's term and slope (DeepSeekMath, arXiv 2402.03300).
+
+    The mean is over the tokens of an output, then over outputs. The reference is pi / 2, so pi_ref / pi -
+    log(pi_ref / pi) - 1 = 0.5 + ln 2 - 1.
+    """
     value, slope = clipped_term(ratio, advantage, 0.2, 0.2)
     return (value + 0.04 * (0.5 + LN2 - 1)) / 3, (slope + 0.04 * (1 - 0.5)) / 3
 
 
 def dapo(ratio, advantage, sequence):
-    """arXiv 2503.14476: a mean over tokens, clipped at 0.8 and 1.28."""
+    """Return DAPO's term and slope (arXiv 2503.14476): a mean over tokens, clipped at 0.8 and 1.28."""
     return clipped_term(ratio, advantage, 0.2, 0.28)
 
 
 def rloo(ratio, advantage, sequence):
-    """arXiv 2402.14740: -A log pi, whoever sampled."""
+    """Return RLOO's term and slope (arXiv 2402.14740): -A log pi, independent of the sampler."""
     return -advantage * (-1.0 + math.log(ratio)), -advantage
 
 
 def tis(ratio, advantage, sequence):
-    """-sg[min(r, C)] A log pi with C = 2."""
+    """Return -sg[min(r, C)] A log pi with C = 2, and its slope."""
     weight = min(ratio, 2.0)
     return -weight * advantage * (-1.0 + math.log(ratio)), -weight * advantage
 
 
 def icepop(ratio, advantage, sequence):
-    """arXiv 2510.18855: -r A where r is from 0.5 to 5, else nothing."""
+    """Return IcePop's term and slope (arXiv 2510.18855): -r A for r from 0.5 to 5, else 0."""
     kept = 0.5 <= ratio <= 5.0
     return -ratio * advantage * kept, -ratio * advantage * kept
 
 
 def areal(ratio, advantage, sequence):
-    """arXiv 2505.24298, of fresh tokens: the proximal policy is pi, so u = 1; the weight is r, up to 5."""
+    """Return AReaL's term and slope for fresh tokens (arXiv 2505.24298).
+
+    The proximal policy is pi, so u = 1; the weight is r, up to 5.
+    """
     kept = ratio <= 5.0
     return -ratio * advantage * kept, -ratio * advantage * kept
 
@@ -183,7 +191,7 @@ def test_reference_kl_in_the_loss(estimator, expected, gradient):
 
 def test_reference_kl_as_a_reward():
     inputs = inputs_of([1.0, 2.0], [1.0, 1.0], reference=[-1.0 - LN2, -1.0])
-    # k1 = ln 2 for both: A = 1 - 0.1 ln 2
+    # k1 = ln 2 for both tokens: A = 1 - 0.1 ln 2
     _, gradient = loss_and_gradient(inputs, "masked_ratio", kl_coef=0.1, kl_estimator="k1")
     assert gradient == pytest.approx([-(1 - 0.1 * LN2), -2 * (1 - 0.1 * LN2)])
 
@@ -192,7 +200,7 @@ POLICY, REFERENCE_POLICY = [0.5, 0.2, 0.2, 0.1], [0.1, 0.4, 0.3, 0.2]
 
 
 def kl_gradient(p, q):
-    """Of KL(softmax(z) || q) by z, at softmax(z) = p; and that of KL(q || softmax(z))."""
+    """Return the gradients by z of KL(softmax(z) || q) and KL(q || softmax(z)), at softmax(z) = p."""
     z = torch.tensor(p, dtype=torch.float64).log().requires_grad_()
     log_p, log_q = z.log_softmax(0), torch.tensor(q, dtype=torch.float64).log()
     forward = torch.autograd.grad((log_p.exp() * (log_p - log_q)).sum(), z, retain_graph=True)[0]
@@ -200,7 +208,7 @@ def kl_gradient(p, q):
 
 
 def expected_gradient(estimator, sampler):
-    """Of the term of the loss by the logits, in the mean over all tokens that `sampler` may draw."""
+    """Return the KL term's gradient by the logits, averaged over all tokens that `sampler` may draw."""
     z = torch.tensor(POLICY, dtype=torch.float64).log().requires_grad_()
     mu = torch.tensor(sampler, dtype=torch.float64)
     inputs = replace(
@@ -223,7 +231,10 @@ def test_the_weighted_estimator_has_the_gradient_of_the_divergence_whoever_sampl
 
 
 def test_the_gradients_that_the_other_estimators_have():
-    """On policy: k2 that of KL(pi || reference), k3 that of KL(reference || pi). Off policy neither."""
+    """On policy, k2 has the gradient of KL(pi || reference), and k3 that of KL(reference || pi).
+
+    Off policy, neither does.
+    """
     forward, reverse = kl_gradient(POLICY, REFERENCE_POLICY)
     assert expected_gradient("k2", POLICY).tolist() == pytest.approx(forward.tolist())
     assert expected_gradient("k3", POLICY).tolist() == pytest.approx(reverse.tolist())
@@ -256,7 +267,7 @@ def test_normalizations(normalization, expected, divided_by):
     if normalization == "constant":
         settings["normalization_length"] = 10
     assert loss_and_gradient(inputs, "ppo", **settings)[1] == pytest.approx(expected)
-    # the whole batch: sequences of 2, 1 and 3 trained tokens, and one of none
+    # the whole batch: sequences of 2, 1 and 3 trained tokens, and one without trained tokens
     assert divisor([2, 1, 0, 3], config_of("ppo", **settings), seq_len=99) == divided_by
 
 
@@ -302,8 +313,11 @@ ALL_LOSSES = [
 
 @pytest.mark.parametrize(("kind", "settings"), ALL_LOSSES, ids=str)
 def test_figures_are_of_the_same_tokens_whatever_the_loss(kind, settings):
-    """Five tokens of three samples. The last sample has no advantage, and not every loss needs it; the first
-    one has it at one of its tokens. The first and the third token are of the present weights."""
+    """All losses report figures of the same tokens.
+
+    Five tokens of three samples. The last sample has zero advantages, so not every loss needs it; the first
+    has one nonzero advantage. The first and third tokens were sampled with the current weights.
+    """
     reference = [-1.0] * 5 if "kl_coef" in settings else None
     inputs = inputs_of(
         [1.0, 2.0, 4.0, 4.0, 1e300],
@@ -422,7 +436,7 @@ def test_a_loss_must_say_something_of_every_token(own_loss):
 
 
 def test_sums_do_not_depend_on_the_order_of_tokens():
-    """A sequence-level correction and normalization, whichever places a sequence's tokens have."""
+    """Sequence-level correction and normalization do not depend on the positions of a sequence's tokens."""
     ratios, sequences = [1.8, 1.8, 1.8, 0.6], [0, 0, 1, 1]
     order = [2, 0, 3, 1]
     settings = {"normalization": "sequence", **WIDE, **correct("truncate", "sequence", high=2.0)}

@@ -73,7 +73,7 @@ def test_an_incomplete_model_is_one_message(tiny_model, tmp_path, refusal):
 
 
 def _group(device):
-    """Two samples with a common prompt and one without, all trained after four tokens."""
+    """Pack two samples with a common prompt and one without; all tokens after the fourth are trained."""
     torch.manual_seed(0)
     prompt = torch.randint(0, 256, (20,)).int()
     samples = [torch.cat([prompt, torch.randint(0, 256, (n,)).int()]).numpy() for n in (9, 30)]

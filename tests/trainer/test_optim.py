@@ -1,4 +1,4 @@
-"""Schedules and updates by hand; optimizers restore themselves exactly."""
+"""Hand-computed schedules and updates; optimizers restore their state exactly."""
 
 import re
 from importlib.util import find_spec
@@ -21,7 +21,7 @@ from buckeye.trainer.optim.optimizer import build_optimizer, learning_rate
             {"schedule": "linear", "warmup": 2, "decay": 4, "min_lr": 0.2, "max_steps": 8},
             [0.5, 1.0, 1.0, 1.0, 1.0, 0.8, 0.6, 0.4, 0.2],
         ),
-        ({"schedule": "linear", "warmup": 2, "decay": 4}, [0.5] + [1.0] * 8),  # without an end never falls
+        ({"schedule": "linear", "warmup": 2, "decay": 4}, [0.5] + [1.0] * 8),  # without an end it never falls
         (
             {"schedule": "linear", "warmup": 2, "decay": 100, "max_steps": 8},
             [0.5, 1.0, 1.0, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6, 0.0],
@@ -70,7 +70,7 @@ def test_state_survives_a_file_bit_for_bit(kind):
         _step(straight, optimizer, seed)
     stored = load(save(optimizer.state()))
     resumed = {name: nn.Parameter(p.detach().clone()) for name, p in straight.items()}
-    other = build(dict(reversed(resumed.items())))  # the names count, not the order
+    other = build(dict(reversed(resumed.items())))  # names decide, not the order
     other.load_state(stored)
     for seed in range(2, 4):
         _step(straight, optimizer, seed)
@@ -109,7 +109,7 @@ def test_state_of_another_model_is_refused():
 @pytest.mark.parametrize("written", ["adamw", "muon", "sgd"])
 @pytest.mark.parametrize("now", KINDS)
 def test_state_of_another_optimizer_is_refused(written, now, refusal):
-    """Matrices alone, as those of an adapter: momentum of muon and of sgd have the same names there."""
+    """With matrices only, as in an adapter, momentum of muon and of sgd has the same names."""
     parameters = {name: nn.Parameter(torch.randn(8, 4)) for name in ("lora_A", "lora_B")}
     optimizer = build_optimizer(parameters, kind=written, weight_decay=0)
     _step(parameters, optimizer, 0)
@@ -123,7 +123,7 @@ def test_state_of_another_optimizer_is_refused(written, now, refusal):
 
 
 def test_muon_has_momentum_of_its_own():
-    """Without it the second gradient alone counts: orthogonalised, the identity or its negative."""
+    """Without momentum only the second gradient counts; orthogonalized, it is plus or minus the identity."""
     for momentum, moved in ((0.0, 0.0), (0.9, -2.0)):
         parameters = {"a": nn.Parameter(torch.zeros(4, 4))}
         optimizer = build_optimizer(
@@ -145,7 +145,7 @@ def test_muon_where_everything_is_hidden():
 
 @needs_bitsandbytes
 def test_moments_in_8_bits_follow_those_in_32():
-    """A quarter of the memory, and steps that differ by a few per cent of the learning rate."""
+    """8 bits need a quarter of the memory; steps differ by a few percent of the learning rate."""
     shapes = {"matrix": (128, 64)}
     exact, small = _parameters(**shapes), _parameters(**shapes)
     optimizers = [
@@ -163,7 +163,9 @@ def test_moments_in_8_bits_follow_those_in_32():
     difference = (exact["matrix"] - small["matrix"]).detach().abs()
     assert difference.mean() < 0.02  # five steps of 0.1
     assert difference.max() > 0
-    torch.testing.assert_close(exact["norm.weight"], small["norm.weight"])  # too small to be worth it
+    torch.testing.assert_close(
+        exact["norm.weight"], small["norm.weight"]
+    )  # too small for 8 bits to save memory
 
 
 def test_8_bits_without_the_library_is_one_message(monkeypatch):

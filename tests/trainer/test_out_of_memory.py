@@ -1,5 +1,7 @@
-"""Memory that does not suffice for a row: all ranks compute the step again in smaller rows, with the same
-result; ranks that divide a model give up, and their next attempt knows."""
+"""Out of memory: all ranks repeat the step in smaller rows, with the same result.
+
+Ranks that divide a model exit instead, and their next attempt starts with smaller rows.
+"""
 
 import json
 from collections import Counter
@@ -48,7 +50,7 @@ def batches():
 
 @pytest.fixture
 def fault(tmp_path, monkeypatch):
-    """`fault("trainer.oom=oom@2")`: from now on it will happen, once."""
+    """Return `fault(entries)`; `fault("trainer.oom=oom@2")` lets it occur once from now on."""
 
     def set_up(entries: str) -> None:
         marks = tmp_path / "marks"
@@ -100,7 +102,7 @@ def test_a_step_is_tried_again_in_rows_of_half_the_length(tmp_path, tiny_model, 
 def test_a_later_attempt_begins_with_what_was_possible(
     tmp_path, tiny_model, batches, fault, settings, second
 ):
-    """Under other settings it starts afresh."""
+    """With other settings it starts with the full size again."""
     fault("trainer.oom=oom")
     ckpt = {"interval": 1}
     _train(tiny_model, tmp_path, batches[:1], max_steps=1, ckpt=ckpt)

@@ -1,4 +1,4 @@
-"""Every sample in exactly one bin, no bin too full, shared prefixes counted once, ranks balanced."""
+"""Each sample is in exactly one bin, no bin is too full, shared prefixes count once, ranks are balanced."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from buckeye.errors import TransportError
 from buckeye.trainer.data.packing import distribute, pack, plan_bins, prefix_groups
 
-# few token ids, so that samples begin alike by chance too
+# few token ids, so that samples also share prefixes by chance
 batches = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=20), max_size=25)
 
 
@@ -22,7 +22,7 @@ def test_pack(lengths, capacity):
     assert sorted(index for b in bins for index in b) == list(range(len(lengths)))
     loads = [sum(lengths[i] for i in b) for b in bins]
     assert all(0 < load <= capacity for load in loads)
-    assert sum(load <= capacity / 2 for load in loads) <= 1  # two half-empty bins would have been one
+    assert sum(load <= capacity / 2 for load in loads) <= 1  # two half-empty bins would have been merged
 
 
 def test_pack_by_hand():
@@ -71,7 +71,7 @@ def test_plan_bins(samples, capacity):
 def test_bins_by_hand():
     group = _arrays([[1, 2, 3, 4, n, n] for n in range(4)])  # a prefix of 4, suffixes of 2: 12 tokens
     (whole,) = plan_bins(group, 12, pair_cost=0.1)
-    # 4 tokens see 16 / 2, and each suffix (36 - 16) / 2
+    # 4 tokens attend to 16 / 2, and each suffix to (36 - 16) / 2
     assert (whole.indices, whole.tokens, whole.cost) == ((0, 1, 2, 3), 12, pytest.approx(12 + 0.1 * 48))
     split = plan_bins(group, 11)
     assert sorted(b.tokens for b in split) == [6, 10]  # three with the prefix, one alone

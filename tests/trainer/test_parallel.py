@@ -1,4 +1,4 @@
-"""A model divided among ranks learns what one rank learns: FSDP, replicas, tensor parallelism, resuming."""
+"""A model divided among ranks trains as on one rank: FSDP, replicas, tensor parallelism, resume."""
 
 import json
 from dataclasses import replace
@@ -38,21 +38,23 @@ TOLERANCE = {"adamw": 1e-4, "sgd": 1e-4, "muon": 1e-2}  # Muon rounds to bfloat1
 SETTINGS = {
     "seq_len": 48,
     "max_steps": STEPS,
-    # every token counts: rounding cannot decide about any
+    # no token is masked, so rounding cannot change the mask
     "loss": {"mask_ratio_low": 0.0, "mask_ratio_high": 1e9},
 }
 
 
 @pytest.fixture(scope="module")
 def uneven_model(build_model) -> Path:
-    """A Qwen3 whose rows cannot be divided evenly among four ranks."""
+    """Qwen3 whose rows cannot be divided evenly among four ranks."""
     return build_model(Qwen3Config, intermediate_size=46, vocab_size=266)
 
 
 @pytest.fixture(scope="module")
 def batches():
-    """Four batches; the last has one sample, so that all ranks but one have nothing to do, and one before it
-    has none that gives a gradient."""
+    """Four batches, one without any gradient, and the last with one sample.
+
+    With one sample, all ranks but one have nothing to compute.
+    """
     rng = np.random.default_rng(0)
 
     def sample(step: int, length: int, advantage: float) -> Sample:
@@ -97,7 +99,7 @@ def weights(run: Path, step: int = STEPS) -> dict[str, torch.Tensor]:
 
 
 def stored(run: Path, part: str, step: int = STEPS) -> dict[str, torch.Tensor]:
-    """The tensors of the `model` or the `optimizer` of a checkpoint, whole."""
+    """Return the complete tensors of the `model` or the `optimizer` of a checkpoint."""
     state = trainer_state(resolve_checkpoint(run / "checkpoints", step))
     if part == "optimizer" and has_shards(state):
         return load_shards(state / OPTIMIZER_DIRECTORY, lambda name: None)
@@ -118,8 +120,11 @@ def records(run: Path, process: str = "trainer"):
 
 
 def assert_same_run(one: Path, other: Path, *, tolerance: float = 1e-4, process: str = "trainer") -> None:
-    """Equal but for rounding: losses, and what the optimizer has gathered of all gradients. Adam divides a
-    gradient that is nothing but rounding by its own size, so a weight may differ by a tenth of a step."""
+    """Assert that two runs have the same losses, weights and optimizer state except for rounding.
+
+    Adam divides a gradient that is only rounding by its own size, so a weight may differ by a tenth of a
+    step.
+    """
     for name, tensor in weights(one).items():
         torch.testing.assert_close(weights(other)[name], tensor, rtol=0, atol=1e-3, msg=name)
     assert optimizer(other).keys() == optimizer(one).keys()
@@ -138,8 +143,12 @@ def test_two_shards_equal_one_rank(tmp_path, tiny_model, batches):
     train(tiny_model, two, batches, ranks=2, division={"sharding": "full"})
     assert_same_run(tmp_path / "one", two)
     info = resolve_checkpoint(two / "checkpoints", STEPS)
-    assert sum(path.stat().st_size for path in info.path.rglob("*.safetensors")) < 2e6  # nothing twice
-    directory = fetch_model(str(trainer_state(info) / "model"))  # what chat, evals and others load
+    assert (
+        sum(path.stat().st_size for path in info.path.rglob("*.safetensors")) < 2e6
+    )  # no tensor is stored twice
+    directory = fetch_model(
+        str(trainer_state(info) / "model")
+    )  # the directory that chat, evals and others load
     verify_checkpoint(info)
     loaded = AutoModelForCausalLM.from_pretrained(directory).state_dict()
     assert all(torch.equal(loaded[name], tensor) for name, tensor in weights(two).items())
@@ -152,12 +161,14 @@ def test_two_shards_equal_one_rank(tmp_path, tiny_model, batches):
 
 @pytest.mark.slow
 def test_a_rank_that_is_killed_in_a_checkpoint(tmp_path, tiny_model, batches, monkeypatch):
-    """The other one commits nothing without it; the run goes on from the checkpoint before."""
+    """The other rank commits nothing without it; the run resumes from the previous checkpoint."""
     straight, broken, marks = tmp_path / "straight", tmp_path / "broken", tmp_path / "marks"
     marks.mkdir()
     train(tiny_model, straight, batches)
     monkeypatch.setenv(DONE, str(marks))
-    monkeypatch.setenv(FAULTS, "checkpoint.captured=kill@2")  # once in the run: whichever rank comes first
+    monkeypatch.setenv(
+        FAULTS, "checkpoint.captured=kill@2"
+    )  # once in the run, at the rank that arrives first
     with pytest.raises(AssertionError):
         train(tiny_model, broken, batches, ranks=2, division=FSDP, ckpt={"interval": 1})
     assert [info.step for info in list_checkpoints(broken / "checkpoints")] == [1]
@@ -191,7 +202,7 @@ def test_divisions_equal_one_rank(tmp_path, uneven_model, batches, ranks, divisi
 
 @pytest.mark.slow
 def test_tensor_parallel_llama(tmp_path, build_model, batches):
-    """Biases, an output projection of its own, and no norms of queries and keys."""
+    """Biases, an untied output projection, and no norms of queries and keys."""
     model = build_model(LlamaConfig, tie_word_embeddings=False, attention_bias=True, mlp_bias=True)
     train(model, tmp_path / "one", batches)
     train(model, tmp_path / "two", batches, ranks=2, division={"tp": 2})
@@ -209,7 +220,7 @@ def test_tensor_parallel_llama(tmp_path, build_model, batches):
 def test_a_run_goes_on_with_another_number_of_ranks(
     tmp_path, uneven_model, batches, kind, stages, monkeypatch
 ):
-    """Every stage goes on from the checkpoint of the one before, with the very same weights."""
+    """Each stage resumes from the previous stage's checkpoint with exactly the same weights."""
     straight, moved = tmp_path / "straight", tmp_path / "moved"
     common = {"optim": {"type": kind}, "scheduler": {"type": "linear", "warmup": 2, "decay": 0}}
     train(uneven_model, straight, batches, **common)
@@ -249,7 +260,7 @@ def test_shards_may_be_read_by_themselves(tmp_path, uneven_model, batches, divis
 
 @pytest.mark.slow
 def test_adapters_on_shards(tmp_path, uneven_model, batches, monkeypatch):
-    """What two ranks have saved one continues."""
+    """One rank resumes the checkpoint of two ranks."""
     lora = {"experimental": {"lora": {"rank": 4}}}
     for name, ranks, division in (("one", 1, lora), ("two", 2, {**lora, "sharding": "full"})):
         run = tmp_path / name
@@ -262,7 +273,7 @@ def test_adapters_on_shards(tmp_path, uneven_model, batches, monkeypatch):
 
 @pytest.mark.slow
 def test_bfloat16_on_shards(tmp_path, uneven_model, batches):
-    """Weights travel as bfloat16; what the optimizer updates, and a checkpoint holds, is float32."""
+    """Weights are sent as bfloat16; the optimizer and the checkpoint keep float32."""
     division = {"compute_dtype": "bfloat16", "sharding": "full"}
     train(uneven_model, tmp_path / "one", batches)
     train(uneven_model, tmp_path / "two", batches, ranks=2, division=division)
@@ -275,8 +286,11 @@ def test_bfloat16_on_shards(tmp_path, uneven_model, batches):
 
 @pytest.mark.slow
 def test_fine_tuning_on_shards(tmp_path, tiny_model):
-    """Conversations that fit into no common row; an epoch's last step has fewer of them than ranks, as has
-    validation: forward passes alone."""
+    """Conversations do not fit into one row together.
+
+    An epoch's last step and the validation, which only runs forward passes, have fewer conversations than
+    ranks.
+    """
     chats, validated = tmp_path / "chats.jsonl", tmp_path / "validated.jsonl"
     texts = [("one " * 8, "waŋži"), ("two " * 8, "nuŋpa"), ("three " * 6, "yamni"), ("four " * 7, "topa")]
     roles = ("user", "assistant")
@@ -302,7 +316,7 @@ def test_fine_tuning_on_shards(tmp_path, tiny_model):
 @pytest.mark.slow
 @pytest.mark.parametrize("lora", [None, {"rank": 4}])
 def test_a_reference_divided_among_ranks(tmp_path, tiny_model, batches, lora):
-    """The last batch has one sample: a rank has nothing to compute, and must take part all the same."""
+    """The last batch has one sample: a rank without samples must still take part."""
     lone = batches[2].samples[0]
     lone = replace(lone, advantages=np.ones_like(lone.advantages))
     chosen = [*batches[:2], replace(batches[2], samples=(lone,))]

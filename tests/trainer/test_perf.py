@@ -1,4 +1,4 @@
-"""FLOPs by hand."""
+"""Hand-computed FLOPs."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ def test_flops_by_hand(tiny_model):
     work = Work(tokens=3, cost=3.0) + Work(tokens=5, cost=5.0) + Work(cost=12.0)
     assert training_flops(work, 10) == 6 * 10 * 20
     assert training_flops(work, 10, frozen_elements=8) == 6 * 10 * 20 - 2 * 8 * 8
-    # of a model: 6 per token and matrix element, and 12 * layers * heads * head size per pair
+    # per token and matrix element 6, and per pair 12 * layers * heads * head size
     policy = load_policy(str(tiny_model), torch.device("cpu"))
     bins = plan_bins([np.arange(3), np.arange(10, 15)], 64, pair_cost=policy.pair_cost)
     work = Work(tokens=8, cost=sum(b.cost for b in bins))

@@ -1,4 +1,4 @@
-"""What is exported is compared with the checkpoint in the same precision."""
+"""An exported model is compared with the checkpoint in the same precision."""
 
 import shutil
 

@@ -148,7 +148,7 @@ def test_sigterm_checkpoints_and_returns(tmp_path, tiny_model, batches):
 
 
 def _with(sample: Sample, **changes) -> Sample:
-    """The sample with every element of some arrays changed to a value."""
+    """Return the sample with some arrays filled with constant values."""
     arrays = {name: np.full_like(getattr(sample, name), value) for name, value in changes.items()}
     return replace(sample, **arrays)
 
@@ -215,14 +215,14 @@ def test_a_sample_that_is_older_than_allowed_is_left_out(tmp_path, train, batche
 def test_a_rollout_across_five_updates_has_the_ratio_of_each_token_to_the_version_that_wrote_it(
     tmp_path, train, tiny_model, batches
 ):
-    """The weights stand still (lr 0), so what each version would say is known, and ratios are by hand."""
+    """The learning rate is 0, so each version's log-probs are known, and ratios are hand-computed."""
     sample = max(batches[0].samples, key=lambda sample: len(sample.token_ids))
     model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
     with torch.no_grad():
         logits = model(torch.tensor(sample.token_ids, dtype=torch.long)[None]).logits[0]
     exact = logits.log_softmax(-1)[:-1].gather(1, torch.tensor(sample.token_ids[1:, None], dtype=torch.long))
     written = np.flatnonzero(sample.loss_mask)
-    ages = np.linspace(5, 0, len(written)).round().astype(int)  # sampling went on through versions 0 to 5
+    ages = np.linspace(5, 0, len(written)).round().astype(int)  # versions 0 to 5 sampled these tokens
     ratios = np.array([1.0, 0.8, 1.25, 0.5, 2.0, 1.5])[ages]
     versions, logprobs = sample.versions.copy(), sample.logprobs.copy()
     versions[written] = 5 - ages
@@ -243,7 +243,7 @@ def test_a_rollout_across_five_updates_has_the_ratio_of_each_token_to_the_versio
     assert (record["staleness_max"], record["staleness_mean"]) == pytest.approx((5, ages.mean()))
     for age in range(6):
         assert record[f"staleness_share_{age}"] == pytest.approx((ages == age).mean())
-    loss = -(sample.advantages[written] * ratios).mean()  # masked_ratio: none is outside 0.125 to 8
+    loss = -(sample.advantages[written] * ratios).mean()  # masked_ratio keeps all: they are in 0.125 to 8
     assert record["loss"] == pytest.approx(loss, rel=1e-4)
 
 
@@ -285,7 +285,7 @@ def _masked(batch):
 
 
 def _far(batch):
-    """A batch whose ratios are all outside of the loss's bounds."""
+    """Return a batch whose ratios are all outside the loss's bounds."""
     return replace(batch, samples=tuple(_with(sample, logprobs=-50.0) for sample in batch.samples))
 
 
@@ -294,7 +294,7 @@ def _far(batch):
     [("adamw", _silent), ("adamw", _masked), ("adamw", _far), ("muon", _silent), ("sgd", _silent)],
 )
 def test_a_step_that_teaches_nothing_moves_nothing(tmp_path, train, batches, optimizer, teaches_nothing):
-    """With momentum and weight decay; the schedule and the weights of the run advance."""
+    """With momentum and weight decay; the schedule and the run's weight version still advance."""
     optim = {"type": optimizer, "weight_decay": 0.1}
     schedule = {"type": "linear", "warmup": 0, "decay": 4}
     nothing = [teaches_nothing(batches[1]), teaches_nothing(batches[2])]
@@ -333,7 +333,7 @@ def test_samples_without_advantage_change_nothing_but_the_divisor(tmp_path, trai
     samples = list(batches[0].samples)
     samples[0] = replace(samples[0], advantages=np.zeros_like(samples[0].advantages))
     losses = []
-    for name, kl_tau in (("skipped", 0.0), ("forwarded", 1e-30)):  # a KL term makes every sample count
+    for name, kl_tau in (("skipped", 0.0), ("forwarded", 1e-30)):  # with a KL term every sample counts
         loss = {"kl_tau": kl_tau}
         train(tmp_path / name, [replace(batches[0], samples=tuple(samples))], max_steps=1, loss=loss)
         losses.append([records(tmp_path / name)[0][key] for key in ("loss", "grad_norm")])
@@ -343,7 +343,7 @@ def test_samples_without_advantage_change_nothing_but_the_divisor(tmp_path, trai
 
 
 def test_the_loss_is_per_token_of_the_whole_batch(tmp_path, train, tiny_model, batches):
-    """The reported loss equals one computed naively, whatever the bins."""
+    """The reported loss equals one computed naively, for any bins."""
     plain = AutoModelForCausalLM.from_pretrained(tiny_model)
     total, tokens = 0.0, 0
     for sample in batches[0].samples:
@@ -372,7 +372,7 @@ def test_all_ranks_stop_together(tmp_path, tiny_model, batches):
     processes = start_ranks(2, str(SCRIPT), str(tmp_path / "config.json"))
     log = tmp_path / "logs" / "run.log"
     wait_for(lambda: log.exists() and log.read_text().count("Step 0 |") == 2)
-    processes[1].send_signal(signal.SIGTERM)  # whichever is told, all leave
+    processes[1].send_signal(signal.SIGTERM)  # one rank gets the signal, all ranks stop
     assert [process.wait() for process in processes] == [0, 0]
     assert [info.step for info in list_checkpoints(tmp_path / "checkpoints")] == [1]
     assert "at step 1" in log.read_text()

@@ -1,4 +1,4 @@
-"""Losses in the trainer process: rows, reference models, functions of one's own."""
+"""Losses in the trainer process: rows, reference models, custom functions."""
 
 from dataclasses import replace
 
@@ -54,8 +54,10 @@ def written(sample, version, **changes):
 
 
 def test_the_figures_of_a_batch_do_not_depend_on_the_loss(tmp_path, train, batches):
-    """In the second batch one sample is of the present weights, one of those before, and one, also old, has
-    no advantage: not every loss computes it."""
+    """The second batch has samples of the current and of the previous version.
+
+    One sample of the previous version has zero advantages: not every loss computes it.
+    """
     fresh, old, idle = batches[1].samples[:3]
     without = np.zeros_like(idle.advantages)
     samples = (written(fresh, 1), written(old, 0), written(idle, 0, advantages=without))

@@ -1,4 +1,4 @@
-"""What float32 weights are stored as: nothing is lost in the mean, nothing overflows in silence."""
+"""Rounding of float32 weights for storage: unbiased in the mean, and no silent overflow."""
 
 import json
 import math
@@ -34,12 +34,13 @@ def test_a_value_becomes_one_of_its_two_neighbours(value, seed):
     assert found in {toward_zero, away}
     assert math.isfinite(found)
     if toward_zero == x.item():
-        assert found == toward_zero  # and with the sign of a zero
+        assert found == toward_zero  # also with the sign of a zero
         assert math.copysign(1, found) == math.copysign(1, value)
 
 
 def test_the_mean_is_the_value_itself():
-    # Between 1 and 1 + 2^-7: the mean of 40,000 draws has a deviation of 2^-7 * sqrt(p (1 - p) / 40000)
+    # Between 1 and 1 + 2^-7: the mean of 40,000 draws has a standard deviation of 2^-7 * sqrt(p (1 - p) /
+    # 40000)
     for part in (0.0, 0.01, 0.3, 0.5, 0.95):
         for sign in (1.0, -1.0):
             value = sign * (1.0 + part * 2**-7)
@@ -110,7 +111,7 @@ def test_a_trainer_publishes_as_it_is_told(tmp_path, train, batches, weights, dt
 def test_a_step_computes_with_the_weights_that_were_sampled_with(
     tmp_path, train, batches, monkeypatch, compute, weights, same
 ):
-    """And then moves those that are trained, which are exact."""
+    """The step then updates the trained weights, which are exact."""
     equal, exact, backward = [], [], RLTrainer._backward
 
     def compared(self, *args):

@@ -1,4 +1,4 @@
-"""Where tokens land, what is shared, and what attention may see."""
+"""Packed rows: positions of tokens, shared prefixes, and the attention mask."""
 
 import numpy as np
 import pytest
@@ -54,7 +54,7 @@ def test_a_first_token_cannot_be_trained():
 
 @pytest.mark.parametrize("window", [None, 3])
 def test_a_token_sees_its_own_sample_up_to_itself(window):
-    """With zero scores a token's output is the mean of the values it sees."""
+    """With zero scores, a token's output is the mean of the values that it attends to."""
     samples = [[1, 2, 3, 4, 5, 6], [9, 8, 7], [1, 2, 3, 4, 7]]
     row = _row(samples, 5)
     values = torch.arange(len(row.token_ids), dtype=torch.float32).view(1, 1, -1, 1).expand(1, 1, -1, 2)

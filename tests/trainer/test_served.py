@@ -1,4 +1,4 @@
-"""How much of what was trained is in the weights that engines sample with."""
+"""The share of a training step that reaches the weights that engines sample with."""
 
 import copy
 import logging
@@ -38,7 +38,7 @@ def sample(*ids):
 
 @pytest.fixture
 def policy(tiny_model):
-    """Its weights are bfloat16 numbers."""
+    """Policy whose weights are exact in bfloat16."""
     policy = load_policy(str(tiny_model), CPU, compute_dtype="float32")
     with torch.no_grad():
         for parameter in policy.trainable.values():
@@ -68,7 +68,7 @@ def test_a_change_of_a_tenth_of_a_last_place_does_not_arrive_and_stochastically_
         scale(trained, 1 + 2**-8 / 10)
         found[store] = served.measure([])
     assert found[nearest] == {"weights/changed_share": 0.0, "weights/arrived_share": 0.0}
-    assert 0.02 < found[stochastic]["weights/changed_share"] < 0.12  # 1/20 to 1/10 of a last place
+    assert 0.02 < found[stochastic]["weights/changed_share"] < 0.12  # 1/20 to 1/10 of the last place
     assert found[stochastic]["weights/arrived_share"] == pytest.approx(1.0, abs=0.15)
 
 
@@ -97,7 +97,7 @@ def test_the_divergence_is_that_of_two_models_made_by_hand(policy):
 
 
 def load_logprobs(model, ids):
-    """By a forward pass of the trainer's own, of what follows each token but the last."""
+    """Return the trainer's own log-probs of the next token after each token but the last."""
     from buckeye.trainer.model.policy import Policy, PolicyModule
 
     policy = Policy(PolicyModule(model, compute_dtype=torch.float32, flash=False), CPU)

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning learns, resumes exactly, and leaves a complete model."""
+"""Supervised fine-tuning reduces the loss, resumes exactly, and writes a complete model."""
 
 import json
 import os
@@ -137,12 +137,15 @@ def test_the_loss_is_per_assistant_token(tmp_path, tiny_model, chat_file):
 
 
 def test_short_conversations_share_a_pass_and_learn_what_each_alone_would(tmp_path, tiny_model, chat_file):
-    """Of 26 to 34 tokens each, of which the first six are the same."""
+    """Each has 26 to 34 tokens; the first six are the same in all."""
     passes = {}
     for tokens in (1, 64, 2048):
         with counted_rows() as rows:
             changes = {"micro_batch_tokens": tokens, "data": {"val_path": str(chat_file)}}
-            changes["optim"] = {"type": "sgd", "lr": 0.3}  # others make steps of what is only rounding
+            changes["optim"] = {
+                "type": "sgd",
+                "lr": 0.3,
+            }  # other optimizers turn rounding differences into steps
             sft(tiny_model, tmp_path / str(tokens), chat_file, max_steps=4, seq_len=40, **changes)
         passes[tokens] = len(rows)
     # two validations of five conversations, and steps of three, two, three and two
@@ -159,7 +162,7 @@ def test_short_conversations_share_a_pass_and_learn_what_each_alone_would(tmp_pa
 
 @contextmanager
 def counted_rows():
-    """The number of tokens of every row that a policy computes."""
+    """Yield the lengths in tokens of all rows that a policy computes."""
     rows = []
 
     def count(module, arguments):
@@ -187,7 +190,7 @@ def test_long_samples_are_left_out_and_said(tmp_path, tiny_model, chat_file, ref
 
 
 def test_the_best_checkpoint_is_known_and_kept(tmp_path, tiny_model, chat_file):
-    """With a learning rate that destroys the model, the first checkpoint remains the best."""
+    """The learning rate destroys the model, so the first checkpoint remains the best."""
     other = tmp_path / "val.jsonl"
     other.write_text(chat_file.read_text().splitlines()[0])
     wild = {"data": {"val_path": str(other), "val_interval": 1}, "optim": {"type": "sgd", "lr": 30.0}}
@@ -208,7 +211,7 @@ def test_the_best_checkpoint_is_known_and_kept(tmp_path, tiny_model, chat_file):
 @pytest.mark.e2e
 @pytest.mark.smoke
 def test_killed_at_any_moment_and_resumed_is_bit_exact(tmp_path, tiny_model, chat_file):
-    """As a command, ended by SIGKILL in the middle of a step."""
+    """The command is killed by SIGKILL in the middle of a step."""
     straight, broken = tmp_path / "straight", tmp_path / "broken"
     settings = {"max_steps": 8, "data": {"val_path": str(chat_file)}}
     data = {"path": str(chat_file), "seed": 0, **settings["data"]}
@@ -230,7 +233,7 @@ def test_killed_at_any_moment_and_resumed_is_bit_exact(tmp_path, tiny_model, cha
 
     def curve(run):
         losses = {(r["process"], r["step"]): r.get("loss", r.get("val_loss")) for r in read_metrics(run)}
-        # that of a checkpoint is written after its commit, when the process may be dead
+        # the loss of a checkpoint is written after its commit, when the process may be dead
         return {key: loss for key, loss in losses.items() if key[0] != "checkpoint"}
 
     assert curve(broken / "metrics.jsonl") == curve(straight / "metrics.jsonl")

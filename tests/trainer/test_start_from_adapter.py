@@ -1,4 +1,4 @@
-"""Training that starts from the folder of an adapter: of the adapter, or of the model it is merged into."""
+"""Training that starts from an adapter directory: continues the adapter, or trains the merged model."""
 
 import json
 
@@ -29,19 +29,19 @@ LORA = {"experimental": {"lora": {}}}
 
 @pytest.fixture(scope="module")
 def adapter(tiny_model, tmp_path_factory):
-    """An adapter of rank 4 as fine-tuning leaves it."""
+    """Adapter of rank 4, as fine-tuning saves it."""
     return saved(adapted(tiny_model, alpha=6.0), tmp_path_factory.mktemp("adapter"))
 
 
 @pytest.fixture(scope="module")
 def expected(tiny_model, adapter):
-    """What peft computes with it."""
+    """Log-probs that peft computes with the adapter."""
     base = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
     return plain_logprobs(PeftModel.from_pretrained(base, str(adapter)))
 
 
 def config_of(folder, tmp_path, **changes):
-    """The trainer's settings, as the command makes them of a folder that is named as the model."""
+    """Return the trainer's settings for a directory, resolved as the command does."""
     config = trainer_config(folder, tmp_path, **changes)
     return config.model_copy(update={"model": start_model(config.model)})
 
@@ -56,7 +56,7 @@ def test_a_learner_and_its_reference_start_from_the_adapter(adapter, tmp_path, t
     trained = sum(p.numel() for p in learner.policy.trainable.values())
     assert trained < whole if model else trained == whole
     compared = load_reference(config, learner)
-    with torch.no_grad():  # the reference stays where the run began
+    with torch.no_grad():  # the reference keeps the weights from the start of the run
         for parameter in learner.policy.trainable.values():
             parameter.add_(0.1)
     row = pack_micro_batch([IDS], [np.arange(len(IDS)) > 0], CPU)

@@ -1,4 +1,4 @@
-"""Rank 0 writes; all ranks continue, or meet a full disk, together."""
+"""Rank 0 writes; all ranks continue together, or report a full disk together."""
 
 import pytest
 

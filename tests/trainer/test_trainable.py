@@ -1,5 +1,7 @@
-"""What may be trained is computed in packed rows as transformers computes it alone; the rest is refused by
-name, before anything is loaded."""
+"""Supported models compute in packed rows what transformers computes alone; others are refused.
+
+A refusal names the reason before anything is loaded.
+"""
 
 import copy
 import json
@@ -41,9 +43,9 @@ SMALL = {
     "n_layer": LAYERS,
     "n_embd": 32,
     "n_head": 4,
-    "n_positions": 512,  # of gpt2
+    "n_positions": 512,  # gpt2
     "ffn_dim": 48,
-    "word_embed_proj_dim": 32,  # of opt
+    "word_embed_proj_dim": 32,  # opt
     "pad_token_id": None,
     "bos_token_id": None,
     "eos_token_id": None,
@@ -101,7 +103,7 @@ FIELDS = {
 
 
 def small_config(family, **changes):
-    """A configuration of four layers, with `changes` where its class has such a key."""
+    """Return a configuration of four layers; `changes` apply to the keys that its class has."""
     kind = CONFIG_MAPPING[family]
     known = kind().to_dict().keys() | kind.attribute_map.keys() | {"is_causal"}
     known |= {"rope_scaling"} if "rope_parameters" in known else set()
@@ -109,7 +111,7 @@ def small_config(family, **changes):
 
 
 def compare(config) -> None:
-    """Samples of several lengths in a row, and each alone, longer than every window."""
+    """Assert that samples in one packed row agree with each alone; the longest exceed every window."""
     torch.manual_seed(0)
     plain = AutoModelForCausalLM.from_config(
         copy.deepcopy(config), dtype=torch.float32, attn_implementation="eager"
@@ -123,7 +125,7 @@ def compare(config) -> None:
     )
     packed.load_state_dict(plain.state_dict())
     policy = make_policy(packed, "of a test", CPU, flash=False, compute_dtype="float32")
-    policy.model.eval()  # some families drop values at random
+    policy.model.eval()  # some families use dropout
     samples = [torch.randint(0, SMALL["vocab_size"], (length,)) for length in LENGTHS]
     with torch.no_grad():
         hidden = policy.hidden_states(torch.cat(samples), LENGTHS)
@@ -174,7 +176,7 @@ def packed_or_refused(family):
         try:
             config = small_config(family, **changes)
             AutoModelForCausalLM.from_config(config, attn_implementation="eager")(torch.ones(1, 2).long())
-        except Exception:  # no model of transformers, which raises any class
+        except Exception:  # transformers has no such model, and raises exceptions of any class
             return
         refused = "; ".join(untrainable(config.to_dict()))
         if refused:
@@ -198,7 +200,7 @@ def test_a_configuration_is_packed_as_it_is_computed_alone_or_refused(family, ex
 
 @pytest.fixture
 def folder(tiny_model, tmp_path):
-    """A model directory that says other things than it is."""
+    """Return a function that saves a model directory with a configuration that may not match its weights."""
 
     def made(**changes):
         config = json.loads((tiny_model / "config.json").read_text()) | changes
@@ -229,7 +231,7 @@ def test_what_cannot_be_trained_is_refused_before_it_is_loaded(folder, changes, 
         with pytest.raises(UsageError, match=said):
             build(str(directory), CPU)
     config = load_config(RLConfig, ["--trainer", "--orchestrator", "--inference"])
-    (line,) = trainer_warnings(config, directory, on_gpu=False)  # of doctor and dry run
+    (line,) = trainer_warnings(config, directory, on_gpu=False)  # shown by doctor and dry run
     assert line.startswith(f"model.name: {directory}/config.json: ")
     assert said in line
 

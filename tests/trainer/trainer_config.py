@@ -1,4 +1,4 @@
-"""Configurations for the tests; as a script (`torchrun trainer_config.py FILE`) one rank of a trainer."""
+"""Trainer configurations for the tests; run one rank as a script (`torchrun trainer_config.py FILE`)."""
 
 import sys
 from pathlib import Path
@@ -11,12 +11,12 @@ _COMMON = {"optim": {"type": "adamw", "lr": 0.01}, "seq_len": 64, "dist_timeout_
 
 
 def trainer_config(name: Path, output_dir: Path, **changes: Any) -> TrainerConfig:
-    """A trainer of the model in the directory `name`, on the CPU."""
+    """Return the settings of a trainer of the model in directory `name`, on the CPU."""
     return TrainerConfig.model_validate(_settings(name, output_dir, {"batch_timeout": 600, **changes}))
 
 
 def sft_config(name: Path, output_dir: Path, **changes: Any) -> SFTConfig:
-    """Fine-tuning on the CPU."""
+    """Return the settings of fine-tuning on the CPU."""
     return SFTConfig.model_validate(_settings(name, output_dir, changes))
 
 
