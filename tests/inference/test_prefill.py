@@ -49,9 +49,7 @@ def test_a_long_prompt_does_not_stop_those_that_decode(qwen3):
     sampled = engine.counters["generation_tokens"]
     for step in range(1, 10):
         engine.step()
-        assert (
-            engine.counters["generation_tokens"] == sampled + step
-        )  # the short one gets one token in every step
+        assert engine.counters["generation_tokens"] == sampled + step  # one token of the short one per step
     assert len(engine.running) == 1
     finish(engine)
     assert engine.counters["prefill_tokens"] == 8 + 119

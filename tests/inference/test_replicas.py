@@ -315,9 +315,7 @@ async def test_a_server_that_sings_another_song_is_taken_out_until_it_is_started
 async def test_a_song_that_newer_weights_overtook_accuses_nobody(a, tmp_path):
     async with watching([a]) as client:
         a.sung = [-1.0, -2.5]
-        a.on_generate = lambda: setattr(
-            a, "version", "8"
-        )  # these requests arrive before the update has returned
+        a.on_generate = lambda: setattr(a, "version", "8")  # newer weights arrive during the canary
         await update(client, tmp_path, 7, canary(-1.0, -2.0))
         client.check()
         metrics = client.metrics()

@@ -40,9 +40,7 @@ def test_tokens_have_the_distribution_of_the_logits(vocab):
     probabilities = np.random.default_rng(0).dirichlet(np.ones(vocab) * 0.8)
     tokens, logprobs = draw(probabilities.tolist())
     statistic, freedom = chi_square(np.bincount(tokens.numpy(), minlength=vocab), probabilities)
-    assert statistic < freedom + 4 * math.sqrt(
-        2 * freedom
-    )  # fails by chance about once in 10^4; the draw is fixed
+    assert statistic < freedom + 4 * math.sqrt(2 * freedom)  # about 1 in 10^4 fail; the draw is fixed
     assert logprobs.numpy() == pytest.approx(np.log(probabilities)[tokens.numpy()], abs=1e-5)
 
 
@@ -55,9 +53,7 @@ def test_top_k_and_top_p_keep_the_right_tokens_and_rescale():
     assert set(tokens.tolist()) == {1, 3}  # 0.4 alone is below 0.6; 0.4 + 0.25 is not
     assert logprobs[tokens == 3][0].item() == pytest.approx(math.log(0.25 / 0.65), abs=1e-6)
     tokens, _ = draw(probabilities, truncation(40_000, 5, top_k=3, top_p=0.45))
-    assert set(tokens.tolist()) == {
-        1
-    }  # top-p applies to the tokens that top-k kept: 0.4 / 0.85 is above 0.45
+    assert set(tokens.tolist()) == {1}  # top-p applies after top-k: 0.4 / 0.85 is above 0.45
 
 
 def test_rows_of_one_batch_keep_their_own_settings():

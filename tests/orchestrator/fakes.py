@@ -1,4 +1,4 @@
-"""A fake engine and environment: everything between them is the real code."""
+"""Fake engine and environment; the code between them is real."""
 
 import asyncio
 import random
@@ -19,7 +19,7 @@ from tests.waiting import HANG
 
 
 class LetterRenderer:
-    """One token a character; turn markers as in ChatML, but single characters."""
+    """Renderer with one token per character and single characters as turn markers."""
 
     stop_token_ids = (ord("$"),)
     vocab_size = 0x110000
@@ -64,7 +64,7 @@ def _conversation(text, messages, tools):
 
 
 def make_policy(engine=None, renderer=None, *, seq_len=2000, seed=3, **params):
-    """A policy that answers with letters, one token a character."""
+    """Return a policy that replies with letters, one token per character."""
     return RecordingPolicy(
         sampler=engine or FakeEngine(),
         renderer=renderer or LetterRenderer(),
@@ -75,7 +75,7 @@ def make_policy(engine=None, renderer=None, *, seq_len=2000, seed=3, **params):
 
 
 def make_player(engine, **changes):
-    """A player of rollouts on a fake engine."""
+    """Return a rollout runner on a fake engine."""
     options = {"renderer": LetterRenderer(), "params": SamplingParams(max_tokens=8), "seq_len": 64}
     options |= {"seed": 0, "timeout": HANG, "retries": 0}
     return RolloutPlayer(sampler=engine, **(options | changes))
@@ -84,7 +84,7 @@ def make_player(engine, **changes):
 def make_collector(
     engine, environments, sizes, *, level=1, deterministic=None, retries=0, state=None, pauses=None, **changes
 ):
-    """A collector of groups of these sizes."""
+    """Return a collector of groups of these sizes."""
     options = {
         "batch_size": sum(sizes),
         "group_size": sizes[0],
@@ -112,7 +112,7 @@ def make_collector(
 
 
 class FakeEngine:
-    """Answers with random letters that depend on the seed only; records what it was asked."""
+    """Engine that replies with random letters determined by the seed, and records its requests."""
 
     def __init__(self, version=0, delay=0.0):
         self.version = version
@@ -140,7 +140,10 @@ class FakeEngine:
 
 
 class LetterEnvironment:
-    """Reward 1 when the answer starts with the letter asked for. `turns` turns; may fail on purpose."""
+    """Environment of `turns` turns with reward 1 if the reply starts with the requested letter.
+
+    `fail` makes attempts fail.
+    """
 
     def __init__(self, name="letters", size=10, turns=1, fail=lambda task, attempt: False, sleep=0.0):
         self.name = name

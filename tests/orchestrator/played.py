@@ -1,4 +1,4 @@
-"""Rollouts and groups made by hand."""
+"""Hand-made rollouts and groups."""
 
 from buckeye.envs.base import Outcome, Task
 from buckeye.inference.client import Generation
@@ -7,7 +7,10 @@ from buckeye.orchestrator.training_samples import Segment
 
 
 def rollout(reward, *, turns=(3,), env_name="letters", task_id="t", shaping=None, boundary=None, **more):
-    """One segment: a prompt token before each turn, then as many sampled tokens as `turns` says."""
+    """Return a rollout of one segment.
+
+    Each turn has one prompt token, followed by the number of sampled tokens given in `turns`.
+    """
     of_outcome = {k: more.pop(k) for k in ("stop_reason", "turn_rewards", "components") if k in more}
     segment = Segment()
     for turn, tokens in enumerate(turns):

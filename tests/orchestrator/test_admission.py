@@ -1,4 +1,4 @@
-"""How an environment is played in its own way: limits, sampling, time."""
+"""Limits, sampling settings and time limits per environment."""
 
 import asyncio
 import contextlib
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Busy(LetterEnvironment):
-    """Knows how many of its rollouts are played at once."""
+    """Environment that counts how many of its rollouts run at once."""
 
     now = most = 0
 
@@ -43,11 +43,11 @@ async def test_each_environment_has_its_own_most_at_a_time():
     shared = make_player(engine, max_concurrent=5)
     await asyncio.gather(*(play(shared, env, 12) for env in envs))
     assert slow.most == 2
-    assert 3 <= fast.most <= 5  # who waits for the slow one holds none of the five
+    assert 3 <= fast.most <= 5  # rollouts that wait for the slow environment hold none of the five slots
 
 
 class OneByOne(InferenceClient):
-    """Servers with a place for one rollout at a time, for a tenth of a second each."""
+    """Engine client with a slot for one rollout at a time, free again after a tenth of a second."""
 
     def __init__(self):
         self.engine, self.turn = FakeEngine(), asyncio.Lock()
@@ -79,10 +79,10 @@ def test_starts_are_spread_evenly():
 
     admission = Admission(rate_limit=4.0, clock=lambda: now, sleep=sleep)
     asyncio.run(start(admission, 4))
-    assert starts == [0.25, 0.5, 0.75]  # the first at once
+    assert starts == [0.25, 0.5, 0.75]  # the first starts immediately
     now = 10.0
     asyncio.run(start(admission, 1))
-    assert len(starts) == 3  # nothing is saved up, and nothing owed
+    assert len(starts) == 3  # idle time earns no extra starts
 
 
 @pytest.mark.parametrize("wave", [False, True])

@@ -1,4 +1,4 @@
-"""Advantages against numbers computed by hand."""
+"""Advantages compared with hand-computed numbers."""
 
 import pytest
 from hypothesis import given
@@ -57,8 +57,8 @@ def test_group_advantages(settings, expected):
     [
         ([1.0, 0.0], [10, 30], [1.0, -1.0]),  # each against the other
         ([1.0, 0.0, 0.5], [10, 20, 10], [1 - 5 / 30, -15 / 20, 0.5 - 10 / 30]),
-        ([1.0, 0.0], [10, 0], [0.0, -1.0]),  # the second has no weight to compare the first with
-        ([1.0, 0.0], [0, 0], [1.0, -1.0]),  # without lengths all weigh the same
+        ([1.0, 0.0], [10, 0], [0.0, -1.0]),  # the second has no weight, so the first has no baseline
+        ([1.0, 0.0], [0, 0], [1.0, -1.0]),  # without lengths all weights are equal
     ],
 )
 def test_the_weighted_mean_of_the_others(rewards, lengths, expected):
@@ -68,7 +68,7 @@ def test_the_weighted_mean_of_the_others(rewards, lengths, expected):
 
 @pytest.mark.parametrize("settings", [{}, {"std_norm": "local"}, {"length_weighted_mean": True}])
 def test_equal_rewards_have_advantages_of_exactly_zero(settings):
-    """The sum of six times 0.1, divided by six, is not 0.1."""
+    """In floating point, the sum of six times 0.1 divided by six is not 0.1."""
     rewards, lengths = [0.1] * 6, [1, 2, 3, 4, 5, 6]
     assert group_advantages(rewards, lengths, GroupAdvantageConfig(**settings)) == [0.0] * 6
     assert max_rl_advantages(rewards) == [0.0] * 6
@@ -111,7 +111,7 @@ def test_max_rl_divides_by_the_mean():
 
 @pytest.mark.parametrize("rewards", [[-1.0, 1.0], [-1.0, 0.5], [1.0, -0.99]])
 def test_max_rl_refuses_rewards_below_zero(rewards, refusal):
-    """The last would have advantages of 199 and -199."""
+    """The last case would have advantages of 199 and -199."""
     with pytest.raises(RunError, match=r"a rollout got -.*advantage\.type"):
         batch_advantages([[turns(r) for r in rewards]], MaxRLAdvantageConfig())
     with refusal(RunError):

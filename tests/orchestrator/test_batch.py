@@ -1,4 +1,4 @@
-"""From groups to samples, figures and the record of rollouts."""
+"""Groups become samples, metrics and records of rollouts."""
 
 import asyncio
 import json

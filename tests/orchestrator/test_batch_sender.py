@@ -31,7 +31,7 @@ def test_a_batch_that_vanished_untrained_is_written_again(tmp_path):
     publish(tmp_path / "weights", 1)  # batch 0 is trained
     publish(
         tmp_path / "weights", 2, RunIdentity(run_id="mine", attempt=1)
-    )  # by an earlier attempt: says nothing
+    )  # published by an earlier attempt: ignored
     remove_batch(tmp_path / "batches", 0)
     remove_batch(tmp_path / "batches", 1)
     asyncio.run(sender.look())

@@ -1,4 +1,4 @@
-"""What is said of how a batch was collected: accounts, and whether lengths of what is lost differ."""
+"""Metrics of how a batch was collected: accounts of rollouts, and the length bias of dropped groups."""
 
 import logging
 import math
@@ -22,7 +22,7 @@ def played(reward, seconds, tokens=3):
 
 
 def collected(*groups):
-    """From pairs of the reason to drop a group and the group."""
+    """Return a batch of these (drop reason or None, group) pairs."""
     batch = Collected(groups=[])
     for reason, one in groups:
         batch.add(one, reason)
@@ -46,7 +46,7 @@ def test_every_play_is_in_one_account_and_every_draw_counts_once():
         "retried": 2,
         "cut": 1,
     }
-    assert batch.played_rewards == [1.0, 0.0, 0.0, 0.0, 1.0]  # the stale task is played again
+    assert batch.played_rewards == [1.0, 0.0, 0.0, 0.0, 1.0]  # the stale task is retried
     assert batch.by_environment.metrics(batch.groups)["env/letters/reward/played"] == pytest.approx(0.4)
     assert batch.by_environment.metrics(batch.groups)["env/letters/errored"] == 3
 
@@ -86,7 +86,7 @@ def test_numbers_by_hand():
     assert values["collection/finished/completion_len/mean"] == pytest.approx(80 / 3)
     assert values["collection/sampling_seconds"] == 12.0
     assert values["collection/lost_share"] == pytest.approx(8 / 12)
-    assert not any(name.startswith("collection/bias") for name in values)  # one lost group says nothing
+    assert not any(name.startswith("collection/bias") for name in values)  # one lost group is too few
 
 
 def test_the_difference_is_that_of_welch():
@@ -150,7 +150,7 @@ def test_what_is_dropped_by_a_filter_is_no_bias_of_the_collection():
 
 
 def sampled(rng, lost_when_long):
-    """A step of 16 groups of which some are lost, at random or because they are long."""
+    """Return a batch of 16 groups, some of them lost at random or because they are long."""
     groups = []
     for _ in range(16):
         seconds = rng.lognormvariate(0.0, 0.7)

@@ -1,4 +1,4 @@
-"""Which rollouts reach the loss, on virtual time: benchmarks/collection.py with the real collector."""
+"""Rules for which rollouts reach the loss: benchmarks/collection.py simulates the real collector."""
 
 import statistics
 import sys
@@ -19,7 +19,7 @@ LAWS_OF_UNITS = [law if law == "two kinds" else pytest.param(law, marks=pytest.m
 
 
 def checked(result):
-    """What holds of every run, whatever the law and the settings."""
+    """Assert the invariants of every simulated run, and return it."""
     assert result.unaccounted == 0
     for batch in result.batches:
         account = batch.account()
@@ -56,9 +56,7 @@ def test_oversampling_beyond_what_may_wait_takes_the_first_to_finish_and_ends_th
     result = checked(simulate("buckeye", "log-normal", level=0, oversampling=1.5, batches=12))
     dropped = [group for batch in result.batches for _, group in batch.dropped_groups]
     assert {reason for batch in result.batches for reason in batch.dropped} == {"stale"}
-    assert any(
-        group.rollouts[0].cut for group in dropped
-    )  # what can be used no more is not played to its end
+    assert any(group.rollouts[0].cut for group in dropped)  # a rollout that is too old for use is ended early
     bias, noise = result.bias
     assert bias < -noise
     assert statistics.fmean(g.rollouts[0].seconds for g in dropped) > 0
@@ -73,8 +71,10 @@ GROUP = st.tuples(st.integers(3, 7), st.just(1))
 
 
 def possible(size, waiting, *, open_places, batch, batch_size):
-    """Whether every group finds a place in time after one of `size` was taken, by trying one after the other
-    with the earliest deadline first, in the first batch that has room."""
+    """Return True if all waiting groups still fit in time after one of `size` takes its places.
+
+    Tries the groups by earliest deadline, each in the first batch with room.
+    """
     room = {batch: open_places - size}
     for due, other in sorted(waiting):
         for number in range(batch, due + 1):

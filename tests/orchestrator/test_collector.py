@@ -1,4 +1,4 @@
-"""Groups in flight: capacity, staleness, retries, drops, and a state from which a run goes on exactly."""
+"""Groups in flight: capacity, staleness, retries, drops, and a state that resumes exactly."""
 
 import asyncio
 import random
@@ -24,7 +24,7 @@ FRESH = {"next_group": 0, "pending": []}
 
 
 def waiting(c):
-    """Groups that are played, or were played and not used yet."""
+    """Return the number of groups in flight or buffered."""
     counts = c.metrics()
     return counts["groups/in_flight"] + counts["groups/buffered"]
 
@@ -97,7 +97,7 @@ async def test_an_overtaken_group_is_dropped_as_stale_and_played_again():
 
 def test_a_failed_rollout_is_retried_and_then_leaves_a_smaller_group():
     def fail(task, attempt):
-        return attempt in (1, 2, 3, 5)  # one member fails twice, the others are played again or not at all
+        return attempt in (1, 2, 3, 5)  # one member fails twice; the others are retried at most once
 
     batch = first_batch(LetterEnvironment(size=1, fail=fail), groups=1)
     (group,) = batch.groups
@@ -109,7 +109,7 @@ def test_a_failed_rollout_is_retried_and_then_leaves_a_smaller_group():
 
 
 class LongOnesFail(LetterEnvironment):
-    """Half of its replies are long, and of these three in five fail, after they were given."""
+    """Environment in which half of the replies are long, and three in five long ones fail after the reply."""
 
     def __init__(self):
         super().__init__(size=1)
@@ -124,15 +124,15 @@ class LongOnesFail(LetterEnvironment):
 
 
 def test_what_the_reply_may_have_caused_is_not_played_again():
-    """Playing it again hides how much fails, and trains on the short replies that come instead."""
+    """A retry would hide the failure rate, and train on the short replies that replace the failed ones."""
     batch = first_batch(LongOnesFail(), level=0, groups=200, retries=3, min_group_size=1)
     account = batch.account()
     assert account["played"] == account["trained"] + account["failed"] + account["dropped"]
-    assert account["failed"] / account["played"] == pytest.approx(0.3, abs=0.05)  # whatever is played again
+    assert account["failed"] / account["played"] == pytest.approx(0.3, abs=0.05)  # retries do not change it
     scored = [r for g in batch.groups for r in g.scored]
     share = sum(r.outcome.components["long"] for r in scored) / len(scored)
     assert account["retried"] == 0
-    assert share == pytest.approx(0.2 / 0.7, abs=0.05)  # what fails cannot be trained on: that is said
+    assert share == pytest.approx(0.2 / 0.7, abs=0.05)  # failed long rollouts are not trained on
     assert len(batch.errors) == account["failed"]
 
 
@@ -150,7 +150,7 @@ def test_a_worker_that_is_gone_is_nobodys_answer():
 
 
 def test_who_was_never_asked_and_who_got_no_answer_is_played_again():
-    """Neither says anything about the policy; a deadline does: the reply may have been a long one."""
+    """Neither depends on the policy. A timeout does: the reply may have been long, so it is not retried."""
     silent, broken = iter([1]), iter([1])
 
     class Engine(FakeEngine):
@@ -174,7 +174,7 @@ def test_who_was_never_asked_and_who_got_no_answer_is_played_again():
 )
 def test_a_group_is_trained_with_what_is_left_of_it_if_that_is_enough(failing, least, trained):
     def fail(task, attempt):
-        return task.id == "letters-0" and attempt <= 2 * failing  # each fails, and again at its second try
+        return task.id == "letters-0" and attempt <= 2 * failing  # each fails, also at its second attempt
 
     batch = first_batch(LetterEnvironment(size=2, fail=fail), min_group_size=least)
     sizes = {g.rollouts[0].task.id: len(g.scored) for g in batch.groups if g.index < 2}
@@ -244,7 +244,7 @@ async def test_waiting_for_weights_has_a_deadline(refusal):
     settings = {"weights_timeout": 0.05, "deterministic": DeterministicSampling(engine)}
     c = collector(engine, LetterEnvironment(), level=0, **settings)
     with refusal(RunError):
-        await c.collect(1, lambda version: None)  # version 1 never comes
+        await c.collect(1, lambda version: None)  # version 1 is never published
     await c.close()
 
 
@@ -258,7 +258,7 @@ async def test_a_stop_that_comes_with_news_is_not_forgotten(turns):
     collecting = asyncio.create_task(c.collect(0, lambda version: None))
     await asyncio.sleep(0.05)
     c.set_version(0)
-    for _ in range(turns):  # of the event loop, in which the news gets round
+    for _ in range(turns):  # event loop iterations, during which the version arrives
         await asyncio.sleep(0)
     collecting.cancel()
     done, _ = await asyncio.wait([collecting], timeout=HANG)
@@ -268,7 +268,7 @@ async def test_a_stop_that_comes_with_news_is_not_forgotten(turns):
 
 
 async def test_state_continues_with_the_same_tasks():
-    """Five batches in one go, against two, a kill, and three: the same group indices are used, none twice."""
+    """Five batches in one run, and two, a kill and three, use the same group indices; none is used twice."""
     engine = FakeEngine()
     straight = await batches(collector(engine, LetterEnvironment()), engine, 5)
     killed = collector(engine, LetterEnvironment())
@@ -282,7 +282,7 @@ async def test_state_continues_with_the_same_tasks():
 
 def test_synchronous_mode_makes_the_same_waves_whatever_the_timing():
     class Dawdles(LetterEnvironment):
-        """Each rollout waits for a time of its own before it asks."""
+        """Environment whose rollouts each wait for a random time before the request."""
 
         def __init__(self, seed):
             super().__init__(turns=2)
@@ -314,7 +314,7 @@ def test_an_environment_that_cancels_itself_is_an_errored_rollout():
             return await super().rollout(task, policy)
 
     batch = first_batch(Cancels(size=4), groups=4)
-    assert len(batch.groups) == 4  # of the four tasks one can never be used
+    assert len(batch.groups) == 4  # one of the four tasks can never be used
     assert batch.dropped["errored"] >= 1
     assert len(batch.errors) == 4 * batch.dropped["errored"]
     assert "cancelled" in batch.errors[-1]
@@ -336,4 +336,4 @@ async def test_who_waits_for_weights_looks_once_for_each_news_and_says_how_long_
     batch = await collecting
     await c.close()
     assert seen == [1, 1, 1]
-    assert batch.waited_seconds >= 0.03  # of 0.06, less what a busy machine takes to look again
+    assert batch.waited_seconds >= 0.03  # of 0.06, minus the delay until a busy machine checks again

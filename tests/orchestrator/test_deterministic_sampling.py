@@ -1,4 +1,4 @@
-"""Waves: what is sent together, in which order, and that every reply may be as long as it asked for."""
+"""Waves: which requests are sent together, in which order, and that no reply is cut short."""
 
 import asyncio
 from types import SimpleNamespace
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Counting:
-    """Goes on counting from the last token; stops after a multiple of `stop`."""
+    """Engine that counts up from the last token and stops after a multiple of `stop`."""
 
     def __init__(self, stop=10**9):
         self.stop = stop
@@ -38,7 +38,7 @@ class Counting:
 
 
 def ask(client, requests, *, order=None, seed=1):
-    """The replies to (prompt, max_tokens, min_tokens), asked for in `order` of time."""
+    """Return the replies to (prompt, max_tokens, min_tokens) requests, sent one after another in `order`."""
 
     async def play():
         deterministic = DeterministicSampling(client)
@@ -101,7 +101,7 @@ async def test_a_request_that_was_given_up_is_not_sent():
             await first.generate([10], params)
     again = asyncio.create_task(first.generate([20], params))
     await asyncio.sleep(0.01)
-    assert client.waves == []  # the second has not asked yet
+    assert client.waves == []  # the second has not sent its request yet
     async with asyncio.timeout(5):
         replies = await asyncio.gather(again, second.generate([30], params))
     assert [prompts for prompts, _ in client.waves] == [[[20], [30]]]

@@ -1,5 +1,7 @@
-"""What an environment hands back is checked before anything is made of it: whatever it is, it is a rollout
-with a reward or a counted error, and the step goes on."""
+"""Outcomes of an environment are checked before use.
+
+Any outcome gives a rollout with a reward or a counted error, and the step continues.
+"""
 
 import asyncio
 import dataclasses
@@ -33,7 +35,7 @@ from .fakes import FakeEngine, LetterRenderer, make_player
 
 
 class Given:
-    """Hands back what its tasks' data holds, one after the other for the rollouts of a task."""
+    """Environment that returns the outcomes in a task's data, one per rollout."""
 
     name = "given"
 
@@ -123,7 +125,7 @@ NO_NUMBERS = {
 
 
 class Author:
-    """An environment as authors write them; `make` gives the reward."""
+    """Environment in the style of third-party authors; `make` returns the reward."""
 
     name = "author"
 
@@ -176,7 +178,7 @@ class ForgetsToAwait(Author):
 
 
 def errors_of(environment, warned="error"):
-    """The errors of two rollouts; nothing is left un-awaited."""
+    """Return the errors of two rollouts; fail if a coroutine was never awaited."""
     with warnings.catch_warnings():
         warnings.simplefilter(warned)
         group = play(None, None, environment=lambda: environment)
@@ -245,7 +247,7 @@ VALUES = st.recursive(
 
 @st.composite
 def outcomes(draw):
-    """An Outcome as far as the class lets one be made, else what was to be one of its fields."""
+    """Draw an Outcome of random field values, or only its reward value if the class refuses them."""
     fields = draw(
         st.fixed_dictionaries(
             {"reward": VALUES},

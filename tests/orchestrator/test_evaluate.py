@@ -1,4 +1,4 @@
-"""Evaluation figures against numbers computed by hand."""
+"""Evaluation metrics compared with hand-computed numbers."""
 
 import asyncio
 import json
@@ -43,7 +43,7 @@ def test_pass_at_k_is_unbiased():
 
 
 def test_means_are_over_tasks_as_pass_at_1_is():
-    """Four rollouts of one task succeed; of the other one fails, and three have no reward."""
+    """All four rollouts of one task succeed; of the other task one fails and three have no reward."""
     by_task = {"a": [1.0, 1.0, 1.0, 1.0], "b": [0.0, None, None, None]}
     got = result(by_task, 4, components=lambda reward: {"length": 10 * reward})
     assert sum(got.rewards) / len(got.rewards) == 0.8  # over rollouts

@@ -1,4 +1,4 @@
-"""Which versions are evaluated, in what order, also after an interruption."""
+"""Schedule of evaluated versions, also after an interruption."""
 
 import asyncio
 from types import SimpleNamespace
@@ -32,7 +32,7 @@ def made(tmp_path, *, start=0, last=12, interval=3, base=True, level=1, done=())
 
 
 def measured(evaluations, monkeypatch, *, to):
-    """What is measured while the engines get one version after the other, as far as they may."""
+    """Return the steps that are evaluated while the engines receive one version after another."""
     found = []
 
     async def evaluate(environments, player, *, measured, **settings):
@@ -92,8 +92,8 @@ def test_what_is_due_is_the_first_that_is_neither_done_nor_in_between(
 
 
 def test_an_evaluation_that_was_interrupted_is_made_up_for_with_its_own_weights(tmp_path):
-    """Training was at 7 while 6 was measured, and the run goes on from 7."""
-    assert made(tmp_path, start=7).due == 9  # one that begins to evaluate later makes up for nothing
+    """Training was at 7 while 6 was evaluated, and the run resumes from 7."""
+    assert made(tmp_path, start=7).due == 9  # a run that begins to evaluate later does not catch up
     publish(tmp_path / "weights", 6, RunIdentity(run_id="mine", attempt=1))
     assert made(tmp_path, start=7, done=(0, 3)).due == 6
     assert made(tmp_path, start=7, done=(0, 3, 6)).due == 9

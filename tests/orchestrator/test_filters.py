@@ -1,4 +1,4 @@
-"""Which groups are not trained on."""
+"""Filters of groups that are not trained on."""
 
 import pytest
 
@@ -26,7 +26,7 @@ BORDERS = {"buffer": {"type": "online-difficulty", "min_reward": 0.25, "max_rewa
         ([0.5, 0.5], {}, None),
         ([0.5, 0.5], DROP, "no_spread"),
         ([0.5, 0.6], DROP, None),
-        ([1.0, 1.0], {**DROP, "advantage": None}, None),  # equal rewards that are advantages
+        ([1.0, 1.0], {**DROP, "advantage": None}, None),  # equal rewards as advantages
         ([0.0, 0.0], {**DROP, "advantage": None}, "no_spread"),
         ([0.5, 0.5], {**DROP, "shaping": 0.1}, None),
         ([0.5, 0.6], {**DROP, "shaping": 0.1}, "no_spread"),
@@ -35,10 +35,10 @@ BORDERS = {"buffer": {"type": "online-difficulty", "min_reward": 0.25, "max_rewa
         ([0.0, 1.0], DIFFICULTY, None),
         ([0.5, 0.5], DIFFICULTY, None),
         ([0.0, 0.375], BORDERS, "too_hard"),  # 0.1875
-        ([0.0, 0.5], BORDERS, None),  # a mean of exactly min_reward stays
+        ([0.0, 0.5], BORDERS, None),  # a mean of exactly min_reward is kept
         ([1.0, 0.5], BORDERS, None),
         ([1.0, 0.75], BORDERS, "too_easy"),  # 0.875
-        ([0.25, 0.25], {**BORDERS, "shaping": 0.5}, None),  # difficulty is about the raw reward
+        ([0.25, 0.25], {**BORDERS, "shaping": 0.5}, None),  # difficulty uses the raw reward
     ],
 )
 def test_groups_that_are_dropped(rewards, settings, expected):

@@ -1,4 +1,4 @@
-"""Who holds up the event loop is found and named."""
+"""Code that blocks the event loop is found and named."""
 
 import asyncio
 import time
@@ -23,7 +23,7 @@ async def play(env, rollout):
 
 
 def watched(rollout, times):
-    """What was told, and the seconds that were counted, while a rollout was played so often."""
+    """Return the reports and the blocked seconds of `times` rollouts."""
     told = []
 
     async def run():

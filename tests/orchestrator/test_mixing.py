@@ -1,4 +1,4 @@
-"""Which environment each group belongs to."""
+"""Choice of the environment of each group."""
 
 from collections import Counter
 

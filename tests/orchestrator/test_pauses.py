@@ -1,4 +1,4 @@
-"""An environment that fails is left alone; the others go on, and it comes back by itself."""
+"""A failing environment is paused while the others continue; later it is tried again."""
 
 import asyncio
 from collections import Counter
@@ -72,12 +72,12 @@ def test_after_a_pause_one_group_is_tried_and_the_next_pause_is_twice_as_long(pa
         clock.now += seconds
         assert pauses.held() == set()
         pauses.started("a")
-        assert pauses.held() == {"a"}  # until it has ended
+        assert pauses.held() == {"a"}  # until the group has ended
         pauses.ended("a", played("a"))
     clock.now += 30
     work(pauses, "a")
     fail(pauses, "a")
-    assert pauses.held() == set()  # one failure is no two again
+    assert pauses.held() == set()  # one failure is less than two in a row
     assert pauses.metrics() == {"env/a/paused": 0, "env/a/pauses": 0, "env/b/paused": 0, "env/b/pauses": 0}
 
 
@@ -118,7 +118,7 @@ def test_a_run_in_which_everything_has_failed_for_too_long_ends(pauses, clock):
 
 
 class Failing(LetterEnvironment):
-    """Fails while `broken`."""
+    """Environment that fails while `broken`."""
 
     def __init__(self, name, **options):
         super().__init__(name, **options)
@@ -160,13 +160,13 @@ async def test_the_others_fill_the_batches_until_it_comes_back(clock, level):
     assert seen[11] == {"a": 1, "b": 1}
     assert metrics["env/a/passed_over"] > 0
     assert (metrics["env/a/paused"], metrics["env/b/paused"]) == (0, 0)
-    assert sum(a.attempts.values()) < 4 * 12  # it was not played all the time
+    assert sum(a.attempts.values()) < 4 * 12  # it was paused for a part of the time
 
 
 async def test_when_all_fail_the_run_waits_and_goes_on(clock, monkeypatch):
     monkeypatch.setattr("buckeye.orchestrator.collector._LOOK_SECONDS", 0.001)
     engine, a, b = FakeEngine(), Failing("a"), Failing("b")
-    deterministic = DeterministicSampling(engine)  # synchronous: nothing is under way between two batches
+    deterministic = DeterministicSampling(engine)  # synchronous: nothing is in flight between two batches
     c = collector(engine, [a, b], clock, deterministic=deterministic, level=0)
     await collect(c, engine, 0, deterministic)
     a.broken = b.broken = True
@@ -204,9 +204,7 @@ async def test_what_is_measured_of_each_environment(clock):
     metrics = collected.by_environment.metrics(collected.groups)
     assert metrics["env/a/errored"] == metrics["env/a/errors/step"] > 0
     assert (metrics["env/a/share"], metrics["env/b/share"]) == (0.0, 1.0)
-    assert (
-        "env/a/reward/played" not in metrics
-    )  # an errored rollout has no reward, so there is no mean of any
+    assert "env/a/reward/played" not in metrics  # an errored rollout has no reward, so no mean includes it
     assert metrics["env/b/errored"] == 0
     assert metrics["env/b/turns/mean"] == 2
     assert metrics["env/b/completion_len/mean"] == 8

@@ -1,4 +1,4 @@
-"""Tokens once: what is trained is what was sampled, and nothing else is in the mask."""
+"""Exact tokens: the trained tokens are the sampled ones, and the loss mask holds nothing else."""
 
 import asyncio
 from collections import Counter
@@ -50,7 +50,7 @@ def test_the_mask_covers_exactly_the_sampled_tokens(turns, rewrites, seed):
 
 
 def test_text_parts_are_what_their_text_is():
-    """In a task and in a call, the recorded messages too."""
+    """Text parts are joined in a task and in a call, and in the recorded messages."""
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     task = Task(id="t", messages=[{"role": "user", "content": parts}])
     assert list(task.messages) == [{"role": "user", "content": "ab"}]
@@ -73,7 +73,7 @@ def test_recorded_messages_are_copies_of_those_of_the_environment():
     p = make_policy(FakeEngine())
     messages = asyncio.run(converse(p, 2))
     recorded = list(p.messages)  # those of the last call
-    messages[0]["content"] = "b"  # as one that shortens what it said before
+    messages[0]["content"] = "b"  # an environment may shorten earlier messages
     messages[1]["content"] = "said otherwise"
     assert list(p.messages) == recorded
     reply = asyncio.run(p.chat(messages))
@@ -174,7 +174,7 @@ async def test_turns_at_once_are_samples_of_their_own():
     replies = await asyncio.gather(*(p.chat(messages) for _ in range(3)))
     assert (p.turns, p.branched, len(p.segments)) == (3, 2, 3)
     assert {"".join(map(chr, s.token_ids)) for s in p.segments} == {f"u:a$a:{r.text}$" for r in replies}
-    assert len({r.text for r in replies}) > 1  # of one prompt, each with a seed of its own
+    assert len({r.text for r in replies}) > 1  # same prompt, different seeds
 
 
 def test_a_reply_with_little_room_may_be_shorter_than_min_tokens():

@@ -1,4 +1,4 @@
-"""A rollout as a tree: whatever is asked, in whatever order, every sampled token is trained exactly once."""
+"""A rollout as a tree: for any requests in any order, every sampled token is trained exactly once."""
 
 import asyncio
 import dataclasses
@@ -21,7 +21,7 @@ ASK = {"role": "user", "content": "a"}
 
 
 class Numbered:
-    """Samples token ids that no other call samples, after a pause that shuffles what is open together."""
+    """Engine whose calls all sample different token ids, after a pause that shuffles concurrent requests."""
 
     def __init__(self, ordinary, end):
         self.ordinary, self.end = ordinary, end
@@ -42,7 +42,7 @@ class Numbered:
 
 
 def check_invariants(policy, answers):
-    """Every prompt and reply lies token for token in a segment; every reply is trained once, as sampled."""
+    """Assert that segments hold each prompt and reply unchanged, and that each reply is trained once."""
     trained = []
     for segment in policy.segments:
         lists = [getattr(segment, field.name) for field in dataclasses.fields(segment)]
@@ -56,7 +56,7 @@ def check_invariants(policy, answers):
     )
     for number, (prompt, ids) in enumerate(answers):
         holding = [s for s in policy.segments if number in s.versions]
-        (segment,) = holding  # and in no other with a loss
+        (segment,) = holding  # no other segment has a loss on the reply
         whole = [*prompt, *ids]
         assert segment.token_ids[: len(whole)] == whole
         assert segment.loss_mask[len(prompt) : len(whole)] == [True] * len(ids)
@@ -71,12 +71,12 @@ def lists_of(segment):
 PLAN = st.lists(
     st.lists(
         st.tuples(
-            st.integers(0, 5),  # which of the conversations so far is gone on with
+            st.integers(0, 5),  # index of the earlier conversation to continue
             st.integers(0, 3),  # how many of its messages are dropped first
             st.sampled_from(["a", "b"]),
         ),
         min_size=1,
-        max_size=3,  # these are open together
+        max_size=3,  # these requests are open at the same time
     ),
     min_size=1,
     max_size=5,
@@ -84,7 +84,7 @@ PLAN = st.lists(
 
 
 async def play(policy, plan):
-    """Go on with earlier conversations, whole or in part, several at a time."""
+    """Continue earlier conversations, completely or in part, several at a time."""
     conversations = [[]]
     for together in plan:
         asked = []
@@ -187,7 +187,7 @@ def test_token_ids_that_go_on_with_earlier_ones_are_trained_beside_them():
         policy = make_policy(FakeEngine())
         await policy.complete([ord("a"), ord("b")])
         ids = list(policy.segments[0].token_ids)
-        for more in ([], [ord("c")], [ord("d")]):  # two go on at its end; the third where another has
+        for more in ([], [ord("c")], [ord("d")]):  # two extend it at its end; the third branches
             await policy.complete([*ids, *more])
             ids = ids if more else list(policy.segments[0].token_ids)
         return policy

@@ -1,4 +1,4 @@
-"""Reward shaping against numbers computed by hand, and that the raw reward stays what it was."""
+"""Reward shaping compared with hand-computed numbers; the raw reward stays unchanged."""
 
 import asyncio
 
@@ -64,7 +64,7 @@ def test_a_length_is_that_of_the_rollout_or_of_its_longest_reply(refusal):
 
 @pytest.mark.parametrize(("tokens", "both"), [(50, -0.2), (82, -0.328), (90, -0.5), (100, -1.0)])
 def test_a_long_rollout_is_not_punished_twice(tokens, both):
-    """The larger of the two: 0.4 of the length, and from 80 tokens on what rises to 1."""
+    """Only the larger penalty counts: 0.4 of the length, or from 80 tokens on the one that rises to 1."""
     found = amounts(tokens=tokens, length_penalty=0.4, overlong_cache=20)
     assert sum(found.values()) == pytest.approx(both)
     assert all(amount <= 0.0 for amount in found.values())
@@ -94,7 +94,7 @@ def play(engine, config, environment, *, as_group=False):
 
 
 class CutOff(FakeEngine):
-    """Every reply is two tokens long and cut off."""
+    """Engine whose replies are all cut off after two tokens."""
 
     def _answer(self, seed, max_tokens):
         answer = super()._answer(seed, max_tokens)
@@ -107,7 +107,7 @@ class CutOff(FakeEngine):
 
 
 class Pays(LetterEnvironment):
-    """Two turns; pays what it is told, in all and by turn."""
+    """Environment of two turns with the given reward and turn rewards."""
 
     def __init__(self, reward, turn_rewards=None, turns=2):
         super().__init__(turns=turns)
@@ -119,7 +119,7 @@ class Pays(LetterEnvironment):
 
 
 class PaysTogether(Pays):
-    """What is paid is known when the whole group has been played."""
+    """Environment whose rewards are known only after the whole group has run."""
 
     async def rollout_in_group(self, task, policy):
         await LetterEnvironment.rollout(self, task, policy)

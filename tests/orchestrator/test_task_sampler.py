@@ -1,4 +1,4 @@
-"""Which task comes when."""
+"""Order of the tasks."""
 
 from buckeye.orchestrator.environments import NamedEnvironment
 from buckeye.orchestrator.task_sampler import TaskSampler

@@ -1,4 +1,4 @@
-"""The times of a step by cause, from numbers set by hand."""
+"""Seconds of a step by cause, from fixed inputs."""
 
 from __future__ import annotations
 

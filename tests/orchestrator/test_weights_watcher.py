@@ -1,4 +1,4 @@
-"""New weights reach the engines at once; somebody else's never do."""
+"""New weights reach the engines immediately; weights of other runs never do."""
 
 import asyncio
 from types import SimpleNamespace
@@ -79,11 +79,11 @@ def test_engines_beyond_recovery_end_the_watch(tmp_path, refusal):
 
 
 async def measured(w, due, root, updates):
-    """Versions 3 to 7 are there at once; 4 and 6 are to be measured, which takes a while."""
+    """Watch while versions 3 to 7 exist; 4 and 6 are due for an evaluation, which takes a while."""
     running = asyncio.create_task(w.run())
     for version in (4, 6):
         await w.reach(version, HANG)
-        await asyncio.sleep(0.1)  # there are newer ones all the time
+        await asyncio.sleep(0.1)  # newer versions exist all the time
         assert w.version == version
         due.pop(0)
     await w.reach(7, HANG)

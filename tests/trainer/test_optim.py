@@ -163,9 +163,7 @@ def test_moments_in_8_bits_follow_those_in_32():
     difference = (exact["matrix"] - small["matrix"]).detach().abs()
     assert difference.mean() < 0.02  # five steps of 0.1
     assert difference.max() > 0
-    torch.testing.assert_close(
-        exact["norm.weight"], small["norm.weight"]
-    )  # too small for 8 bits to save memory
+    torch.testing.assert_close(exact["norm.weight"], small["norm.weight"])  # too small for 8 bits
 
 
 def test_8_bits_without_the_library_is_one_message(monkeypatch):

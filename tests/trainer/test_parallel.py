@@ -143,12 +143,8 @@ def test_two_shards_equal_one_rank(tmp_path, tiny_model, batches):
     train(tiny_model, two, batches, ranks=2, division={"sharding": "full"})
     assert_same_run(tmp_path / "one", two)
     info = resolve_checkpoint(two / "checkpoints", STEPS)
-    assert (
-        sum(path.stat().st_size for path in info.path.rglob("*.safetensors")) < 2e6
-    )  # no tensor is stored twice
-    directory = fetch_model(
-        str(trainer_state(info) / "model")
-    )  # the directory that chat, evals and others load
+    assert sum(path.stat().st_size for path in info.path.rglob("*.safetensors")) < 2e6  # nothing twice
+    directory = fetch_model(str(trainer_state(info) / "model"))  # chat, evals and others load this
     verify_checkpoint(info)
     loaded = AutoModelForCausalLM.from_pretrained(directory).state_dict()
     assert all(torch.equal(loaded[name], tensor) for name, tensor in weights(two).items())
@@ -166,9 +162,7 @@ def test_a_rank_that_is_killed_in_a_checkpoint(tmp_path, tiny_model, batches, mo
     marks.mkdir()
     train(tiny_model, straight, batches)
     monkeypatch.setenv(DONE, str(marks))
-    monkeypatch.setenv(
-        FAULTS, "checkpoint.captured=kill@2"
-    )  # once in the run, at the rank that arrives first
+    monkeypatch.setenv(FAULTS, "checkpoint.captured=kill@2")  # once in the run, at the first rank there
     with pytest.raises(AssertionError):
         train(tiny_model, broken, batches, ranks=2, division=FSDP, ckpt={"interval": 1})
     assert [info.step for info in list_checkpoints(broken / "checkpoints")] == [1]

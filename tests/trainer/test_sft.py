@@ -142,10 +142,8 @@ def test_short_conversations_share_a_pass_and_learn_what_each_alone_would(tmp_pa
     for tokens in (1, 64, 2048):
         with counted_rows() as rows:
             changes = {"micro_batch_tokens": tokens, "data": {"val_path": str(chat_file)}}
-            changes["optim"] = {
-                "type": "sgd",
-                "lr": 0.3,
-            }  # other optimizers turn rounding differences into steps
+            # other optimizers turn rounding differences into steps
+            changes["optim"] = {"type": "sgd", "lr": 0.3}
             sft(tiny_model, tmp_path / str(tokens), chat_file, max_steps=4, seq_len=40, **changes)
         passes[tokens] = len(rows)
     # two validations of five conversations, and steps of three, two, three and two
