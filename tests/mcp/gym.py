@@ -1,4 +1,4 @@
-"""Configurations and mappings of the environments of the tests, and any values."""
+"""Configurations and mappings of the test environments, and random JSON values."""
 
 from hypothesis import strategies as st
 
@@ -10,7 +10,7 @@ SCALARS = (
 
 
 def json_values(names, leaves=5):
-    """Values of JSON, whose objects have some of the names."""
+    """Draw JSON values whose objects use some of the names."""
     return st.recursive(
         SCALARS,
         lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=3),
@@ -19,7 +19,7 @@ def json_values(names, leaves=5):
 
 
 def mapping(tool, *names):
-    """The mapping of an action to a tool that takes these arguments."""
+    """Return the mapping of an action to a tool with these arguments."""
     return {
         "_tool": tool,
         "_parser": {"positional": list(names)},
@@ -28,7 +28,7 @@ def mapping(tool, *names):
 
 
 def gym_config(actions, **fields):
-    """A configuration in which only what a task is graded with counts."""
+    """Return a configuration in which only task completion counts."""
     given = {
         "system_prompt": "Call tools.",
         "parser": {"use_thinking": False},

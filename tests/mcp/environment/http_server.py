@@ -1,4 +1,4 @@
-"""An MCP server by raw HTTP, in threads of the tests."""
+"""MCP server over raw HTTP, in threads of the tests."""
 
 import itertools
 import json
@@ -9,8 +9,11 @@ from tests.local_server import LocalServer, QuietHandler
 
 @contextmanager
 def mcp_by_http(tools, call, intercept=lambda handler, request: False):
-    """Yields its address and the headers of every request so far. `call` makes a text of a session and the
-    parameters of a tool call; `intercept` may answer a request in its own way, and returns whether it did."""
+    """Serve MCP; yield the address and the headers of all requests received until now.
+
+    `call` returns a text for a session and the parameters of a tool call. `intercept` may answer a request
+    differently, and returns True if it did.
+    """
     received, sessions = [], itertools.count()
 
     class Handler(QuietHandler):

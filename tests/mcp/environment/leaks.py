@@ -1,4 +1,4 @@
-"""Which processes are left of those that a test started."""
+"""Find processes that a test started and left running."""
 
 import os
 import time
@@ -8,7 +8,7 @@ from tests.waiting import HANG
 
 
 def processes_with(marker):
-    """The ids of the processes that have `marker` in their environment or on their command line."""
+    """Return the ids of the processes with `marker` in their environment or on their command line."""
     found = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
@@ -24,7 +24,7 @@ def processes_with(marker):
 
 
 def assert_none_left(marker):
-    """Soon no process has the marker."""
+    """Assert that all processes with the marker exit before a deadline."""
     deadline = time.monotonic() + HANG
     while left := processes_with(marker):
         assert time.monotonic() < deadline, f"processes left: {left}"

@@ -1,9 +1,9 @@
-"""An MCP server in raw JSON-RPC on standard input and output, that misbehaves in the way it is told.
+"""MCP server in raw JSON-RPC on standard input and output that misbehaves as requested.
 
     python raw_server.py [WAY]
 
-Without a way it is well behaved, and knows the older handshake only. With `modern-only` it knows the newer;
-with `modern-strict` too, and refuses the older for what it lacks.
+Without WAY it behaves well and supports the older handshake only. With `modern-only` and `modern-strict` it
+supports the newer one only; `modern-strict` refuses the older one because `_meta` is missing.
 """
 
 import json
@@ -173,7 +173,7 @@ def main():
     if WAY == "garbage-in-start":
         sys.stdout.write("Usage: server [options]\n")
         sys.stdout.flush()
-    while WAY == "flood-in-start":  # as the program `yes`
+    while WAY == "flood-in-start":  # like the program `yes`
         sys.stdout.write("y\n" * 1000)
     for line in sys.stdin:
         request = json.loads(line)

@@ -1,10 +1,10 @@
-"""A policy that says what it is told to, and remembers what it read."""
+"""Policy that gives scripted replies and records the messages that it read."""
 
 from buckeye.envs.base import Reply
 
 
 class Scripted:
-    """Each reply is a text, or a message with `tool_calls`, or ("length", text) for one that was cut off."""
+    """Policy that replies with texts, messages with `tool_calls`, or ("length", text) for a cut-off reply."""
 
     def __init__(self, *replies):
         self._replies = list(replies)
@@ -23,11 +23,11 @@ class Scripted:
 
     @property
     def last_read(self):
-        """The newest message it was given."""
+        """Newest message that the policy received."""
         return self.seen[-1]["content"]
 
 
 def native(name, arguments, call_id="call-1"):
-    """An assistant message with one native tool call."""
+    """Return an assistant message with one native tool call."""
     call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
     return {"role": "assistant", "content": "", "tool_calls": [call]}

@@ -1,4 +1,4 @@
-"""Sessions with real servers, the misbehaving ones above all."""
+"""Sessions with real servers, mostly misbehaving ones."""
 
 import asyncio
 import gc
@@ -34,7 +34,7 @@ PATIENT = Deadlines(start=60.0, call=60.0, close=5.0)
 
 @pytest.fixture
 def marker():
-    """Is in the environment of every server of a test; afterwards no process has it any more."""
+    """Marker for the environment of all servers of a test; no process may have it afterwards."""
     name = f"marker-{uuid.uuid4()}"
     yield name
     assert_none_left(name)
@@ -45,7 +45,7 @@ def raw(marker, way=""):
 
 
 def play(server, *calls, deadlines=PATIENT):
-    """Open a session, make the calls one after the other, and return their results."""
+    """Open a session, make the calls in order, and return their results."""
 
     async def run():
         async with open_session("board", server, deadlines=deadlines) as session:
@@ -98,7 +98,7 @@ def test_refused_arguments_are_for_the_model(marker, wording):
 
 
 def test_an_error_does_not_tell_the_key_of_its_server(marker):
-    """It is shown to the policy, and written to the rollouts."""
+    """The error is shown to the policy and written to the rollouts."""
 
     async def run():
         opened = open_session("board", raw(marker, "tells"), deadlines=PATIENT, secrets=[marker])
@@ -111,7 +111,7 @@ def test_an_error_does_not_tell_the_key_of_its_server(marker):
 
 
 QUICK_START = Deadlines(start=0.5, call=60.0, close=0.2)
-SLOW_START = Deadlines(start=3.0, call=60.0, close=0.2)  # it has to say something first
+SLOW_START = Deadlines(start=3.0, call=60.0, close=0.2)  # it must send a message before its start counts
 QUICK_CALL = Deadlines(start=60.0, call=0.5, close=0.2)
 
 
@@ -141,7 +141,7 @@ QUICK_CALL = Deadlines(start=60.0, call=0.5, close=0.2)
 def test_a_misbehaving_server_is_a_typed_error(caplog, marker, way, error, deadlines, wording):
     with pytest.raises(error) as caught:
         play(raw(marker, way), ACT, ACT, ACT, deadlines=deadlines)
-    gc.collect()  # what nobody has asked an ended task would be logged now
+    gc.collect()  # an exception never retrieved from a finished task would be logged now
     assert not caplog.records
     assert type(caught.value) is error
     assert re.split(r"; it ended|\n", str(caught.value))[0] == wording
@@ -170,7 +170,7 @@ def test_cancelling_a_rollout_leaves_no_process(marker):
 
 
 def test_servers_and_their_children_die_with_us(marker):
-    """A process that is killed in the middle of a call leaves neither the server nor the server's child."""
+    """A process killed in the middle of a call leaves neither the server nor the server's child."""
     script = f"""
 import asyncio
 from buckeye.mcp.client.session import Deadlines, open_session
@@ -186,7 +186,7 @@ asyncio.run(run())
 """
     user = subprocess.Popen([sys.executable, "-c", script], env={**os.environ, "MARKER": marker})
     try:
-        for _ in range(2_000):  # itself, its guard (which has no environment), the server, its child
+        for _ in range(2_000):  # the process, its guard (which has no environment), the server, its child
             if len(processes_with(marker)) >= 3:
                 break
             assert user.poll() is None

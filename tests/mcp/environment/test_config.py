@@ -1,4 +1,4 @@
-"""The configuration file: what is printed loads, and every mistake is named with its line."""
+"""The configuration file: documented examples load, and each mistake is reported with its line."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""What a model reads of the parts of a tool's result."""
+"""Parts of a tool result, as the model reads them."""
 
 import base64
 

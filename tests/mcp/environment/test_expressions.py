@@ -1,4 +1,4 @@
-"""Transforms: what they can say, and that nothing else is done."""
+"""Transform expressions: their results, and no side effects."""
 
 import ast
 import json
@@ -105,7 +105,7 @@ def test_what_has_no_result_ends_soon_with_words(source):
     start = time.process_time()
     with pytest.raises(ExpressionError) as caught:
         transform("ab", {})
-    assert time.process_time() - start < 20  # only a net: what these would do otherwise takes hours
+    assert time.process_time() - start < 20  # generous: without limits these would take hours
     assert 0 < len(str(caught.value)) < 200
 
 

@@ -1,4 +1,4 @@
-"""Sessions over streamable HTTP, with a server in raw HTTP that misbehaves in the way it is told."""
+"""Sessions over streamable HTTP, with a raw HTTP server that misbehaves as requested."""
 
 import asyncio
 import threading

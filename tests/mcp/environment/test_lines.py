@@ -1,4 +1,4 @@
-"""Messages of servers that write JSON not quite as parsers want it."""
+"""Messages of servers that write slightly invalid JSON."""
 
 import json
 from itertools import pairwise
@@ -79,14 +79,14 @@ def test_a_batch_is_its_messages():
     st.sampled_from([b"\n\n", b"\r\n\r\n", b"\r\r"]),
 )
 def test_a_body_in_any_chunks_is_read(text, kind, cuts, end):
-    """Half a surrogate pair stays one wherever the network cuts."""
+    """Half a surrogate pair is replaced wherever the network cuts the body."""
     line = json.dumps({"jsonrpc": "2.0", "id": 7, "result": {"text": text}}).encode()
     is_stream = kind.startswith("text")
     body = b": ping\r\n\r\nevent: message\r\ndata: " + line + end if is_stream else line
     stream, places = FixedJsonStream(kind), [0, *sorted(cuts), len(body)]
     found = b"".join(stream.feed(body[a:b]) for a, b in pairwise(places))
     if is_stream:
-        assert found.endswith(end)  # an event that is complete does not wait
+        assert found.endswith(end)  # a complete event is passed on immediately
     found += stream.rest()
     if is_stream:
         assert found.startswith(b": ping\r\n\r\nevent: message\r\ndata: ")

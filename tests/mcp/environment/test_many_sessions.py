@@ -1,4 +1,4 @@
-"""Many rollouts at a time, by servers of their own: nothing leaks, nothing is mixed up."""
+"""Many concurrent rollouts, each with its own server: no leaks, no mixed-up sessions."""
 
 import asyncio
 import gc
@@ -19,14 +19,16 @@ PATIENT = config(
     action_mappings={"act": mapping("act", "text"), "recall": mapping("recall")},
     defaults={"max_turns": 4, "setup_timeout": 1_200.0, "tool_timeout": 1_200.0},
 )
-"""On a busy machine 64 servers that start at once take minutes."""
+"""Long timeouts: on a busy machine 64 servers started at once take minutes."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3_000)]
 
 
 def test_2000_rollouts_64_at_a_time():
-    """Every rollout writes a secret and reads it back; memory stays bounded; no process is left, and there
-    are never more than one for each rollout in progress."""
+    """Every rollout writes a secret and reads it back, and memory stays bounded.
+
+    There is at most one process per running rollout, and none at the end.
+    """
     marker = f"marker-{uuid.uuid4()}"
     most_processes, memory = 0, []
 

@@ -1,4 +1,4 @@
-"""Every form of the mapping language, by the call of the tool that it makes."""
+"""Every form of the mapping language, with the tool call that it makes."""
 
 import pytest
 import yaml

@@ -1,4 +1,4 @@
-"""Replies: calls with every literal, problems with their positions, and a format score without gifts."""
+"""Replies: calls with every kind of literal, problems with their positions, and a strict format score."""
 
 import contextlib
 import json
@@ -23,7 +23,7 @@ def parse(text, parser=PLAIN):
 
 
 def arguments(text):
-    """What the arguments written as `text` are: by position and by name."""
+    """Return the positional and named arguments of a call with the arguments `text`."""
     reply = parse(f"<tool>move({text})</tool>")
     assert not reply.problems
     (call,) = reply.calls
@@ -139,7 +139,7 @@ def test_several_calls_by_policy(wording):
     assert [str(one) for one in none.problems] == wording
     assert (
         parse("<tool>fly()</tool><tool>move(1)</tool>").calls == ()
-    )  # the first one counts, and it is wrong
+    )  # the first call counts, and it is wrong
 
 
 def test_spans_are_where_the_calls_stand():
@@ -154,7 +154,7 @@ GOOD = "<tool>move(1)</tool>"
 @pytest.mark.parametrize(
     ("text", "with_thinking", "without"),
     [
-        (f"<think>a</think>\n{GOOD}", 1.0, 0.7),  # without: the thinking is text outside, 0.6 / 2 + 0.4
+        (f"<think>a</think>\n{GOOD}", 1.0, 0.7),  # without thinking: text outside a call, 0.6 / 2 + 0.4
         (GOOD, 0.7, 1.0),
         ("hello", 0.0, 0.0),
         ("", 0.0, 0.0),

@@ -1,4 +1,4 @@
-"""Rollouts against real servers, played by policies that follow a script."""
+"""Rollouts against real servers, with scripted policies."""
 
 import asyncio
 import json
@@ -65,8 +65,10 @@ def test_a_won_task(marker, wording):
 
 
 def test_the_parts_of_the_reward(marker):
-    """Two calls of which one fails to bind, in three replies of which two are flawless: the reward is the
-    weighted mean of 1, 1/2 and the mean format score."""
+    """One of two calls fails to bind, and two of three replies are flawless.
+
+    The reward is the weighted mean of 1, 1/2 and the mean format score.
+    """
     settings = config(
         rubric={"weights": {"task_completion": 6.0, "tool_execution": 3.0, "format_compliance": 1.0}}
     )
@@ -133,7 +135,7 @@ def test_a_failure_of_the_environment_is_an_error_and_no_reward(marker, way, sto
     ],
 )
 def test_a_server_that_a_call_breaks_is_read_and_graded(marker, way, read, reward):
-    """An untouched session is sound, so the call did it: no error that would be left out of training."""
+    """A fresh session works, so the call broke the server; an error would keep the rollout from training."""
     limits = {"max_turns": 4, "setup_timeout": 60.0, "tool_timeout": 1.0 if way == "hang-in-call" else 60.0}
     policy = Scripted(*[WIN] * (2 if way == "tool-gone" else 1), DONE)
     outcome = play(task(marker, way), policy, config(defaults=limits))
@@ -154,7 +156,7 @@ def test_a_server_that_is_gone_takes_no_more_calls(marker, wording):
 
 
 def test_a_call_that_fails_where_an_untouched_session_fails_too_is_an_error(marker, tmp_path, wording):
-    """The server starts once only: what is opened for the comparison fails, so the model is not to blame."""
+    """The server starts only once, so the fresh session fails too: the model is not to blame."""
     once = f'test -e {tmp_path}/started && exit 1; touch {tmp_path}/started; exec "$$0" "$$@"'
     server = {
         "command": "/bin/sh",
@@ -180,7 +182,7 @@ def test_only_mapped_tools_can_be_reached(marker, name):
     policy = Scripted(f"<tool>{name}()</tool>", DONE)
     outcome = play(task(marker), policy)
     assert name in policy.last_read
-    assert "act" in policy.last_read  # what there is instead
+    assert "act" in policy.last_read  # the error lists the mapped tools
     assert outcome.components["calls"] == 2.0  # setup and evaluate, once each
 
 

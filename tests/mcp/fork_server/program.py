@@ -1,4 +1,4 @@
-"""A small program for tests: a line of JSON in, a line of JSON out. It says what it sees of itself."""
+"""Program for tests that reads and writes lines of JSON and reports its own state."""
 
 import json
 import os
@@ -13,8 +13,10 @@ RANDOM = random.random()
 
 
 def memory_has(backwards):
-    """Whether a text is anywhere in the writable memory of this process, which is given it backwards, and
-    never has it in one piece."""
+    """Return True if a text is anywhere in this process's writable memory.
+
+    The text is passed reversed, and is never assembled, so that the search does not find itself.
+    """
     begins = backwards[:-9:-1].encode()
     whole = [ord(letter) for letter in reversed(backwards)]
     with open("/proc/self/maps") as maps, open("/proc/self/mem", "rb") as memory:

@@ -1,4 +1,4 @@
-"""The sessions of a gateway, forked behind its walls."""
+"""Sessions of a gateway, forked inside its sandbox."""
 
 import os
 import shutil

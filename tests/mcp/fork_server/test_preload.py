@@ -1,4 +1,4 @@
-"""Sessions forked from a process with their libraries are as far apart as those started one by one."""
+"""Sessions forked from a process with preloaded libraries are as isolated as separately started ones."""
 
 import asyncio
 import json
@@ -26,7 +26,7 @@ PROGRAM = Path(__file__).with_name("program.py")
 
 
 class Installed:
-    """An interpreter with a library called widgets, and a program that uses it."""
+    """Interpreter with a library `widgets` and a program that imports it."""
 
     def __init__(self, folder, library):
         venv.create(folder / "venv", symlinks=True, with_pip=False)
@@ -65,7 +65,7 @@ async def ask(process, *questions):
 
 
 async def session(program, *questions, preload=True):
-    """The answers of one session from its start to its end."""
+    """Return the answers of one session, from its start to its end."""
     process = await start_program(program, name="test", preload=preload)
     try:
         return await ask(process, *questions)
@@ -78,7 +78,7 @@ def parent_of(program):
 
 
 async def settled(program):
-    """Run a first session, and wait for what its libraries' parent comes to."""
+    """Run a first session, wait until the parent process is ready or has failed, and return its answer."""
     (first,) = await session(program, "who")
 
     def is_settled():
@@ -90,7 +90,7 @@ async def settled(program):
 
 
 def after(first, *programs):
-    """What sessions of the programs say, when the first one has had a session."""
+    """Return the answers of sessions of the programs, after a first session has settled."""
 
     async def run():
         await settled(first)
@@ -114,7 +114,7 @@ def test_a_forked_session_is_a_fresh_one(installed, monkeypatch):
         return first, second, again, third
 
     first, second, again, third = asyncio.run(run())
-    assert first["imports"] == first["pid"]  # the first has imported it by itself,
+    assert first["imports"] == first["pid"]  # the first has imported it itself,
     assert second["imports"] == third["imports"] not in (second["pid"], third["pid"])  # the others have not
     for one, arguments, secret in ((first, ["--one"], "alpha"), (second, ["--two"], "beta")):
         assert one["arguments"] == arguments
@@ -125,7 +125,7 @@ def test_a_forked_session_is_a_fresh_one(installed, monkeypatch):
     assert {one["name"] for one in (first, second, third)} == {"my_server"}
     assert {one["cwd"] for one in (first, second, third)} == {str(here.folder)}
     assert second["files"] == third["files"]
-    assert len(second["files"]) == 4  # its three pipes, and that of the listing
+    assert len(second["files"]) == 4  # its three pipes, and the one of the listing
     assert len({first["random"], second["random"], third["random"]}) == 3
     assert second["interrupt"]
     assert second["child"]
@@ -212,7 +212,7 @@ def test_a_variable_that_libraries_look_at_keeps_sessions_apart(installed):
 
 
 def test_sessions_in_folders_of_their_own_are_forked_from_one_process(installed, tmp_path):
-    """Where their variables name folders of their own too, as those of rollouts do."""
+    """Their variables also name different directories, as those of rollouts do."""
     here = installed()
     folders = [tmp_path / name for name in ("a", "b")]
     for folder in folders:
@@ -225,7 +225,7 @@ def test_sessions_in_folders_of_their_own_are_forked_from_one_process(installed,
 
 
 def test_a_program_of_several_packages_shares_none_of_them(installed):
-    """They are of one distribution, which is told apart from libraries by its record."""
+    """The packages belong to one distribution, whose RECORD tells them apart from libraries."""
     here = installed()
     (here.site / "beside_it.py").write_text("import os\nIMPORTED_BY = os.getpid()\n")
     record = here.site / "mine-1.dist-info"

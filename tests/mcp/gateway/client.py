@@ -1,4 +1,4 @@
-"""A gateway as a real process, and a client of raw HTTP."""
+"""A gateway as a real process, and a client in raw HTTP."""
 
 import itertools
 import json
@@ -15,7 +15,7 @@ from tests.waiting import HANG, wait_for
 
 SERVER = Path(__file__).with_name("scripted_server.py")
 VARIABLES = ("FOO_BAR", "MARK", "MARKER", "NUMBER", "OUTSIDE", "SECRET", "SEED", "TOKEN")
-"""What clients of the gateways of tests may set."""
+"""Variables that clients of the test gateways may set."""
 IDS = itertools.count(1)
 
 
@@ -40,8 +40,10 @@ class GatewayProcess:
 
 @contextmanager
 def gateway(folder, *words, env=None, expect=0):
-    """Start `buckeye gateway`, wait until it is ready, end it with SIGTERM. It asks for no key unless one is
-    in `env`, or `--key` among the words: then it makes one."""
+    """Start `buckeye gateway`, wait until it is ready, and end it with SIGTERM.
+
+    It requires no key unless `env` contains one, or `words` contains `--key`: then it generates one.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / "gateway.log"
     environment = {"PATH": os.environ["PATH"], "HOME": str(folder), "XDG_CACHE_HOME": str(folder / "cache")}
@@ -86,7 +88,7 @@ INITIALIZE = {
 
 
 class Client:
-    """One session over HTTP; opened by the first call of `open`."""
+    """One session over HTTP, opened by the first call of `open`."""
 
     def __init__(self, url, **headers):
         self.url = url
@@ -113,7 +115,7 @@ class Client:
         return said(answer.json())
 
     def error(self, status, message=None):
-        """The text of the error that a request gets; to begin with, that of a session."""
+        """Return the error text of a request, by default of one that opens a session."""
         answer = self.post(message or request("initialize", INITIALIZE))
         assert answer.status_code == status, answer.text
         return answer.json()["error"]["message"]
@@ -124,7 +126,7 @@ class Client:
 
 
 def said(message):
-    """The text of a call's result, decoded if it is JSON."""
+    """Return the text of a call's result, decoded if it is JSON."""
     content = message["result"]["content"][0]["text"]
     try:
         return json.loads(content)
@@ -133,5 +135,5 @@ def said(message):
 
 
 def events(text):
-    """The messages of an event stream."""
+    """Return the messages of an event stream."""
     return [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: ")]

@@ -1,4 +1,4 @@
-"""An MCP server on stdio without any library, so that it can also misbehave. Run as a script."""
+"""MCP server on stdio without any library, so that it can also misbehave; run as a script."""
 
 import json
 import os
@@ -50,7 +50,7 @@ def call(request, memory):
     if name == "announce":
         send({"method": "notifications/message", "params": {"level": "info", "data": arguments["data"]}})
         return text("announced")
-    if name == "ask":  # a question of the server's to the client, in the middle of a call
+    if name == "ask":  # the server sends a request to the client, in the middle of a call
         send({"id": "q1", "method": "sampling/createMessage", "params": {"messages": [], "maxTokens": 1}})
         answer = json.loads(sys.stdin.readline())
         assert answer["id"] == "q1", answer
@@ -95,7 +95,7 @@ def main():
             send({"id": request["id"], "error": {"code": -32601, "message": f"no method {method}"}})
             continue
         send({"id": request["id"], "result": result})
-    if behaviour == "stays":  # does not end when its input does
+    if behaviour == "stays":  # keeps running when its input ends
         time.sleep(600)
 
 

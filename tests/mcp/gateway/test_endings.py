@@ -1,4 +1,4 @@
-"""How a gateway ends, what it leaves, and how it is not to be started."""
+"""Exit of a gateway, the files and processes it leaves, and refused starts."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""A gateway is started for tasks that need one, and only then."""
+"""A gateway is started for tasks that need one, and only for those."""
 
 import json
 import os
@@ -136,7 +136,7 @@ defaults: {max_turns: 2}
 
 @pytest.fixture
 def gym(runner):
-    """Tasks whose server is an image behind a gateway of this machine, which runs it with a fake docker."""
+    """Tasks whose server is an image behind a local gateway, which runs it with a fake docker."""
     port = free_port()
     server = {"url": f"http://localhost:{port}/mcp", "headers": {"Mcp-Image": "org/env:1"}}
     tasks = [

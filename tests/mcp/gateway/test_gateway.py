@@ -100,7 +100,7 @@ def test_notifications_and_questions_of_the_server_come_on_the_sessions_stream(s
     headers = {"mcp-session-id": client.session_id}
     with client.http.stream("GET", client.url, headers=headers) as stream:
         lines = stream.iter_lines()
-        assert next(lines).startswith(":")  # open
+        assert next(lines).startswith(":")  # the stream is open
         assert client.http.get(client.url, headers=headers).status_code == 409  # one is open already
         client.call("announce", data={"n": 1})
         notification = json.loads(next(line for line in lines if line.startswith("data: "))[6:])
@@ -176,13 +176,13 @@ def test_a_client_without_handshake_names_its_session_itself(served, wording):
     version = {"mcp-protocol-version": "2026-07-28"}
     one = Client(served.url, **version, **{"Buckeye-Session": "rollout-1"})
     other = Client(served.url, **version, **{"Buckeye-Session": "rollout-2"})
-    # the frames pass: it is the environment that does not know the method
+    # the frames arrive, but the environment does not know the method
     assert discover(one).json()["error"]["message"] == wording
     one.call("remember", value=1)
     assert one.call("recall") == [1]
     assert other.call("recall") == []
     assert one.http.delete(one.url).status_code == 204
-    assert one.call("recall") == []  # a new one
+    assert one.call("recall") == []  # a new session
 
 
 def test_hanging_up_cancels_where_the_protocol_means_it(served):
@@ -213,7 +213,7 @@ def test_the_key(tmp_path, place):
         ({"Host": "evil.example:8765"}, 403),
         ({"Origin": "https://evil.example"}, 403),
         ({"Host": "localhost:8765"}, 200),
-        ({"Origin": "http://localhost:3000"}, 403),  # a page of another program of this machine
+        ({"Origin": "http://localhost:3000"}, 403),  # a page of another program on this machine
     ],
 )
 def test_pages_of_other_sites_are_refused(served, headers, status):
@@ -245,7 +245,7 @@ def test_an_idle_session_is_ended_and_an_old_one_too(tmp_path):
         client = Client(running.url).open()
         running.until(lambda: running.status()["running"] == 0, "it was not ended")
         assert "--idle-seconds" in client.error(404, request("tools/call", {"name": "recall"}))
-        # one that waits for an answer is not idle
+        # a session that waits for an answer is not idle
         assert Client(running.url).open().call("sleep", seconds=1.5) == "awake"
     with gateway(tmp_path, "--command", scripted(), "--session-seconds", "0.5") as running:
         client = Client(running.url).open()
@@ -262,7 +262,7 @@ def test_a_session_whose_client_was_killed_is_ended_soon(tmp_path, wording):
             next(stream.iter_lines())
         running.until(lambda: running.status()["running"] == 1, "it was not ended")
         assert client.error(404, request("tools/call", {"name": "recall"})) == wording
-        assert other.call("recall") == []  # it never had a stream, and so has not left
+        assert other.call("recall") == []  # this client never had a stream, so it cannot have left
 
 
 def test_an_environment_that_does_not_read_is_ended(tmp_path, monkeypatch, wording):
@@ -317,7 +317,7 @@ def test_an_environment_that_does_not_start(tmp_path, behaviour, seconds, wordin
 def test_an_environment_that_floods_is_ended(served, wording):
     client = Client(served.url).open()
     assert client.error(502, request("tools/call", {"name": "flood"})) == wording
-    assert Client(served.url).open().call("recall") == []  # nobody else is hurt
+    assert Client(served.url).open().call("recall") == []  # other sessions are not affected
 
 
 def test_each_session_has_a_folder_of_its_own_that_begins_with_the_files(tmp_path):

@@ -1,4 +1,4 @@
-"""Images through the gateway: run by chroot, and by container programs (scripts stand in for those)."""
+"""Images behind the gateway, run by chroot and by container programs (replaced by scripts)."""
 
 import json
 import os
@@ -39,7 +39,7 @@ def test_an_image_runs_without_a_daemon(tmp_path, wording):
         assert "uid=0" not in who
         assert "uid=231072" in who
         assert "cwd=/app image=from-the-image" in who
-        assert who.endswith("processes=/proc/1 /proc/2")  # its own, and no others
+        assert who.endswith("processes=/proc/1 /proc/2")  # only its own
         one.close()
         other.close()
         again = Client(running.url, **wish).open()
@@ -58,7 +58,7 @@ def test_an_image_runs_without_a_daemon(tmp_path, wording):
 @pytest.mark.skipif(sys.platform == "linux" and not walls().namespaces, reason="already without namespaces")
 @pytest.mark.e2e
 def test_an_image_runs_where_there_are_no_namespaces(tmp_path):
-    # in a rented container, making namespaces and mounting are not allowed: take the right away
+    # rented containers allow neither namespaces nor mounts: drop the capability
     without = ["setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin"]
     script = tmp_path / "run.py"
     script.write_text(NO_NAMESPACES)
@@ -107,12 +107,12 @@ def test_each_wall_stands(wording):
 
     assert behind("echo $GIVEN; exit 7").stdout == "x\n"
     assert behind("exit 7").returncode == 7
-    assert behind("kill -9 $$; exit 5").returncode == 5  # process 1 of its own world
+    assert behind("kill -9 $$; exit 5").returncode == 5  # process 1 of its PID namespace
     assert behind("ulimit -c").stdout.strip() == "0"
     assert behind("grep NoNewPrivs /proc/self/status").stdout.split() == ["NoNewPrivs:", "1"]
     if walls().namespaces:
         assert behind("echo /proc/[0-9]*").stdout.strip() == "/proc/1"
-        assert behind("cat /proc/net/dev", network=False).stdout.count(":") == 1  # lo alone
+        assert behind("cat /proc/net/dev", network=False).stdout.count(":") == 1  # only lo
     taken = behind("head -c 300000000 /dev/zero | tail -c 300000000 | wc -c", memory=64 * 2**20)
     assert taken.stdout.strip() != "300000000"
     missing = confined(["no-such-program"], walls=walls(), cwd=Path("/"), limits=Limits())
@@ -238,7 +238,7 @@ def test_a_container_for_each_session(tmp_path, name):
         assert "DOCKER_HOST" in refused.error(403)
         assert Client(running.url, **{"Mcp-Image": "--privileged"}).error(400)
     said = [call["words"] for call in calls(home)]
-    assert ["rm", "--force", "abc123"] in said  # left by a gateway that is dead
+    assert ["rm", "--force", "abc123"] in said  # left by a gateway that died
     runs = [words for words in said if words[0] == "run"]
     assert len(runs) == 2
     for words in runs:
@@ -247,7 +247,7 @@ def test_a_container_for_each_session(tmp_path, name):
         assert words[words.index("--env") + 1] == "SECRET"
         assert not any("hush-hush" in word or word.startswith("--name") for word in words)
         assert words[-1] == "org/env:1"
-    assert runs[0] != runs[1]  # each its own cidfile
+    assert runs[0] != runs[1]  # each has its own cidfile
 
 
 @pytest.mark.slow
@@ -289,7 +289,7 @@ build-backend = "backend"
 backend-path = ["."]
 """
 
-# A build backend out of nothing but the standard library: installing needs no index.
+# A build backend with only the standard library: installation needs no index.
 BACKEND = """
 import zipfile
 

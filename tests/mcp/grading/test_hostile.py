@@ -1,4 +1,4 @@
-"""What a model may leave for a grader: it does no harm, and the verdict comes in time."""
+"""Files and states that a model may leave for a grader: no harm, and a verdict in time."""
 
 import asyncio
 import json
@@ -38,7 +38,7 @@ SECRET = "a-secret-of-the-host"
 
 @pytest.fixture
 def folder(tmp_path):
-    """A rollout's folder with all that is nasty in it; beside it what is none of its business."""
+    """A rollout's folder with hostile content, next to secrets outside of it."""
     (tmp_path / "outside.txt").write_text(SECRET)
     with sqlite3.connect(tmp_path / "outside.db") as outside:
         outside.execute("CREATE TABLE t (x)")

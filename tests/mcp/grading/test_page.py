@@ -1,4 +1,4 @@
-"""The examples of docs/graders.md are graders."""
+"""The examples of docs/graders.md are valid graders."""
 
 import json
 import re
@@ -15,7 +15,7 @@ PAGE = (Path(__file__).parents[3] / "docs" / "graders.md").read_text(encoding="u
 
 
 def rows(section):
-    """What stands first in the rows of a section's tables."""
+    """Return the first column of a section's tables."""
     text = PAGE[PAGE.index(f"\n## {section}\n") + 1 :].split("\n## ")[0]
     return re.findall(r"^\| `([^`]+)`", text, re.M)
 

@@ -1,4 +1,4 @@
-"""Graders in whole rollouts on a real server that grades nothing itself."""
+"""Graders in complete rollouts, on a real server without grading of its own."""
 
 import asyncio
 import json
@@ -43,7 +43,7 @@ def play(environment, *replies):
 
 
 def test_the_mean_of_all_graders_is_the_completion(make, wording):
-    """Weights 3, 1 and 1; of the scores 1, 0 and 1 the mean is 4/5."""
+    """The weights are 3, 1 and 1; the mean of the scores 1, 0 and 1 is 4/5."""
     environment = make(
         [
             {"state": {"file": "notes.txt", "exact": "{metadata.answer}"}, "weight": 3},
@@ -71,8 +71,10 @@ def test_native_arguments_that_are_no_object_are_read_as_a_mistake(make):
 
 @pytest.mark.slow  # starts many servers
 def test_a_policy_that_hangs_its_tool_whenever_it_would_fail_has_the_reward_of_failing(make):
-    """One of four rollouts solves the task. The others would fail; it makes no difference whether they say so
-    or hang their tool: no rollout is left out, and the mean reward is 1/4."""
+    """One of four rollouts solves the task, and the others either give up or hang their tool.
+
+    In both cases no rollout is left out, and the mean reward is 1/4.
+    """
     environment = make({"state": {"file": "notes.txt", "exact": "42"}}, {"defaults": {"tool_timeout": 1.0}})
     good = ['<tool>note("42")</tool>', "<tool>done()</tool>"]
     for bad in (["<tool>done()</tool>"], ['<tool>run("time.sleep(1000)")</tool>', "<tool>done()</tool>"]):

@@ -1,4 +1,4 @@
-"""Hand-made rollouts over all kinds of graders: the score and the explanation of each are written by hand."""
+"""Hand-made rollouts for all kinds of graders, with hand-written scores and explanations."""
 
 import hashlib
 import json
@@ -20,7 +20,7 @@ METADATA = {"answer": "1,234", "items": ["a", "b"], "deep": {"name": "a.b"}, "ro
 
 
 def graded(grade, folder=None, reply="", calls=CALLS):
-    """The verdict of one grader, as the worker gives it."""
+    """Return the verdict of one grader, as the worker gives it."""
     (grader,), problems = read_graders(grade)
     assert not problems
     given = bound(grader, METADATA).model_dump(mode="json", exclude_unset=True)
@@ -43,7 +43,7 @@ REPLIES = [
     ({"contains": "MILK", "ignore_case": True}, "Buy milk", 1, "found"),
     ({"regex": r"id-\d+"}, "it has id-17", 1, "found"),
     ({"regex": r"^id-\d+$"}, "it has id-17", 0, "expected what"),
-    ({"regex": "^{metadata.deep.name}$"}, "axb", 0, "expected what"),  # its dot is no wildcard
+    ({"regex": "^{metadata.deep.name}$"}, "axb", 0, "expected what"),  # the dot is not a wildcard
     ({"number": 42}, "6 times 7 is 42", 1, "found"),
     ({"number": 42}, "42, not 41", 0, "expected 42, the number is 41"),
     ({"number": 42}, "none", 0, "expected 42 and no number is there"),
@@ -130,7 +130,7 @@ def folder(tmp_path_factory):
         database.execute("CREATE TABLE users (id INTEGER, name TEXT)")
         database.executemany("INSERT INTO users VALUES (?, ?)", [(2, "Bo"), (1, "Ann")])
         database.commit()
-        yield folder  # its newest rows are in the log beside it
+        yield folder  # its newest rows are in the write-ahead log
     database.close()
 
 

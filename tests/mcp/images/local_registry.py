@@ -1,4 +1,4 @@
-"""Debian's docker-registry on a port of its own, and images made without a base image from elsewhere."""
+"""Debian's docker-registry on a free port, and images made without a base image."""
 
 import json
 import os
@@ -25,7 +25,7 @@ needs_registry = pytest.mark.skipif(
 
 
 def python_tree(tree, project=TEXT_2048):
-    """A root file system with this Python and a project: what its Dockerfile makes, without a base image."""
+    """Create a root file system with this Python and a project, as a Dockerfile with a base image would."""
     prefix, version = Path(sys.base_prefix), f"python{sys.version_info.major}.{sys.version_info.minor}"
     home = tree / str(prefix).lstrip("/")
     unused = shutil.ignore_patterns(
@@ -56,7 +56,7 @@ def needed_libraries(files):
 
 
 def python_dockerfile(folder, module):
-    """A Dockerfile for the folder's `tree` (see `python_tree`), whose command is a module."""
+    """Write a Dockerfile for the folder's `tree` (see `python_tree`) that runs a module."""
     home = str(Path(sys.base_prefix))
     (folder / "Dockerfile").write_text(
         "FROM scratch\nCOPY tree /\n"
@@ -66,7 +66,7 @@ def python_dockerfile(folder, module):
 
 
 def builder_environment(folder):
-    """Variables with which buildah keeps everything in a folder of ours."""
+    """Return variables that make buildah keep all its files in this folder."""
     folder.mkdir(parents=True, exist_ok=True)
     storage = f'[storage]\ndriver = "vfs"\ngraphroot = "{folder}/root"\nrunroot = "{folder}/run"\n'
     (folder / "storage.conf").write_text(storage)
@@ -75,7 +75,7 @@ def builder_environment(folder):
 
 @contextmanager
 def registry(folder, **settings):
-    """Its host and port. `settings` are more of its configuration."""
+    """Run a registry and yield its host and port; `settings` extend its configuration."""
     host = f"127.0.0.1:{free_port()}"
     folder.mkdir()
     storage = {"filesystem": {"rootdirectory": str(folder / "data")}}

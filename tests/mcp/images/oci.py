@@ -1,4 +1,4 @@
-"""Images made by hand, and a registry that serves them, as far as a pull needs one."""
+"""Hand-made images, and a registry that serves them with the routes that a pull needs."""
 
 import gzip
 import hashlib
@@ -25,7 +25,7 @@ def digest(data):
 
 
 def entry(name, content=b"", *, kind=tarfile.REGTYPE, mode=0o644, link=""):
-    """A member of a layer and its content."""
+    """Return a member of a layer and its content."""
     info = tarfile.TarInfo(name)
     info.type, info.mode, info.linkname = kind, mode, link
     info.size = len(content) if kind == tarfile.REGTYPE else 0
@@ -45,7 +45,7 @@ def hardlink(name, target):
 
 
 def sparse(name, size):
-    """A file of `size` bytes, of which the tar has one block."""
+    """Return a file of `size` bytes, of which the tar contains one block."""
     info, content = entry("GNUSparseFile.0/x", b"1\n0\n512\n".ljust(512, b"\0") + b"x" * 512)
     version = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0"}
     info.pax_headers = {**version, "GNU.sparse.name": name, "GNU.sparse.realsize": str(size)}
@@ -59,7 +59,7 @@ def dated(name, mtime):
 
 
 def layer(*entries):
-    """An uncompressed tar."""
+    """Return an uncompressed tar of these entries."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:
         for info, content in entries:
@@ -68,7 +68,7 @@ def layer(*entries):
 
 
 class Image:
-    """Blobs by digest, and the manifest. `layers` are uncompressed tars."""
+    """Image as blobs by digest and a manifest; `layers` are uncompressed tars."""
 
     def __init__(self, *layers, **config):
         packed = [gzip.compress(data, mtime=0) for data in layers]
@@ -90,7 +90,7 @@ class Image:
         ).encode()
 
     def index(self):
-        """A manifest list: another platform first, then this one."""
+        """Return a manifest list: another platform first, then this one."""
         ours = {"mediaType": MANIFEST, "digest": digest(self.manifest), "size": len(self.manifest)}
         other = ours | {"digest": digest(b"other"), "platform": {"os": "linux", "architecture": "mips"}}
         ours["platform"] = {"os": "linux", "architecture": ARCHITECTURE}
@@ -98,16 +98,16 @@ class Image:
 
 
 class FakeRegistry:
-    """What it serves may be changed by a test; what was asked is noted."""
+    """Registry whose content tests may change, and that records its requests."""
 
     def __init__(self):
         self.manifests, self.blobs, self.asked = {}, {}, []
-        self.token = None  # the token that every request needs, given out by /token
-        self.login = None  # the Authorization header that /token wants
+        self.token = None  # the token that every request needs, issued by /token
+        self.login = None  # the Authorization header that /token requires
         self.port = 0
 
     def add(self, name, image, *, tag="latest", indexed=False):
-        """Serve an image as `name:tag`; returns its whole name."""
+        """Serve an image as `name:tag`; return its full name."""
         self.blobs |= image.blobs
         self.manifests[f"{name}:{digest(image.manifest)}"] = (MANIFEST, image.manifest)
         served = (INDEX, image.index()) if indexed else (MANIFEST, image.manifest)
@@ -115,7 +115,7 @@ class FakeRegistry:
         return f"127.0.0.1:{self.port}/{name}:{tag}"
 
     def answer(self, path, headers):
-        """Status, headers, body."""
+        """Return status, headers and body of a response."""
         if path.startswith("/token"):
             if self.login is not None and headers.get("Authorization") != self.login:
                 return 401, {}, b"{}"
@@ -150,7 +150,7 @@ def fake_registry():
 
 
 def shell_layer(*extra):
-    """A tree with nothing but /bin/sh and what it needs to run, out of this machine's own."""
+    """Return a layer with only /bin/sh and its libraries, copied from this machine."""
     shell = Path("/bin/sh").resolve()
     listed = subprocess.run(["ldd", str(shell)], capture_output=True, text=True, check=True).stdout
     libraries = [Path(path) for path in re.findall(r"(/\S+)", listed)]
@@ -192,7 +192,7 @@ done
 
 
 def shell_image():
-    """An image whose command is the server above."""
+    """Return an image whose command is `SHELL_SERVER`."""
     server = entry("app/server", SHELL_SERVER, mode=0o755)
     return Image(
         shell_layer(server),

@@ -1,4 +1,4 @@
-"""Images that were built here: what the store, the mirror and the choice of a builder do."""
+"""Locally built images: the store, the mirror and the choice of a builder."""
 
 import hashlib
 import json
@@ -19,7 +19,7 @@ NAME = parse_reference("my-org/my-env:latest")
 
 @pytest.fixture
 def bin(tmp_path, monkeypatch):
-    """An empty PATH, to put programs into."""
+    """Empty directory that is the whole PATH, to put programs into."""
     folder = tmp_path / "bin"
     folder.mkdir()
     monkeypatch.setenv("PATH", str(folder))
@@ -28,7 +28,7 @@ def bin(tmp_path, monkeypatch):
 
 
 def program(folder, name, lines):
-    """A stand-in in Python that appends its words to `calls`."""
+    """Write a Python program that appends its arguments to the file `calls`."""
     head = f"#!{sys.executable}\nimport sys, json, pathlib\nwords = sys.argv[1:]\n"
     note = f"with open({str(folder / 'calls')!r}, 'a') as f: f.write(' '.join(words) + chr(10))\n"
     (folder / name).write_text(head + note + lines)
@@ -36,7 +36,7 @@ def program(folder, name, lines):
 
 
 def layout(folder, image):
-    """The image as an OCI layout."""
+    """Write the image as an OCI layout."""
     blobs = folder / "blobs" / "sha256"
     blobs.mkdir(parents=True)
     for data in (*image.blobs.values(), image.manifest):

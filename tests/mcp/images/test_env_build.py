@@ -1,4 +1,4 @@
-"""`buckeye env build` and `env push` against real programs: buildah, and Debian's registry."""
+"""`buckeye env build` and `env push` with real programs: buildah and Debian's registry."""
 
 import base64
 import json

@@ -1,4 +1,4 @@
-"""`buckeye hf`, called in an empty folder, and a hub that is none."""
+"""`buckeye hf`, run in an empty directory, and a fake hub."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ from buckeye.cli import typed
 
 @pytest.fixture
 def hf(tmp_path, monkeypatch, capsys):
-    """Run the command in an empty folder; its output. Raises what it raises."""
+    """Return a function that runs the command in an empty directory; it returns the output or raises."""
     monkeypatch.chdir(tmp_path)
     for name in ("HF_TOKEN", "HF_HUB_OFFLINE"):
         monkeypatch.delenv(name, raising=False)
@@ -31,7 +31,7 @@ def hf(tmp_path, monkeypatch, capsys):
 
 @pytest.fixture
 def hub(monkeypatch):
-    """A hub that is asked instead of the real one."""
+    """Fake hub that receives all requests to the Hugging Face hub."""
     import huggingface_hub.constants as constants
 
     with FakeHub() as hub:

@@ -1,4 +1,4 @@
-"""Task files: what is printed in the documentation loads, and all that is wrong is said at once."""
+"""Task files: documented examples load, and all mistakes are reported together."""
 
 import json
 

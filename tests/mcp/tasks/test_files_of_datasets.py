@@ -1,4 +1,4 @@
-"""Files of tasks in a dataset: they go along, and no dataset reaches beyond its own."""
+"""Files of tasks in a dataset are uploaded with it, and no dataset reads files outside its own."""
 
 import asyncio
 import gzip
@@ -24,7 +24,7 @@ DATA = "d/data/train-00000-of-00001.parquet"
 
 
 def task(**more):
-    """One that is done with the word x."""
+    """Return a task that is solved by the reply x."""
     server = {"command": sys.executable, "args": [NOTES]}
     given = {"id": "a", "prompt": "List.", "mcp_config": {"env": server}, "files": "garden"}
     return given | {"grade": {"reply": {"exact": "x"}}} | more
@@ -32,7 +32,7 @@ def task(**more):
 
 @pytest.fixture
 def garden(hf, tmp_path, monkeypatch):
-    """A folder with files, a link and an empty folder, where the command is called."""
+    """A folder with files, a link and an empty folder, in the working directory."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "fetched"))
     folder = Path("garden")
     (folder / "empty").mkdir(parents=True)
@@ -46,7 +46,7 @@ def archives(hub):
 
 
 def listing(fetched):
-    """What rollouts of tasks find in their folders."""
+    """Return the files that rollouts of the tasks find in their working directories."""
     config = gym_config({"listed": mapping("listed")}, parser={"format": "tools"})
     environment = McpEnvironment(config, {"train": fetched})
     found = {}
@@ -58,7 +58,7 @@ def listing(fetched):
 
 
 def test_what_a_task_begins_with_is_pushed_and_fetched(hf, hub, garden, monkeypatch):
-    """A folder, an archive and a script reach rollouts as they are here; the script itself stays."""
+    """Content from a folder, an archive and a script reaches rollouts; the script is not uploaded."""
     with tarfile.open("packed.tar.gz", "w:gz") as archive:
         archive.add(garden / "a.txt", "deep/a.txt")
     Path("make.py").write_text("open('made.txt', 'w').write('pear')")

@@ -1,4 +1,4 @@
-"""`buckeye hf` as a person calls it: what is refused, what is written, and what reaches the hub."""
+"""`buckeye hf` as a user runs it: refusals, written files and uploads to the hub."""
 
 import io
 import json
@@ -204,7 +204,7 @@ def test_a_push(hf, hub, refusal, wording):
     with refusal(UsageError):
         hf("tasks.json", "--name", "my-org/my-dataset", tasks=[task(1)])
     hf("tasks.json", "--name", "my-org/my-dataset", "--yes")
-    assert "data/test-00000-of-00001.parquet" not in hub.files["my-org/my-dataset"]  # gone with its task
+    assert "data/test-00000-of-00001.parquet" not in hub.files["my-org/my-dataset"]  # removed with its task
 
 
 def test_a_private_push(hf, hub, refusal):

@@ -1,4 +1,4 @@
-"""`buckeye.lock.yaml`: read strictly, changed without losing anything."""
+"""`buckeye.lock.yaml` is read strictly, and changed without losing anything."""
 
 from datetime import datetime, timedelta, timezone
 

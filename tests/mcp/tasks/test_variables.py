@@ -1,4 +1,4 @@
-"""Variables in tasks, and the file they may come from."""
+"""Variables in tasks, and the file that may define them."""
 
 import pytest
 from hypothesis import given

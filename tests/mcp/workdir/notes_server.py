@@ -1,6 +1,6 @@
-"""An MCP server in raw JSON-RPC that keeps notes in a file: `python notes_server.py FILE [WAY]`.
+"""MCP server in raw JSON-RPC that keeps notes in a file: `python notes_server.py FILE [WAY]`.
 
-With the way `clock` it says the time and a random number with everything.
+With the WAY `clock` it adds the time and a random number to each answer.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ if os.fork() == 0:
     if os.fork() == 0:
         os.closerange(0, 100)
         os.execve(sys.executable, [sys.executable, "-c", "import time; time.sleep(600)", sys.argv[1]], {})
-"""  # nothing in its environment says whose it is
+"""  # its environment does not identify its owner
 
 
 def tool(name, **properties):
@@ -57,7 +57,7 @@ def notes():
 
 
 def hidden(_):
-    """That what has the marker on its command line alone runs."""
+    """Return "hidden" if a process has the marker on its command line and an empty environment."""
     time.sleep(0.01)
     for path in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Every rollout has a folder of its own: what is in it, what servers find around it, and its end."""
+"""The folder of each rollout: its content, the servers' environment in it, and its removal."""
 
 import asyncio
 import io
@@ -49,7 +49,7 @@ def config(actions=None, **fields):
 
 
 async def played(one, *calls, gym=None):
-    """The outcome, and what the calls gave."""
+    """Return the outcome, and the results of the calls."""
     policy = Scripted(*(f"<tool>{call}</tool>" for call in calls), DONE)
     environment = McpEnvironment(gym or config(), {"train": [one]})
     outcome = await environment.rollout(environment.tasks("train")[0], policy)
@@ -59,7 +59,7 @@ async def played(one, *calls, gym=None):
 
 @pytest.fixture
 def marked():
-    """A task whose servers are known by a variable; afterwards none of them is left."""
+    """Task whose servers have a marker in their environment; none of them may be left at the end."""
     marker = str(uuid.uuid4())
     server = {"command": sys.executable, "args": [NOTES], "env": {"MARKER": marker}}
     yield task(mcp_config={"notes": server})
@@ -89,7 +89,7 @@ def test_a_path_that_servers_do_not_find_is_told_once(tmp_path, monkeypatch, cap
 
 
 def left():
-    """Folders of rollouts of this process that are still there, but for prepared files."""
+    """Return the rollout folders of this process that still exist, except prepared files."""
     own = (cache_folder().resolve() / "rollouts").glob(f"{os.getpid()}-*")
     return [path for folder in own for path in folder.iterdir() if (path / "work").exists()]
 
@@ -296,7 +296,7 @@ def test_a_rollout_leaves_neither_folder_nor_process_after_a_cancellation(marked
 
 
 class Filling(Scripted):
-    """Fills the folder, looks until that is noticed, and is done."""
+    """Policy that fills the folder, polls until the limit is reported, and ends."""
 
     async def chat(self, messages, *, tools=()):
         noticed = "holds more than it may" in messages[-1]["content"]
@@ -368,7 +368,7 @@ SPOILT_SLOWLY = {
     ids=[*SPOILT, *SPOILT_SLOWLY],
 )
 def test_whatever_a_call_does_to_its_folder_a_failure_is_one(tmp_path, code):
-    """It is no error, which would be left out; and nothing of others is removed."""
+    """A damaged folder scores 0, not an error that would be left out; files of others are kept."""
     other = tmp_path / "other"
     other.mkdir()
     (other / "answer.txt").write_text("right")
@@ -381,7 +381,7 @@ def test_whatever_a_call_does_to_its_folder_a_failure_is_one(tmp_path, code):
 
 
 def test_slow_calls_do_not_make_a_rollout_an_error(monkeypatch):
-    """Who plays cuts a rollout off after some seconds, and then it has no reward."""
+    """The orchestrator ends a rollout without a reward after its timeout, so the rollout must end earlier."""
     monkeypatch.setattr("buckeye.mcp.rollout._FOR_GRADING", 0.9)
     one = task(evaluate_tool=[], grade=RIGHT)
     calls = ["run('time.sleep(0.4)')"] * 100

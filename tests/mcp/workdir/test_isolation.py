@@ -1,4 +1,4 @@
-"""State that rollouts share is found, whatever keeps it; noise is not taken for it."""
+"""State that rollouts share is found wherever it is kept; noise is not mistaken for it."""
 
 import asyncio
 import json
@@ -25,7 +25,7 @@ def environment(one, actions=SMALL, **fields):
 
 
 def http_notes(*, apart):
-    """A server by HTTP: its sessions have one list of notes, or each its own."""
+    """Run a server over HTTP whose sessions share one list of notes, or have separate lists if `apart`."""
     notes = {}
     schema = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
     empty = {"type": "object", "properties": {}}
@@ -72,7 +72,7 @@ def test_a_run_looks_before_it_trains(tmp_path, caplog):
 
 @pytest.mark.e2e
 def test_so_it_is_where_no_word_can_be_said(tmp_path):
-    """The call has no free argument, and its results differ in a clock and a random number anyway."""
+    """No argument is free, and the results differ anyway in a clock and a random number."""
     mappings = {"add": {"_tool": "add", "text": "x"}, "notes": {"_tool": "notes"}}
     one = task(str(tmp_path / "notes.txt"), "clock")
     found = asyncio.run(environment(one, mappings).isolation(120))
@@ -94,7 +94,7 @@ def test_what_cannot_be_played_is_said_and_no_pass():
 
 
 def plays(texts, processes=None):
-    """Two alone, four side by side, and the others alone."""
+    """Return results of two rollouts alone, of four concurrent ones, and of the others alone."""
     processes = processes or [(0, 0)] * len(texts)
     made = [
         Play(said=[("look()", text)], mark=f"word{place:08x}", processes=given)
@@ -105,11 +105,11 @@ def plays(texts, processes=None):
 
 @st.composite
 def given_out(draw):
-    """The process ids of 15 plays in a fresh container; those side by side have the same ones."""
+    """Draw the process ids of 15 rollouts in a fresh container; the concurrent ones share theirs."""
     last = draw(st.integers(2, 300 - 15 * 6))
     ranges = []
     for place in range(15):
-        if not 2 < place < 6:  # those side by side began with the third
+        if not 2 < place < 6:  # the concurrent ones began with the third
             first, last = last, last + draw(st.integers(1, 6))
         ranges.append((first, last))
     return ranges
@@ -127,7 +127,7 @@ TEXTS = st.lists(
 
 @given(given_out(), TEXTS)
 def test_numbers_that_equal_a_process_id_are_no_state(processes, text):
-    """In a fresh container the ids are small: here 0.97 was another number after process 97."""
+    """Ids are small in a fresh container, so a number such as 0.97 may match process 97."""
     assert suspicious(*plays([text] * 15, processes)) == []
 
 
@@ -153,7 +153,7 @@ def test_a_number_that_counts_is_found_among_process_ids(processes, start, step)
 
 @pytest.mark.parametrize("form", ["{} by pid 41", "{} (process id: 41)", "{} at /proc/41/fd"])
 def test_a_process_of_others_hides_no_state(form):
-    """The id of a gateway, say, which is in the range of no play or of one."""
+    """The id of another process, such as a gateway, is in the range of no rollout or of one."""
     processes = [(30 + 5 * place, 35 + 5 * place) for place in range(15)]
     assert suspicious(*plays([form.format("made")] * 15, processes)) == []
     texts = [form.format("made"), *[form.format("is there already")] * 14]
@@ -175,7 +175,7 @@ def test_a_process_of_others_hides_no_state(form):
 def test_state_is_told_from_noise(texts):
     before, beside, after = plays(texts)
     assert suspicious(before, beside, after)
-    assert suspicious(before, beside, after[:1])  # the suspicion that has it looked at again
+    assert suspicious(before, beside, after[:1])  # suspicious enough to run the others
 
 
 @pytest.mark.parametrize(
