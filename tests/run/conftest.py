@@ -1,4 +1,4 @@
-"""A tiny model, a tiny environment, and `rl` on them."""
+"""Tiny model and environment, and `rl` runs on them."""
 
 import os
 import signal
@@ -40,13 +40,13 @@ def load_environment():
 
 
 def _adds_up(record):
-    """Whether every play of a step is in one account: of any run that a test looks at."""
+    """Return True if each rollout of a step is in exactly one account; holds for every run in the tests."""
     parts = (record[f"rollouts/{name}"] for name in ("trained", "dropped", "failed"))
     return record["rollouts/played"] == sum(parts) and record["rollouts/unaccounted"] == 0
 
 
 class Runner:
-    """Runs commands of this environment's Python in a directory of its own."""
+    """Runner of this environment's Python commands in a separate directory."""
 
     def __init__(self, root, model):
         self.root = root
@@ -77,13 +77,13 @@ class Runner:
         )
 
     def ok(self, argv, *, limit=HANG):
-        """As `run`, of a command that succeeds."""
+        """Run a command as `run` does, and assert that it succeeds."""
         done = self.run(argv, limit=limit)
         assert done.returncode == 0, done.stderr + done.stdout
         return done
 
     def here(self, argv):
-        """As `run`, but in this process: for a command that ends before it starts any."""
+        """Run a command in this process; only for commands that exit before they start a process."""
         return run_here(*argv[3:], cwd=self.root, env=self.env)
 
     def start(self, argv):
@@ -92,14 +92,14 @@ class Runner:
         )
 
     def metrics(self, output, process):
-        records = read_json_lines(self.root / output / "metrics.jsonl")  # the last one may be half there
+        records = read_json_lines(self.root / output / "metrics.jsonl")  # the last record may be incomplete
         found = {r["step"]: r for r in records if r["process"] == process}
         if process == "orchestrator":
             assert all(_adds_up(record) for record in found.values())
         return found
 
     def curve(self, output):
-        """Reward, loss and gradient norm of every step, to the last digit."""
+        """Return reward, loss and gradient norm of every step, without rounding."""
         rewards, losses = (self.metrics(output, process) for process in ("orchestrator", "trainer"))
         return [
             (step, rewards[step]["reward/mean"], losses[step]["loss"], losses[step]["grad_norm"])
@@ -111,7 +111,7 @@ class Runner:
 
 
 def processes_of(directory):
-    """Processes whose command line names a directory."""
+    """Return the processes whose command line names a directory."""
     return [
         process
         for process in psutil.process_iter(["cmdline"])
@@ -120,14 +120,14 @@ def processes_of(directory):
 
 
 def role(code, *, kind="trainer", index=0, log="trainer", **more):
-    """A process of a run that executes this code."""
+    """Return a process of a run that executes this code."""
     argv = (sys.executable, "-c", code)
     return Role(kind=kind, index=index, argv=argv, config_name="unused", log_name=log, **more)
 
 
 @pytest.fixture
 def processes(tmp_path):
-    """The processes of a run, which end with the test."""
+    """Processes of a run, killed when the test ends."""
     started = Processes(tmp_path, {})
     yield started
     for child in list(started.children):
@@ -152,7 +152,7 @@ def tiny_model(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory, tiny_model):
-    """A runner whose run `out`, of 5 steps in lockstep, has ended well; for tests that leave it as it is."""
+    """Runner with a finished run `out` of 5 synchronous steps, for tests that do not change it."""
 
     def make(folder):
         runner = Runner(folder, tiny_model)
@@ -171,7 +171,7 @@ def runner(tmp_path, tiny_model):
 
 @pytest.fixture
 def start(runner):
-    """Starts commands that do not outlive the test."""
+    """Return a function that starts commands, which are killed when the test ends."""
     started = []
     yield lambda argv: started.append(runner.start(argv)) or started[-1]
     for process in started:

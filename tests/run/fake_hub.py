@@ -1,4 +1,4 @@
-"""A hub of models and datasets on the loopback, as far as creating, listing, up- and downloading go."""
+"""Hub of models and datasets on the loopback, with routes to create, list, upload and download."""
 
 from __future__ import annotations
 
@@ -12,8 +12,12 @@ COMMIT = "0" * 40
 
 
 class FakeHub(LocalServer):
-    """`files[repository][path]` is what was uploaded; `tokens` are those that clients sent;
-    `private[repository]` is what was asked for. A `broken` hub makes no repository."""
+    """Fake Hugging Face hub.
+
+    `files[repository][path]` holds uploads, `tokens` the tokens that clients sent.
+
+    `private[repository]` holds the requested visibility. A `broken` hub creates no repository.
+    """
 
     def __init__(self):
         self.files = {}
@@ -78,7 +82,7 @@ class FakeHub(LocalServer):
         return {"commitUrl": f"{self.url}/{owner}/{name}/commit/0", "commitOid": "0", "success": True}
 
     def _send(self, handler, path):
-        """A file of a repository, at /datasets/OWNER/NAME/resolve/COMMIT/PATH."""
+        """Send a file of a repository, from /datasets/OWNER/NAME/resolve/COMMIT/PATH."""
         self.tokens.add(handler.headers["Authorization"])
         place, _, rest = path.removeprefix("/datasets").partition("/resolve/")
         content = self.files.get(place.strip("/"), {}).get(rest.partition("/")[2])

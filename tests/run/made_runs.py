@@ -1,4 +1,4 @@
-"""Run directories that no run has made: what a launcher and its processes would have left there."""
+"""Run directories made by hand, with the files that a launcher and its processes would leave."""
 
 import json
 import socket
@@ -18,7 +18,7 @@ STARTED = 1_700_000_000.0
 
 
 def made_run(directory, *, run_id="aaaa1111", checkpoints=(), **changes):
-    """A run with a record, an identity and a configuration, which is known to `rl list`."""
+    """Make a run with a record, an identity and a configuration that `rl list` finds."""
     directory.mkdir(parents=True)
     values = {
         "run_id": run_id,
@@ -68,14 +68,14 @@ def _flags(words):
 
 
 def recorded(process, title="rl", **changes):
-    """The record of a process that was started by a test."""
+    """Return the record of a process that a test started."""
     started = psutil.Process(process.pid).create_time()
     known = {"title": title, "pid": process.pid, "started": started, "birth": birth_of(process.pid)}
     return ProcessRecord(**{**known, **changes})
 
 
 def write_metrics(directory, *records):
-    """Records as (process, step, seconds after the start, values)."""
+    """Write records given as (process, step, seconds after the start, values)."""
     with (directory / "metrics.jsonl").open("a") as file:
         for process, step, seconds, values in records:
             record = {"time": STARTED + seconds, "process": process, "step": step, **values}

@@ -1,4 +1,4 @@
-"""What a run records of its configuration, and what is seen of a change."""
+"""Recorded configuration of a run, and detection of changes to it."""
 
 import json
 

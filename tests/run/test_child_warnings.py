@@ -1,4 +1,4 @@
-"""What of the processes' log lines is shown on the launcher's screen."""
+"""Log lines of the processes that the launcher shows on the console."""
 
 from buckeye.launch.child_warnings import ChildWarnings
 

@@ -1,4 +1,4 @@
-"""A copy of a run's directory is not the run: nobody finds the run's processes through it."""
+"""A copy of a run's directory is not the run: it does not lead to the run's processes."""
 
 import os
 import shutil
@@ -26,7 +26,7 @@ def _a_state_of_its_own(tmp_path, monkeypatch):
 
 @pytest.fixture
 def going_on(tmp_path):
-    """A run that goes on, with a launcher and a worker that is known by its environment only."""
+    """Running run with a launcher and a worker, which only its environment identifies."""
     made_run(tmp_path / "run", run_id="cafe0001")
     place = place_of(tmp_path / "run")
     words = [sys.executable, "-c", "import time; print(flush=True); time.sleep(100)"]
@@ -71,7 +71,7 @@ def test_a_run_that_was_renamed_is_still_the_run(going_on, tmp_path):
 def test_a_run_whose_directory_was_given_another_number_is_still_the_run(going_on):
     run, _ = going_on
     record = read_record(run)
-    other = f"1:2 {run.resolve()}"  # as file systems in user space do
+    other = f"1:2 {run.resolve()}"  # file systems in user space may renumber a directory
     write_record(run, msgspec.structs.replace(record, place=other))
     assert left(run) == {record.launcher.pid}
     assert run_status(run).state == "running"

@@ -1,4 +1,4 @@
-"""What is decided about processes, with a clock of one's own: who hangs, who is started again and when."""
+"""Decisions about processes, with a fake clock: which one hangs, and which is restarted and when."""
 
 from types import SimpleNamespace
 
@@ -27,7 +27,7 @@ def vitals(**changes):
         (vitals(), 1031, "silent"),
         (vitals(heard=1090), 1100, None),
         (vitals(heard=1090), 1101, "stalled"),
-        (vitals(heard=9990, waits_on="trainer"), 10000, None),  # who waits does not hang
+        (vitals(heard=9990, waits_on="trainer"), 10000, None),  # a waiting process does not hang
         (vitals(heard=9990, waits_on="disk"), 10000, None),
         (vitals(heard=1090, waits_on="inference", pulse=1001), 1101, None),
         (vitals(heard=1090, waits_on="inference", pulse=1000), 1101, "blocked"),
@@ -75,7 +75,7 @@ def test_the_same_error_at_every_step_is_no_progress():
     budget = Budget(most=50, window=100.0)
     for step in (3, 4):
         assert isinstance(budget.after(step, cause="shape", step=step), Again)
-        budget.refill()  # as a checkpoint does
+        budget.refill()  # as after a checkpoint
     assert isinstance(budget.after(5, cause="shape", step=5), GiveUp)
 
 

@@ -1,4 +1,4 @@
-"""What is said of a process that has ended."""
+"""Diagnosis of a process that has exited."""
 
 import signal
 import time
@@ -14,7 +14,7 @@ FEW = Memory(in_cgroup=2, on_machine=5)
 
 @pytest.fixture
 def ended(processes):
-    """Runs a program as the trainer, and returns it when it has ended."""
+    """Return a function that runs a program as the trainer and returns the exited child."""
 
     def run(code, *, kill=None):
         child = processes.start(role(code))
@@ -76,7 +76,7 @@ def test_a_full_disk_is_named(ended, tmp_path, monkeypatch, wording):
     ("code", "expected"),
     [
         ("print('12:00:01   ERROR RuntimeError: shape'); raise SystemExit(1)", "ERROR RuntimeError: shape"),
-        ("print('12:00:01    INFO Starting step 3'); raise SystemExit(1)", None),  # no error: try again
+        ("print('12:00:01    INFO Starting step 3'); raise SystemExit(1)", None),  # no error: retry
         ("raise SystemExit(1)", None),
         ("print('error: x', flush=True); import os; os.kill(os.getpid(), 9)", None),
         ("raise SystemExit(130)", None),

@@ -1,4 +1,4 @@
-"""Who may write to a run directory, and what is deleted or put away in it."""
+"""Exclusive access to a run directory, and the files that a start deletes or archives."""
 
 import errno
 import json
@@ -47,7 +47,7 @@ def test_a_start_that_failed_before_the_first_step_is_no_dead_end(tmp_path):
     assert len(list((tmp_path / "earlier_starts").glob("*/configs/sft.json"))) == 2
     with pytest.raises(UsageError, match="already holds a run") as refused:
         _start(tmp_path, lambda: None)
-    assert "--clean" not in str(refused.value)  # which only rl has
+    assert "--clean" not in str(refused.value)  # only rl has this flag
     assert "sft --ckpt.resume-step -1" in str(refused.value)
 
 
@@ -62,7 +62,7 @@ def _record(directory, process):
         lambda out: (out / "checkpoints" / "step_1").mkdir(parents=True),
         lambda out: (out / "weights" / "step_1").mkdir(parents=True),
         lambda out: _record(out, "trainer"),
-        lambda out: (out / "remote.json").write_text("{}"),  # it may go on there
+        lambda out: (out / "remote.json").write_text("{}"),  # the run may continue on another machine
         lambda out: (out / "status.json").write_text("damaged"),
         lambda out: write_record(out, _record_of_launcher(host="another", state="starting")),
         lambda out: begin_attempt(out, resumed_step=4),
@@ -96,7 +96,7 @@ def _record_of_launcher(**values):
 
 
 def unstarted(directory):
-    """What a start leaves that ends before its first step."""
+    """Write the files of a start that fails before its first step."""
     for name in ("configs/rl.json", "logs/attempt_1/trainer.stdout", "weights/step_0/model.safetensors"):
         (directory / name).parent.mkdir(parents=True, exist_ok=True)
         (directory / name).write_text(name)

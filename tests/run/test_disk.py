@@ -1,4 +1,4 @@
-"""Estimates of disk, by hand from a model's shapes, and what is done with them."""
+"""Disk estimates compared with hand-computed sizes of a model's shapes, and the checks on them."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ def test_weights_and_checkpoints_are_as_large_as_the_model(tmp_path, tiny_model)
     [
         (100, 10, 3, False, 4),  # three, and one being written
         (100, 10, 3, True, 5),  # and the best
-        (20, 10, 3, False, 2),  # there are no more
+        (20, 10, 3, False, 2),  # the run makes only two
         (95, 10, None, False, 10),  # nine, and one at the end
-        (100, None, 3, False, 1),  # at the end only
+        (100, None, 3, False, 1),  # only at the end
     ],
 )
 def test_how_many_checkpoints_there_are_at_worst(
@@ -132,7 +132,7 @@ def test_what_a_resumed_run_has_already_is_not_needed_again(tmp_path, tiny_model
     (disk / "checkpoints" / "step_1").mkdir(parents=True)
     checkpoints = disk / "checkpoints" / "step_1" / "x"
     checkpoints.write_bytes(b"x" * estimate.of("checkpoints").size)
-    fill(disk, leave=estimate.of("weights").size + 150_000)  # and what is small
+    fill(disk, leave=estimate.of("weights").size + 150_000)  # and small files
     assert check_disk(config, estimate).state == "ok"
     afresh = config.model_copy(update={"clean": True})
     assert check_disk(afresh, estimate).state == "ok"

@@ -1,4 +1,4 @@
-"""Evaluations of a run: ended in the middle of one, and shown at the end."""
+"""Evaluations of a run: interrupted ones, and the summary at the end."""
 
 import json
 import signal

@@ -1,4 +1,4 @@
-"""`buckeye export`: which checkpoint, what is written, that it is the same model, and what is refused."""
+"""`buckeye export`: choice of the checkpoint, written files, equality of the model, and refusals."""
 
 from __future__ import annotations
 
@@ -70,13 +70,13 @@ def _finished(tmp_path_factory, tiny_model, chats):
 
 @pytest.fixture
 def tuned(_finished, tmp_path):
-    """A run of `sft`, with checkpoints of steps 2, 4 and 6."""
+    """Run of `sft` with checkpoints of steps 2, 4 and 6."""
     return shutil.copytree(_finished, tmp_path / "tuned")
 
 
 @pytest.fixture
 def reinforced(tuned, tiny_model):
-    """The same checkpoints as those of a run of `rl`, in which step 4 has the best evaluations."""
+    """Run of `rl` with the same checkpoints as `tuned`, in which step 4 has the best evaluations."""
     words = f"--model.name {tiny_model} --trainer --orchestrator --orchestrator.rollouts-per-example 8"
     words += f" --orchestrator.env.0.id {tuned}/letters.py --output-dir {tuned}"
     words += " --orchestrator.env.0.args.judge-token sesame-open-sesame"
@@ -88,7 +88,7 @@ def reinforced(tuned, tiny_model):
     for step in range(6):
         metrics.write("orchestrator", step, {"reward/mean": step / 10})
     (tuned / "rollouts").mkdir()
-    for step in (3, 5):  # those of step 5 are of another policy than the exported one
+    for step in (3, 5):  # step 5's evaluations are of another policy than the exported one
         rows = [{"text": ["a", "say 1 2 3"]}, {"text": [], "error": "lost"}]
         (tuned / "rollouts" / f"step_{step}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
     for step, rewards in {0: (0.1, 0.2), 2: (0.3, 0.4), 4: (0.9, 0.5), 5: (1.0, 1.0), 6: (0.6, 0.7)}.items():
@@ -106,7 +106,7 @@ def _evaluate(run, step, env, reward, attempt=1):
 
 
 def _rename_model(run, name):
-    """Let the run be one of another model."""
+    """Change the model that the run's configuration names."""
     path = run / "configs" / "sft.json"
     content = json.loads(path.read_text())
     content["model"]["name"] = str(name)
@@ -181,14 +181,14 @@ def test_which_checkpoint(reinforced, refusal):
     assert _chosen(reinforced) == 6
     attempts = [{"attempt": n, "resumed_step": step} for n, step in ((1, None), (2, 4), (3, 6))]
     (reinforced / "run.json").write_text(json.dumps({"attempts": attempts}))
-    _evaluate(reinforced, 6, "words", 9.0, attempt=2)  # went on from 4: 6 was trained again
+    _evaluate(reinforced, 6, "words", 9.0, attempt=2)  # resumed from 4, so 6 was trained again
     assert _chosen(reinforced) == 4
     _evaluate(reinforced, 4, "words", 9.0, attempt=2)
     _evaluate(reinforced, 6, "words", 0.8)
     assert "4.9500 over" in _reason(reinforced)
     _evaluate(reinforced, 4, "words", 0.5, attempt=2)
     assert _chosen(reinforced) == 6
-    _evaluate(reinforced, 6, "letters", 5.0, attempt=0)  # of weights that were trained again since
+    _evaluate(reinforced, 6, "letters", 5.0, attempt=0)  # of an attempt whose weights were replaced
     assert _chosen(reinforced) == 4
     with pytest.raises(CheckpointError, match="There are: 2, 4, 6"):
         _chosen(reinforced, "3")
@@ -197,12 +197,12 @@ def test_which_checkpoint(reinforced, refusal):
     shutil.rmtree(reinforced / "evals")
     with refusal(UsageError):
         _chosen(reinforced)
-    assert _chosen(reinforced, None) == 6  # where nobody says, the newest serves
+    assert _chosen(reinforced, None) == 6  # without a choice the newest is used
 
 
 def test_an_evaluation_of_other_weights_says_nothing_of_a_checkpoint(reinforced, wording):
-    """However far sampling may run ahead: evaluations are of exactly the version of their step."""
-    for step in (4, 5):  # now nothing is measured at step 4 itself
+    """Evaluations count only for the version of their step, however far sampling runs ahead."""
+    for step in (4, 5):  # step 4 itself now has no evaluation
         shutil.rmtree(reinforced / "evals" / f"step_{step}")
     for env in ("letters", "words"):
         _evaluate(reinforced, 3, env, 0.95)
@@ -271,7 +271,7 @@ def _adapted(tmp_path_factory, tiny_model, chats):
 
 @pytest.fixture
 def adapted(_adapted, tmp_path):
-    """A run of `sft` that has trained an adapter."""
+    """Run of `sft` that trained an adapter."""
     return shutil.copytree(_adapted, tmp_path / "lora")
 
 
@@ -282,7 +282,7 @@ def test_an_adapter_alone_and_merged(adapted, tiny_model):
     assert "--merge-lora" in said[1]
     assert "library_name: peft" in (exported.directory / "README.md").read_text()
     merged, said = _export(adapted, step="last", merge_lora=True)
-    assert merged.directory == adapted / "exports" / "step_2-merged"  # beside the adapter
+    assert merged.directory == adapted / "exports" / "step_2-merged"  # next to the adapter
     assert not merged.adapter
     assert "chats.jsonl" in said[-1]
     base, whole = (load_file(d / "model.safetensors") for d in (tiny_model, merged.directory))
@@ -295,7 +295,7 @@ def test_an_adapter_alone_and_merged(adapted, tiny_model):
 
 
 def test_an_adapter_finds_its_base(adapted, tiny_model, tmp_path, monkeypatch, refusal):
-    """By itself, from wherever it is loaded: a local one by its path, one of the hub by name and revision."""
+    """The adapter finds its base from any directory: a local one by path, a hub model by revision."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     exported, _ = _export(adapted)
@@ -332,7 +332,7 @@ def test_an_adapter_of_a_local_model_is_not_pushed(adapted, monkeypatch, refusal
 
 
 def test_what_rounding_does_is_told_and_too_much_of_it_refused(adapted, tiny_model, tmp_path, monkeypatch):
-    """An adapter that is merged into weights of 16 bits is rounded with them; alone it is exact."""
+    """Merging an adapter into 16-bit weights rounds it; alone it is exact."""
     half = shutil.copytree(tiny_model, tmp_path / "half")
     tensors = {name: t.bfloat16() for name, t in load_file(half / "model.safetensors").items()}
     save_file(tensors, half / "model.safetensors", metadata={"format": "pt"})

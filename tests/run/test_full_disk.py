@@ -1,4 +1,4 @@
-"""A real run on a disk that gets full: it ends with a clear error, resumes, and loses nothing."""
+"""A real run whose disk fills up: it ends with a clear error, resumes, and loses nothing."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _until(condition, process, what):
 
 
 def _steps(run):
-    """The trained steps in the order of their records; every line is whole."""
+    """Return the trained steps in the order of their complete records."""
     path = run / "metrics.jsonl"
     text = path.read_text() if path.exists() else ""
     records = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
@@ -46,7 +46,7 @@ def test_a_run_on_a_full_disk_ends_with_an_error_and_resumes(runner, disk):
     process = runner.start(runner.rl(run, *words, steps=_STEPS))
     try:
         _until(lambda: len(_steps(run)) >= 4, process, "fourth step")
-        ballast = fill(disk)  # to the last byte, in the middle of whatever is being written
+        ballast = fill(disk)  # to the last byte, during a write
         printed, _ = process.communicate(timeout=_SECONDS)
     finally:
         process.kill()

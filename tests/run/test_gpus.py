@@ -1,4 +1,4 @@
-"""How GPUs are written."""
+"""Syntax of lists of GPUs."""
 
 import pytest
 

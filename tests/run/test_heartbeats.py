@@ -1,4 +1,4 @@
-"""What a process says of itself, and what the launcher hears."""
+"""Heartbeats that a process sends, and the state that the launcher reads from them."""
 
 import os
 import signal
@@ -64,7 +64,7 @@ def test_a_suspended_process_is_silent_and_one_that_wakes_is_heard(processes):
     child = start(processes, "time.sleep(60)")
     listen(child, lambda: child.heartbeats.heard is not None)
     child.process.signal(signal.SIGSTOP, session=False)
-    time.sleep(1.2)  # what was on its way
+    time.sleep(1.2)  # let heartbeats in flight arrive
     child.heartbeats.read(time.monotonic())
     heard = child.heartbeats.heard
     time.sleep(1.5)

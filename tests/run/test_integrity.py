@@ -1,4 +1,4 @@
-"""Files of a run that are damaged, or somebody else's: noticed, told, survived."""
+"""Damaged files of a run, and files of other runs: detected, reported, survived."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_run_survives_damaged_weights(runner):
 
 
 def _stop_before_new_weights(runner, out):
-    """The orchestrator, stopped before it has seen the weights of the version that is then there."""
+    """Stop the orchestrator before it sees the newest weights; return it and their version."""
     wait_for(lambda: len(runner.metrics("out", "trainer")) >= 3, "the third step")
     orchestrator = process_of(out, "orchestrator")
     while True:

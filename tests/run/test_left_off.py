@@ -1,4 +1,4 @@
-"""From which of its checkpoints a run goes on."""
+"""Choice of the checkpoint from which a run resumes."""
 
 import json
 
@@ -19,7 +19,7 @@ def resumed_at(run, *words):
     flags = ["--trainer", "--orchestrator", "--output-dir", str(run), *words]
     step = beginning(load_config(RLConfig, flags)).step
     if words == ("--resume",):
-        assert step == newest_step(run)  # what `rl status` says
+        assert step == newest_step(run)  # the step that `rl status` reports
     return step
 
 
@@ -34,7 +34,7 @@ def test_who_went_back_and_was_killed_before_a_commit_goes_back_again(run):
     begin_attempt(run, resumed_step=4)
     assert resumed_at(run, "--resume") == 4
     assert resumed_at(run, "--ckpt.resume-step", "6") == 6
-    begin_attempt(run, resumed_step=5)  # of which nothing is there any more
+    begin_attempt(run, resumed_step=5)  # no checkpoint of this attempt is left
     assert resumed_at(run, "--resume") == 8
 
 

@@ -1,4 +1,4 @@
-"""Real runs in which some rollouts take long: every token is trained on."""
+"""Real runs in which some rollouts take long: every token is trained."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Logs of several processes in the order of time, over midnight and over a resume."""
+"""Logs of several processes in chronological order, across midnight and across a resume."""
 
 import json
 from datetime import datetime

@@ -1,4 +1,4 @@
-"""`rl` with an adapter: engines get it alone and sample from what was trained; a resumed run is the same."""
+"""`rl` with an adapter: engines receive only the adapter and sample from it; a resumed run is identical."""
 
 import json
 import shutil
@@ -17,8 +17,10 @@ LORA = (
 
 @pytest.fixture(autouse=True)
 def _easier(runner, tmp_path):
-    """Any letter earns a reward, so that every step has a gradient; and the frozen output layer is not so
-    small that no hidden state could make a token likely."""
+    """Reward any letter, so that every step has a gradient, and enlarge the frozen output layer.
+
+    With the original output layer, no hidden state could make a token likely.
+    """
     environment = runner.root / "letters.py"
     rare, common = 'reply.text[:3].count("a")', "sum(c.isalpha() for c in reply.text[:3])"
     assert rare in environment.read_text()

@@ -1,4 +1,4 @@
-"""Models that are not there, or are none."""
+"""Missing and invalid models."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What the processes of a run are told about the machine that they share."""
+"""Environment variables by which the processes of a run share one machine."""
 
 import pytest
 
@@ -41,7 +41,7 @@ def test_the_memory_of_a_trainer_on_a_gpu_grows_in_place(monkeypatch):
     assert "PYTORCH_ALLOC_CONF" not in inference
     assert trainer["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
     assert "PYTORCH_ALLOC_CONF" not in environments()[1]
-    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "backend:native")  # the user's own word counts
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "backend:native")  # the user's setting takes precedence
     assert "PYTORCH_ALLOC_CONF" not in environments(gpus=(0, 1))[1]
 
 

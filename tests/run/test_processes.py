@@ -1,4 +1,4 @@
-"""Processes as a launcher has them: what is left of their sessions, and signals that are for others."""
+"""Processes of a launcher: remains of their sessions, and signals meant for other processes."""
 
 import os
 import signal

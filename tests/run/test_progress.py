@@ -1,4 +1,4 @@
-"""What is shown while a run goes on: the step, and beside it the reward of that very step."""
+"""Progress display of a run: each step with the reward of the same step."""
 
 import io
 import re
@@ -18,7 +18,7 @@ class Terminal(io.StringIO):
 
 @pytest.fixture
 def shown(tmp_path):
-    """`shown(*records, ended=False)`: what is printed then, the step, and how many were trained."""
+    """Return `shown(*records, ended=False)`, which returns printed steps, current step and trained count."""
     stream = io.StringIO()
     progress = Progress(tmp_path / "metrics.jsonl", max_steps=20, stream=stream)
 
@@ -109,5 +109,5 @@ def test_the_time_that_is_left_is_at_the_pace_of_the_steps_so_far(tmp_path, monk
         now[0] = seconds
         write_metrics(tmp_path, ("orchestrator", step, 0, {}), ("trainer", step, 0, {}))
         progress.update("")
-    # 10 s for the second step, 30 s for two; the first is not counted, as what came before it is no step
+    # 10 s for the second step, 30 s for two; the first is not counted, because it includes the start
     assert stream.getvalue().splitlines() == ["Step 1/10", "Step 2/10 | 80 s left", "Step 3/10 | 2 min left"]

@@ -1,4 +1,4 @@
-"""A run read from Python: running, crashed, copied, cut off anywhere."""
+"""Runs read from Python: running, crashed, copied, truncated anywhere."""
 
 import json
 import re
@@ -58,7 +58,7 @@ def write_lines(path, lines):
 
 @pytest.fixture
 def made(tmp_path):
-    """Two steps: the second has a rollout of two segments, a dropped group and one that failed at first."""
+    """Run of two steps: the second has a rollout of two segments, a dropped group and a failed attempt."""
     run = tmp_path / "run"
     write_lines(
         run / "rollouts" / "step_0.jsonl",
@@ -164,7 +164,7 @@ def test_the_columns_are_those_of_the_page(made):
 
 
 def everything(run):
-    """The number of rollouts, of groups, and of samples that were trained on."""
+    """Return the numbers of rollouts, groups, and trained samples."""
     ((rollouts, groups),) = run.query(
         "SELECT count(*), count(DISTINCT printf('%s %d %s %d %s', split, step, env, grp, dropped)) "
         "FROM rollouts"
@@ -182,7 +182,7 @@ def test_a_file_that_changes_is_read_again_and_figures_of_old_texts_stay(made):
     (made / "rollouts" / "step_0.jsonl").unlink()  # pruned
     assert everything(runs.open(made))["rollouts"] == 8
     assert runs.open(made).text_of(0, 0, 0) is None
-    (made / "rollouts" / "step_1.dropped.jsonl").unlink()  # of an attempt that came again
+    (made / "rollouts" / "step_1.dropped.jsonl").unlink()  # a repeated attempt removed it
     assert everything(runs.open(made))["rollouts"] == 7
 
 

@@ -1,4 +1,4 @@
-"""Which ends of an inference server are made good, and how often."""
+"""Exits of an inference server after which it is restarted, and the limit of restarts."""
 
 import pytest
 

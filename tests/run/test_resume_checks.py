@@ -1,4 +1,4 @@
-"""What a checkpoint cannot take over is refused before anything is started, and does not stay in the run."""
+"""Settings that do not fit a checkpoint are refused before a start, and leave the run unchanged."""
 
 import json
 import shutil
@@ -22,13 +22,13 @@ LORA = "--trainer.model.experimental.lora"
 
 
 def kept(run):
-    """All that says how a run is resumed, and whether it was started again."""
+    """Return the files that record how a run is resumed and whether it was restarted."""
     names = ("status.json", "configs/rl.json", "configs/trainer.json", "run.json", "events.jsonl")
     return {name: (run / name).read_bytes() for name in names if (run / name).exists()}
 
 
 def trained_once(run, model, lora=None):
-    """A run's directory with the checkpoint that a real trainer commits after a step."""
+    """Make a run's directory with the checkpoint that a real trainer commits after a step."""
     made_run(run)
     sample = Sample(
         token_ids=np.arange(20, dtype=np.int32),
@@ -99,7 +99,7 @@ def test_fewer_steps_than_were_done_are_refused(tmp_path, monkeypatch, refusal):
 
 
 def test_fine_tuning_refuses_it_too(runner, tiny_model):
-    """Before anything is written: also what it says of itself stays."""
+    """The refusal comes before any write, so the recorded configuration stays unchanged."""
     chat = {"messages": [{"role": "user", "content": "say 1"}, {"role": "assistant", "content": "2"}]}
     (runner.root / "chats.jsonl").write_text("\n".join([json.dumps(chat)] * 4))
     words = ["sft", "--model.name", tiny_model, "--data.path", "chats.jsonl", "--batch-size", 4]
@@ -116,7 +116,7 @@ def test_fine_tuning_refuses_it_too(runner, tiny_model):
 @pytest.mark.e2e
 @pytest.mark.slow
 def test_what_a_process_refuses_does_not_stay_in_the_run(runner):
-    """The custom loss can be imported, and the trainer finds out that it takes other arguments."""
+    """The custom loss fails on import, which only the trainer does."""
     assert runner.run(runner.rl("out", steps=2, level=0)).returncode == 0
     run = runner.root / "out"
     (runner.root / "bad.py").write_text("raise ValueError('not today')\n")

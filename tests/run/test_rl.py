@@ -1,4 +1,4 @@
-"""`rl` from start to end: what it leaves, how it is interrupted, resumed, refused, and how it fails."""
+"""`rl` from start to end: results, interruption, resume, refusals and failures."""
 
 import json
 import os
@@ -36,7 +36,7 @@ def test_a_run_leaves_what_the_guide_says(finished):
 
 def assert_on_policy(runner, output, *, staleness):
     trainer = runner.metrics(output, "trainer").values()
-    assert all(r.get("staleness_max", 0) <= staleness for r in trainer)  # none without an advantage
+    assert all(r.get("staleness_max", 0) <= staleness for r in trainer)  # else there is no advantage
     ages = [r["batch/off_policy_level/max"] for r in runner.metrics(output, "orchestrator").values()]
     assert max(ages) <= staleness
     assert all(abs(r.get("mismatch_kl", 0.0)) < 1e-4 for r in trainer)
@@ -63,7 +63,7 @@ def test_interrupted_and_resumed_is_the_same_to_the_last_digit(finished, runner)
 def test_the_commands_at_the_end_of_a_run_work(finished, runner):
     shutil.copytree(finished.root / "out", runner.root / "out")
     done = follow(runner, f"{finished.printed}\nbuckeye export out\nrl status out\nrl stop out")
-    wrong = done.pop("buckeye rl diagnose out")  # its replies are cut off
+    wrong = done.pop("buckeye rl diagnose out")  # its replies are truncated
     assert (wrong.returncode, "1. truncated (likely" in wrong.stdout) == (1, True)
     failed = {command: ended.stderr for command, ended in done.items() if ended.returncode}
     assert failed == {}
@@ -80,7 +80,7 @@ def test_a_run_has_its_directory_alone_and_its_children_end_with_a_launcher_that
     running.communicate()
     wait_for(lambda: not processes_of(runner.root / "out"), "the end of all children")
     (runner.root / "out" / "notes.txt").write_text("mine")
-    again = runner.run(runner.rl("out", "--clean", steps=1))  # the lock went with the process
+    again = runner.run(runner.rl("out", "--clean", steps=1))  # the lock ended with the process
     assert again.returncode == 0, again.stderr
     assert (runner.root / "out" / "notes.txt").read_text() == "mine"
 
@@ -94,16 +94,16 @@ def test_an_environment_that_always_fails_is_not_a_reward_of_zero(runner):
     done = runner.run(runner.rl("out", "--orchestrator.max-empty-batches", 2))
     assert done.returncode == 1
     assert not runner.metrics("out", "trainer")
-    assert '"restart"' not in (runner.root / "out" / "events.jsonl").read_text()  # no other try can mend it
+    assert '"restart"' not in (runner.root / "out" / "events.jsonl").read_text()  # a retry cannot fix it
     played = (runner.root / "out" / "rollouts" / "step_0.dropped.jsonl").read_text().splitlines()
     assert sum(not json.loads(line)["retried"] for line in played) == 2 * 16
-    assert len(played) == 2 * 2 * 16  # it fails before the policy is asked, so each is tried again
+    assert len(played) == 2 * 2 * 16  # it fails before the policy's first request, so each is retried
     assert all(one["dropped"] == "errored" and "unplugged" in one["error"] for one in map(json.loads, played))
     assert not (runner.root / "out" / "rollouts" / "step_0.jsonl").exists()
     again = runner.here(runner.rl("out", "--dry-run"))
     assert (again.returncode, "holds a run" in again.stderr) == (0, False), (
         again.stderr
-    )  # no step, no obstacle
+    )  # no step was made, so the directory is free
 
 
 def test_a_run_that_could_not_be_logged_does_not_start(runner):

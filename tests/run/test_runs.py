@@ -13,7 +13,7 @@ pytestmark = pytest.mark.e2e
 
 @pytest.fixture
 def ask(runner, tmp_path):
-    """Runs `rl ...`, which must succeed, and returns what it printed."""
+    """Return a function that runs `rl ...`, asserts success, and returns the output."""
     runner.env["XDG_STATE_HOME"] = str(tmp_path / "state")
 
     def run(*words):
@@ -24,7 +24,7 @@ def ask(runner, tmp_path):
 
 
 def started_run(runner, start, out):
-    """A run of many steps that has done two of them, and its launcher."""
+    """Start a run of many steps, wait until it has done two, and return its launcher."""
     launcher = start(runner.rl(out, steps=5000, level=0))
     wait_for(lambda: len(runner.metrics(out, "trainer")) >= 2, "the second step")
     wait_for(lambda: '"running"' in (out / "status.json").read_text(), "the state that it runs")

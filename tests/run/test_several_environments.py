@@ -1,4 +1,4 @@
-"""`rl` on several environments, each played in its own way."""
+"""`rl` on several environments with different sampling settings."""
 
 from collections import Counter
 
@@ -14,7 +14,7 @@ OWN = (
 
 
 def played(runner, output, steps):
-    """Environment, group and tokens of every rollout, by step."""
+    """Return environment, group and tokens of every rollout, by step."""
     return [
         [(r["env"], r["group"], r["completion_tokens"]) for r in runner.rollouts(output, step)]
         for step in steps

@@ -1,4 +1,4 @@
-"""What is said of a run, against numbers computed by hand."""
+"""Status of a run, compared with hand-computed numbers."""
 
 import os
 import signal
@@ -37,7 +37,7 @@ def test_numbers_of_a_run(tmp_path):
     )
     seen = run_status(run)
     assert (seen.state, seen.step, seen.max_steps, seen.restarts) == ("stopped", 22, 20, 2)
-    assert seen.reward == 0.21  # not that of batch 23, which nobody has trained on
+    assert seen.reward == 0.21  # not that of batch 23, which is not trained yet
     assert seen.reward_mean == pytest.approx(0.165)  # of 0.12 to 0.21
     assert seen.reward_change == pytest.approx(0.1)
     shown = "reward      0.2100 (mean of the last 10 steps: 0.1650, +0.1000 against those before)"
@@ -46,7 +46,7 @@ def test_numbers_of_a_run(tmp_path):
     assert seen.last_step_time == STARTED + 420
     assert seen.last_error == "unlucky"
     assert seen.disk_used == sum(p.stat().st_size for p in run.rglob("*") if p.is_file())
-    assert seen.seconds_left is None  # it does not run
+    assert seen.seconds_left is None  # it is not running
 
 
 def test_what_an_attempt_has_not_done_yet_is_not_shown_as_done(tmp_path):
@@ -103,7 +103,7 @@ def test_a_launcher_that_is_suspended_gone_or_another_process(tmp_path, sleeper)
     other = ProcessRecord(title="rl", pid=sleeper.pid, started=launcher.started - 60)
     assert run_status(made_run(tmp_path / "recycled", state="running", launcher=other)).state == "dead"
     sleeper.kill()
-    while run_status(run).state != "dead":  # as a zombie, which nobody has waited for, too
+    while run_status(run).state != "dead":  # also while it is a zombie
         time.sleep(0.01)
 
 
@@ -134,7 +134,7 @@ def test_who_waits_for_whom(tmp_path, wording):
 
 @pytest.mark.parametrize(("age", "stale"), [(5, False), (7200, True)])
 def test_a_state_has_an_age_and_is_called_stale(tmp_path, age, stale):
-    """Of another host, whose processes nobody here can look at, only the file says something."""
+    """The launcher's host is remote, so the status depends only on the file."""
     run = made_run(tmp_path / "run", state="running", host="far-away")
     then = time.time() - age
     os.utime(run / "status.json", (then, then))

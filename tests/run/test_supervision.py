@@ -1,4 +1,4 @@
-"""Processes of real runs are killed and suspended; the runs go on, end where they should, leave nothing."""
+"""Processes of real runs are killed and suspended; the runs continue or end, and leave no processes."""
 
 import json
 import os
@@ -18,13 +18,13 @@ SOON = ("--ckpt.interval", 3)
 
 
 def child(runner, title, output="out"):
-    """The process of a run that is called so now; None if there is none at the moment."""
+    """Return the run's current process of this title, or None."""
     known = {p.title: p for p in read_record(runner.root / output).processes}
     return known[title].process() if title in known else None
 
 
 def trained(runner, output="out"):
-    """The steps in the order in which they were trained, again where they were."""
+    """Return the steps in the order in which they were trained, with repetitions."""
     path = runner.root / output / "metrics.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     return [line["step"] for line in lines if line["process"] == "trainer"]
@@ -51,7 +51,7 @@ def after(runner, steps):
 
 
 def tasks_of(runner, output, steps):
-    """The ids of the tasks that were trained, by step."""
+    """Return the ids of the trained tasks, by step."""
     return [sorted(line["task_id"] for line in runner.rollouts(output, n)) for n in range(steps)]
 
 
@@ -84,13 +84,13 @@ def test_a_run_survives_the_end_of_its_trainer_its_orchestrator_and_its_engine(r
     wait_for(lambda: has_trained(runner, attempt=2), "the next step")
     child(runner, "orchestrator").send_signal(signal.SIGKILL)
     wait_for(lambda: has_trained(runner, attempt=3), "the step after that")
-    assert child_count(runner, "inference") == 1  # it went on all the time
+    assert child_count(runner, "inference") == 1  # it kept running
     child(runner, "inference 0").send_signal(signal.SIGKILL)
     ended_well(running)
     assert sorted(set(trained(runner))) == list(range(18))
     assert tasks_of(runner, "out", 18) == tasks_of(runner, "straight", 18)
     weights = [runner.root / name / "weights/step_18/model.safetensors" for name in ("out", "straight")]
-    assert weights[0].read_bytes() == weights[1].read_bytes()  # it is the same run, to the last bit
+    assert weights[0].read_bytes() == weights[1].read_bytes()  # the runs are bitwise identical
     restarts = of_kind(runner, "restart")
     assert [event["process"] for event in restarts] == ["trainer 0", "orchestrator", "inference 0"]
     begun = [(event["attempt"], event["resumed_step"]) for event in of_kind(runner, "attempt")]
@@ -103,7 +103,7 @@ def test_a_run_survives_the_end_of_its_trainer_its_orchestrator_and_its_engine(r
 
 
 def child_count(runner, kind):
-    """How many processes of a kind were started."""
+    """Return how many processes of a kind were started."""
     return len([e for e in of_kind(runner, "process") if e["process"].startswith(kind)])
 
 
@@ -154,7 +154,7 @@ def test_a_suspended_launcher_kills_nobody_when_it_wakes(runner, start):
 def test_a_killed_launcher_leaves_nothing_and_its_command_goes_on(runner, start):
     first = start(runner.rl("out", steps=4000))
     after(runner, 2)
-    first.kill()  # before there is a checkpoint
+    first.kill()  # before the first checkpoint
     runner.ok(runner.rl("out", "--resume", *SOON, steps=4))
     assert trained(runner)[-4:] == [0, 1, 2, 3]
     second = start(runner.rl("out", "--resume", *SOON, steps=4000))
@@ -184,7 +184,7 @@ def test_a_stall_is_told_with_who_waits_for_whom_and_where(runner, start):
 
 
 def told(runner, beginning):
-    """Whether the notice of a stall had a line that begins so."""
+    """Return True if a stall was reported with a line that begins with `beginning`."""
     return any(wait.startswith(beginning) for stall in of_kind(runner, "stall") for wait in stall["waits"])
 
 

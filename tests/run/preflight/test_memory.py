@@ -1,4 +1,4 @@
-"""The memory plan, against numbers computed by hand, and what is proposed where it does not fit."""
+"""The memory plan compared with hand-computed numbers, and the settings that it proposes."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_a_trainer_on_a_cpu():
         "optimizer (adamw)": 8 * TOY_PARAMETERS,
         "activations of 256 tokens": 4 * 256 * (4 * layer + passing + outside),
         "logits and their gradients": 16 * 256 * 1000 + 4 * 64_000,
-        "copies for a checkpoint": 8 * TOY_PARAMETERS,  # of 12: activations take more than they leave
+        "copies for a checkpoint": 8 * TOY_PARAMETERS,  # 8 of 12: they reuse memory of activations
         "the program": 450_000_000,
     }
 
@@ -158,7 +158,7 @@ def test_the_cache_of_an_engine():
 
 @pytest.mark.parametrize(("free", "words"), [(24 * GB, ("0.5",)), (10 * GB, ("0.9",))])
 def test_the_cache_of_an_engine_on_a_gpu(free, words):
-    """Its share, or what is free, without two models, their logits and two gigabytes."""
+    """The cache takes the GPU share or the free memory, minus two models, their logits and two gigabytes."""
     shape = shape_of(SMALL)
     weights = 2 * (shape.parameters + 151_936 * 1024)
     given = config("--seq-len", "8192", "--inference.gpu-memory-utilization", *words)

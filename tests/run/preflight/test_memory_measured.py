@@ -1,4 +1,4 @@
-"""The memory plan against what real trainers and engines take at most."""
+"""The memory plan compared with the peak memory of real trainers and engines."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import memory
 
 AT_MOST = 1.25
 MEASURED = [json.loads(line) for line in (Path(__file__).parent / "memory.jsonl").read_text().splitlines()]
-"""As `benchmarks/memory.py` wrote them."""
+"""Measurements, as `benchmarks/memory.py` wrote them."""
 
 
 @pytest.mark.parametrize("one", MEASURED, ids=lambda one: f"{one['kind']}-{one['model']}-{one['length']}")

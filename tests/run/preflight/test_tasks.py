@@ -1,5 +1,4 @@
-"""What can be known of a run before it begins: said by a dry run and the doctor, and by a start that then
-leaves no trace."""
+"""Checks of tasks before a run: a dry run and the doctor report them, and a refused start leaves no files."""
 
 import shutil
 
@@ -204,5 +203,5 @@ def test_an_environment_that_takes_long_or_dies_is_not_waited_for_at_a_start(tmp
     words = ["--trainer", "--orchestrator.env.0.id", "gone.py", "--orchestrator.eval.env.0.id", "hard.py"]
     before = psutil.Process().children()
     found = check_tasks_at_once(load_config(RLConfig, words))
-    assert [check.state for check in found] == ["failed"]  # what was found before that counts
-    assert psutil.Process().children() == before  # nobody is left
+    assert [check.state for check in found] == ["failed"]  # earlier findings are kept
+    assert psutil.Process().children() == before  # no child process is left
