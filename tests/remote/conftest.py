@@ -1,4 +1,4 @@
-"""For the tests of runs on other machines: `buckeye rl` as a function, a model, machines to rent."""
+"""Fixtures of remote runs: `buckeye rl` as a function, a model, and rentable machines."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["model"]
 
 @pytest.fixture
 def run_rl(monkeypatch, capsys):
-    """Carry out `rl WORDS` in this process: exit code, stdout, stderr."""
+    """Return a function that runs `rl WORDS` in this process; it returns exit code, stdout and stderr."""
 
     def carry_out(*words):
         monkeypatch.setattr(sys, "argv", ["rl", *words])
@@ -45,7 +45,7 @@ def house(tmp_path, monkeypatch) -> House:
 
 @pytest.fixture
 def nothing_goes_on():
-    """What a test has started ends with it."""
+    """Kill the processes that a test leaves running."""
     yield
     while STARTED:
         running = STARTED.pop()
@@ -56,7 +56,7 @@ def nothing_goes_on():
 
 @pytest.fixture(scope="session")
 def software(tmp_path_factory):
-    """What every machine needs, which the machines share: they reach no index of packages."""
+    """Software installed once and shared by all machines, which cannot reach a package index."""
 
     async def make(host):
         link = Link(
@@ -77,6 +77,6 @@ def software(tmp_path_factory):
 
 @pytest.fixture
 def town(tmp_path, software):
-    """A landlord and his machines."""
+    """Fake provider with its machines."""
     with Town(tmp_path / "town") as made:
         yield made

@@ -1,4 +1,4 @@
-"""A landlord, a client, a ledger and a user, in one process and on one clock, which moves when they wait."""
+"""Fake provider, client, ledger and user in one process, on one clock that waits advance."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ REQUEST = RemoteRequest(gpus=GpuRequest(count=2, type="A100_80GB"), yes=True)
 
 
 class House:
-    """A landlord, a client, a ledger and what the user is told, on one clock."""
+    """Fake provider, client, ledger and the messages to the user, on one clock."""
 
     def __init__(self, folder):
         self.time = FakeTime()

@@ -1,7 +1,7 @@
-"""A landlord of pods: the HTTP API of Prime Intellect as far as it is used, with faults on request.
+"""Fake provider of pods: the used part of the HTTP API of Prime Intellect, with faults on request.
 
-In a test it answers a client in the same process (`transport`), on a clock of its own; for other programs
-`serve` puts it on a port of the loopback. Its pods are dictionaries, or whatever `start_pod` starts.
+In a test it answers a client in the same process (`transport`), on a fake clock. For other programs `serve`
+puts it on a port of the loopback. Its pods are dictionaries, or whatever `start_pod` starts.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Answer = tuple[int, Any]
 
 
 def amount(default: float | None = None, **given: Any) -> dict[str, Any]:
-    """How much of disk, processors or memory a row can have."""
+    """Return the disk, processors or memory that a row offers."""
     keys = ("minCount", "maxCount", "pricePerUnit", "step", "defaultIncludedInPrice", "additionalInfo")
     return {**dict.fromkeys(keys), "defaultCount": default, **given}
 
@@ -36,7 +36,7 @@ def amount(default: float | None = None, **given: Any) -> dict[str, Any]:
 def row(
     cloud_id: str, gpu: str, count: int, provider: str, price: float | None, **given: Any
 ) -> dict[str, Any]:
-    """A row of the list of offers, with all the keys that there are."""
+    """Return a row of the list of offers, with all keys of the API."""
     return {
         "cloudId": cloud_id,
         "gpuType": gpu,
@@ -62,7 +62,7 @@ def row(
 
 
 def usual_rows() -> list[dict[str, Any]]:
-    """Three machines with two A100, of different prices, and one with four H100."""
+    """Return three machines with two A100 at different prices, and one with four H100."""
     return [
         row(
             "2A100.dear", "A100_80GB", 2, "hyperstack", 3.40, region="canada", dataCenter="CA-1", country="CA"
@@ -75,7 +75,7 @@ def usual_rows() -> list[dict[str, Any]]:
 
 @dataclass
 class FakeTime:
-    """A clock that only moves when somebody sleeps."""
+    """Clock that only `sleep` advances."""
 
     seconds: float = 1_800_000_000.0
 
@@ -88,7 +88,7 @@ class FakeTime:
 
 @dataclass
 class Fault:
-    """What goes wrong with `times` requests that match. `done` carries the request out all the same."""
+    """Failure of the next `times` matching requests; with `done` the request is still carried out."""
 
     method: str
     path: str
@@ -101,11 +101,11 @@ class Fault:
 
 
 class CutError(Exception):
-    """The connection ends without an answer."""
+    """Connection that closes without an answer."""
 
 
 class Landlord:
-    """State and behaviour. Durations in seconds of `now`."""
+    """State and behavior of the fake provider, with durations in seconds of `now`."""
 
     def __init__(
         self,
@@ -130,20 +130,20 @@ class Landlord:
         self.refusing: set[str] = set()
         """Rows (cloudId) whose orders are refused."""
         self.lying: dict[str, float] = {}
-        """Row -> what its pods really cost."""
+        """Real price of the pods of a row."""
         self.failing: dict[str, str] = {}
-        """Row -> why the installation of its pods fails."""
+        """Error of the installation of a row's pods."""
         self.deletes_needed = 1
         self.page_size = 100
         self._lock = threading.Lock()
 
     def fault(self, method: str, path: str, *, times: int = 1, **what: Any) -> None:
-        """Let requests fail; see `Fault`. `path` is a regular expression for its beginning."""
+        """Let requests fail as `Fault` describes; `path` is a regular expression for the path's start."""
         self.faults.append(Fault(method=method, path=path, times=times, **what))
 
     @property
     def alive(self) -> list[dict[str, Any]]:
-        """The pods that cost."""
+        """Pods that are being charged."""
         return list(self.pods.values())
 
     def vanish(self, pod_id: str) -> None:
@@ -151,7 +151,7 @@ class Landlord:
         self._remove(pod_id)
 
     def transport(self) -> httpx.MockTransport:
-        """For a client in the same process."""
+        """Return a transport for a client in the same process."""
 
         def handle(request: httpx.Request) -> httpx.Response:
             try:
@@ -167,7 +167,7 @@ class Landlord:
     def answer(
         self, method: str, url: str, authorization: str | None, content: bytes
     ) -> tuple[int, dict[str, str], bytes]:
-        """Code, headers and body of an answer. Raises CutError where none comes."""
+        """Return status code, headers and body of an answer; raise CutError if the connection is cut."""
         parts = urlsplit(url)
         body = json.loads(content) if content else None
         with self._lock:
@@ -291,7 +291,7 @@ class Landlord:
 
 
 def new_pod(order: dict[str, Any], offered: dict[str, Any], *, at: float, number: int) -> dict[str, Any]:
-    """A pod as the API shows it; what begins with `_` is the landlord's own."""
+    """Return a pod as the API shows it; keys that begin with `_` are internal."""
     return {
         "_born": at,
         "_cloud": offered["cloudId"],
@@ -317,25 +317,25 @@ def new_pod(order: dict[str, Any], offered: dict[str, Any], *, at: float, number
 
 
 def public(pod: dict[str, Any]) -> dict[str, Any]:
-    """What a user sees of a pod."""
+    """Return the fields of a pod that a user sees."""
     return {key: value for key, value in pod.items() if not key.startswith("_")}
 
 
 def status(pod: dict[str, Any]) -> dict[str, Any]:
-    """A pod as the route for the status of several shows it."""
+    """Return a pod as the route for several statuses shows it."""
     installation = ("installationStatus", "installationFailure", "installationProgress")
     keys = ("providerType", "status", "sshConnection", "ip", "primePortMapping", *installation)
     return {"podId": pod["id"], "costPerHr": pod["priceHr"], **{key: pod[key] for key in keys}}
 
 
 def stamp(seconds: float) -> str:
-    """A time as the API writes it."""
+    """Return a time in the API's format."""
     return time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime(seconds))
 
 
 @contextmanager
 def serve(landlord: Landlord) -> Iterator[str]:
-    """Put a landlord on a port of the loopback; the address is for PRIME_API_BASE_URL."""
+    """Serve on a port of the loopback; yield the address for PRIME_API_BASE_URL."""
 
     class Handler(QuietHandler):
         def do_request(self) -> None:

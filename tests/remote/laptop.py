@@ -1,4 +1,4 @@
-"""Where the command is typed: a project and a home of its own."""
+"""The user's machine: a project with a separate home directory."""
 
 import json
 import os
@@ -11,14 +11,14 @@ from buckeye.transport.checkpoint import list_checkpoints, verify_checkpoint
 from tests.run.conftest import ENVIRONMENT
 
 SECRET = "hf_abcdefghijklmnop"
-"""A key that the user has, in `.env`."""
+"""Key of the user, in `.env`."""
 
 STARTED: list[subprocess.Popen] = []
-"""What was started and may still go on."""
+"""Started processes that may still be running."""
 
 
 class Laptop:
-    """A project with a tiny model, and the commands that are typed in it."""
+    """Project with a tiny model, and the commands that a user runs in it."""
 
     def __init__(self, folder, model, *, steps=3):
         self.folder = folder

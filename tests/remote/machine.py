@@ -1,7 +1,7 @@
-"""A machine on this machine: an ssh server in namespaces of its own, at the other end of a cable.
+"""Machine simulated on this one: an ssh server in separate namespaces, connected by a virtual cable.
 
-It has a network of its own (a veth pair: it reaches what is at our end of it, and nothing else), a host name
-and processes of its own; when it is switched off, all of them are gone.
+It has its own network (a veth pair: it reaches only this end of the cable), host name and processes.
+Switching it off ends all of them.
 """
 
 from __future__ import annotations
@@ -45,8 +45,12 @@ needs_machines = pytest.mark.skipif(PROBLEM is not None, reason=PROBLEM or "")
 
 @contextmanager
 def machine(folder: Path, *, authorized: str, reaches: tuple[int, ...] = ()) -> Iterator[Host]:
-    """Switch a machine on until the context ends. `authorized` is the public key that opens it, `reaches` are
-    ports of our loopback that it finds on its own, as it would find services of the internet."""
+    """Run a machine until the context ends.
+
+    `authorized` is the public key that may log in.
+
+    `reaches` are ports of this loopback that the machine reaches on its own loopback, like internet services.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     with _cable() as (link, inside):
         target = SshTarget(user="root", host=inside, port=22)
@@ -74,7 +78,7 @@ def machine(folder: Path, *, authorized: str, reaches: tuple[int, ...] = ()) -> 
 
 @contextmanager
 def _cable() -> Iterator[tuple[str, str]]:
-    """The name of a cable and the address at its other end, whose plug is called NAMEp."""
+    """Yield the name of a cable and the address at its other end, whose interface is NAMEp."""
     for number in range(1, _NETWORKS):
         name = f"bkpod{number}"
         made = subprocess.run(
@@ -100,7 +104,7 @@ def _ip(*words: str) -> None:
 
 
 def _child_of(pid: int) -> int:
-    """The first process of the namespaces, as it is called out here."""
+    """Return the first process of the namespaces, by its pid in this namespace."""
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         words = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
@@ -111,7 +115,7 @@ def _child_of(pid: int) -> int:
 
 
 def _in_network_of(pid: int, work) -> object:
-    """Do something in a thread that is in another network; what it opens stays there."""
+    """Do work in a thread inside another network namespace; sockets opened there stay in it."""
     found: list[object] = []
 
     def go() -> None:

@@ -1,4 +1,4 @@
-"""A way to a port that can be made slow, cut, silent or closed; in a thread of its own."""
+"""Proxy for a port that can be made slow, cut, silent or closed; runs in a thread."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PIECE = 65536
 
 
 class Proxy:
-    """Forwards one port. `delay` is in seconds, each way; what is `silent` swallows all that comes."""
+    """Proxy for one port with `delay` seconds each way; if `silent`, it discards all data."""
 
     def __init__(self, port: int, *, delay: float = 0.0, listener: socket.socket | None = None) -> None:
         self._target, self._delay = port, delay
@@ -27,7 +27,7 @@ class Proxy:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def reset(self) -> None:
-        """Cut all connections with a reset."""
+        """Reset all connections."""
         for one in self._open:
             with contextlib.suppress(OSError):
                 one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

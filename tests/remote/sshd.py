@@ -1,4 +1,4 @@
-"""A real ssh server on a port of the loopback, with a home and keys of its own."""
+"""Real ssh server on a loopback port, with a separate home directory and keys."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.ports import free_port
 from tests.remote.venvs import ROOT
 
 SOFTWARE = ROOT / ".cache" / "venvs" / "remote-pod"
-"""What a pod installs, which several pods share."""
+"""Software that a pod installs, shared by several pods."""
 
 PROGRAM = shutil.which("sshd", path="/usr/sbin:/usr/local/sbin:/usr/bin")
 
@@ -32,7 +32,7 @@ needs_sshd = pytest.mark.skipif(
 
 @dataclass(frozen=True)
 class Host:
-    """`home` is the home directory there; `key` opens it."""
+    """Ssh server with the home directory on it, and the key that opens it."""
 
     target: SshTarget
     home: Path
@@ -51,7 +51,7 @@ def make_key(path: Path) -> Path:
 
 @contextmanager
 def sshd(folder: Path, *, port: int | None = None, key: Path | None = None) -> Iterator[Host]:
-    """Serve until the context ends; then everything that was started by way of it is killed."""
+    """Serve until the context ends; then kill all processes started through the server."""
     folder.mkdir(parents=True, exist_ok=True)
     target = SshTarget(user="root", host="127.0.0.1", port=port or free_port())
     host = configure(folder, target, key=key or folder / "user_key")
@@ -69,8 +69,10 @@ def sshd(folder: Path, *, port: int | None = None, key: Path | None = None) -> I
 
 
 def configure(folder: Path, target: SshTarget, *, key: Path, authorized: str | None = None) -> Host:
-    """Write what an ssh server needs: `sshd_config`, keys, a home, and a `shutdown` that only takes notes.
-    Who may log in is whoever has `key`, or the `authorized` public one."""
+    """Write what an ssh server needs: `sshd_config`, keys, a home, and a `shutdown` that only logs.
+
+    The holder of `key` or of the `authorized` public key may log in.
+    """
     home = folder / "home"
     home.mkdir(exist_ok=True)
     bin_folder = folder / "bin"
@@ -86,7 +88,7 @@ def configure(folder: Path, target: SshTarget, *, key: Path, authorized: str | N
     authorized_keys = folder / "authorized_keys"
     authorized_keys.write_text(authorized or key.with_name(f"{key.name}.pub").read_text())
     variables = {
-        **{name: value for name, value in os.environ.items() if name.startswith("PIP_")},  # packages, as here
+        **{name: value for name, value in os.environ.items() if name.startswith("PIP_")},  # the same packages
         "HOME": home,
         "PATH": f"{bin_folder}:/usr/local/bin:/usr/bin:/bin",
         "BUCKEYE_HOME": SOFTWARE,
@@ -105,7 +107,7 @@ def configure(folder: Path, target: SshTarget, *, key: Path, authorized: str | N
 
 
 def processes_of(folder: Path) -> list[int]:
-    """Everything that was started by way of a server."""
+    """Return all processes started through a server."""
     mark = f"POD_OF={folder}".encode()
     found = []
     for entry in Path("/proc").iterdir():
@@ -116,7 +118,7 @@ def processes_of(folder: Path) -> list[int]:
 
 
 def kill_all_of(folder: Path) -> None:
-    """As if the machine were switched off."""
+    """Kill all processes started through a server, as if the machine were switched off."""
     deadline = time.monotonic() + 120
     while (left := processes_of(folder)) and time.monotonic() < deadline:
         for pid in left:
@@ -126,7 +128,7 @@ def kill_all_of(folder: Path) -> None:
 
 
 def wait_for_port(host: str, port: int, server: subprocess.Popen) -> None:
-    """Until a server answers."""
+    """Wait until a server answers."""
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=1):

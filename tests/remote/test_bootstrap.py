@@ -1,4 +1,4 @@
-"""The steps that make another machine ready."""
+"""The steps that prepare a remote machine."""
 
 import io
 import subprocess
@@ -67,7 +67,7 @@ def test_everything_the_package_declares_is_installed_and_nothing_of_itself():
 
 
 def test_another_machine_gets_what_only_its_platform_needs(tmp_path, monkeypatch):
-    """A wheel of Buckeye is installed on a Mac, and the pod has Linux."""
+    """Buckeye's wheel is installed on a Mac, and the pod runs Linux."""
     info = tmp_path / "buckeye_rl-0.1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(

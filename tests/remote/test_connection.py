@@ -1,4 +1,4 @@
-"""The way to another machine, against a real ssh server."""
+"""Connections to a remote machine, against a real ssh server."""
 
 import asyncio
 import shutil

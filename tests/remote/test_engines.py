@@ -1,4 +1,4 @@
-"""Processes on other nodes, by a stand-in for srun that stays on this host, and what Ray is refused for."""
+"""Processes on other nodes, started by a fake srun on this host; and settings that Ray refuses."""
 
 import os
 import signal
@@ -37,7 +37,7 @@ def config(tmp_path, *words):
 
 @pytest.fixture
 def job(tmp_path, monkeypatch):
-    """A job of Slurm with two nodes, of which both are this host."""
+    """Slurm job with two nodes that are both this host."""
     for name, text in (("srun", SRUN), ("scontrol", SCONTROL)):
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
@@ -105,7 +105,7 @@ def test_a_signal_reaches_the_session(node, job):
     wait_for(lambda: (job / "stdout").read_text().count("here") == 2, "both print")
     process.signal(signal.SIGTERM, session=True)
     assert process.wait() == -signal.SIGTERM
-    process.signal(signal.SIGTERM, session=True)  # nobody is there any more
+    process.signal(signal.SIGTERM, session=True)  # no process is left to receive it
 
 
 @pytest.mark.e2e
@@ -141,14 +141,14 @@ def test_a_process_ends_with_the_launcher(node, job):
     command = psutil.Process(process.pid).parent()
     nothing = os.open(os.devnull, os.O_WRONLY)
     for descriptor in _pipes_to(command):
-        os.dup2(nothing, descriptor)  # closes it, as the kernel does when a launcher is killed
+        os.dup2(nothing, descriptor)  # closes the pipe, as the kernel does when a launcher is killed
     os.close(nothing)
     assert process.wait() == -signal.SIGKILL
     wait_for(lambda: not psutil.pid_exists(process.pid), "the process has ended")
 
 
 def _pipes_to(process):
-    """Our ends of the pipe that is the standard input of `process`."""
+    """Return our ends of the pipe that is the standard input of `process`."""
     theirs = os.readlink(f"/proc/{process.pid}/fd/0")
     ours = [int(name) for name in os.listdir("/proc/self/fd")]
     return [number for number in ours if _target(number) == theirs]

@@ -1,4 +1,4 @@
-"""The environments of a run that another machine must have installed."""
+"""Environments of a run that a remote machine must install."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OURS = "[buckeye.environments]\nletters-env = letters_env:load_environment\n"
 
 
 def unpacked(folder, name, **given):
-    """A distribution as an installer leaves it, with caches and notes of its own."""
+    """Return a distribution as an installer leaves it, with caches and metadata files."""
     archive = wheel(folder, name, **given)
     site = folder / "site"
     with zipfile.ZipFile(archive) as file:
@@ -109,7 +109,7 @@ esac
 
 
 def test_locked_versions_that_cannot_be_had_give_way_to_the_newest(tmp_path, wording):
-    """Three environments, of which the second one's lock cannot be met."""
+    """The lock of the second of three environments cannot be satisfied."""
     needs = [
         NeededEnvironment(what="a-1.0-py3-none-any.whl", wheel=b"a", lock=b"x==1"),
         NeededEnvironment(what="b-1.0-py3-none-any.whl", wheel=b"b", lock=b"x==2"),
@@ -143,7 +143,7 @@ def test_locked_versions_that_cannot_be_had_give_way_to_the_newest(tmp_path, wor
 @pytest.mark.e2e
 @pytest.mark.slow
 def test_an_environment_in_an_interpreter_of_its_own_is_the_same_there(tmp_path, monkeypatch):
-    """Version, code and lock: what it needs is 1.0 here, and on the index there is a newer one by now."""
+    """Version, code and lock are equal: its dependency is 1.0 here, and the index now has a newer one."""
     wheels = tmp_path / "wheels"
     wheels.mkdir()
     wheel(wheels, "letters-dep", "1.0", files={"letters_dep.py": "PRICE = 1"})

@@ -1,4 +1,4 @@
-"""A job on another machine: started once, followed through cuts, ended when nobody looks after it."""
+"""Job on a remote machine: started once, followed across disconnects, stopped when unattended."""
 
 import asyncio
 import contextlib
@@ -84,7 +84,7 @@ class Bench:
         )
 
     def run(self, work, secrets=(), port=None, *, start=True):
-        """The result of `work(link)`, after the job was prepared, and started."""
+        """Prepare the job, start it unless told otherwise, and return the result of `work(link)`."""
 
         async def connected():
             link = self.link(port)
@@ -157,7 +157,7 @@ def test_keys_reach_the_job_and_stay_in_no_file_and_no_argument(host, tmp_path):
 
 
 def test_keys_that_arrive_in_part_start_nothing_and_are_deleted(host, tmp_path):
-    """As if the laptop were lost in the middle: the announced length is not reached."""
+    """The connection is lost before the announced length has arrived."""
     bench = Bench(host, tmp_path, "print('begun')")
 
     async def work(link):
@@ -270,7 +270,7 @@ def test_what_is_asked_for_outside_of_the_run_is_refused(host, tmp_path):
 
 
 def test_a_job_that_nobody_looks_after_is_stopped_and_brought_home(host, tmp_path, monkeypatch):
-    """As after a laptop that was lost: the machine is asked, not a process that is gone."""
+    """After the laptop is lost, the remote machine is asked, not the local process that has ended."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     script = (
         "import pathlib, signal, sys, time\n"

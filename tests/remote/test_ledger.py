@@ -1,4 +1,4 @@
-"""The files that no pod is forgotten by."""
+"""Ledger files, which keep pods from being forgotten."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_hours_and_cost(entry):
     assert (entry.hours(5400), entry.cost(5400)) == (1.5, 3.75)
     ended = dataclasses.replace(entry, pod_id="p", ended=3600.0)
     assert (ended.hours(1e9), ended.cost(1e9)) == (1.0, 2.5)
-    assert dataclasses.replace(entry, ended=3600.0).cost(1e9) == 0  # it was never made
+    assert dataclasses.replace(entry, ended=3600.0).cost(1e9) == 0  # the pod was never created
 
 
 def test_the_file_has_no_secret_and_can_be_read(house):

@@ -1,4 +1,4 @@
-"""Checkpoints in an object store: whole ones count, whoever is killed when; only what is ours is deleted."""
+"""Checkpoints in an object store: after any kill only complete ones count; only our objects are deleted."""
 
 import contextlib
 import json
@@ -41,7 +41,7 @@ def url(tmp_path):
 
 
 def made(directory, *, run_id="aaaa1111", attempt=1):
-    """The directory of a run that was started `attempt` times."""
+    """Make the directory of a run that was started `attempt` times."""
     directory.mkdir(parents=True, exist_ok=True)
     begun = [{"attempt": n, "started": 1.5, "resumed_step": None} for n in range(1, attempt + 1)]
     about = {"run_id": run_id, "attempt": attempt, "attempts": begun}
@@ -71,7 +71,7 @@ def upload(run, url, *steps, **more):
 
 
 def steps_here(run):
-    """The steps of the whole checkpoints of a run's directory."""
+    """Return the steps of the complete checkpoints in a run's directory."""
     found = list_checkpoints(run / "checkpoints")
     for info in found:
         verify_checkpoint(info)
@@ -79,14 +79,14 @@ def steps_here(run):
 
 
 def objects(url):
-    """Content by name of all that is in a place."""
+    """Return the contents of all objects under a URL, by name."""
     root = url.removeprefix("memory:/")
     return {name.removeprefix(f"{root}/"): MEMORY.cat_file(name) for name in MEMORY.find(root)}
 
 
 @pytest.fixture
 def stored(tmp_path, url):
-    """A run with checkpoints of steps 2 and 4, which are in the store; the store."""
+    """Run whose checkpoints of steps 2 and 4 are in the store, and the store."""
     run = made(tmp_path / "run")
     for step in (2, 4):
         save(run, step)
@@ -122,11 +122,11 @@ def test_what_is_newer_here_stays_and_what_is_newer_there_comes(tmp_path, url, s
 
 
 class Killed(BaseException):
-    """What a process knows of SIGKILL: nothing. No `except Exception` sees it."""
+    """Simulated SIGKILL, which `except Exception` does not catch."""
 
 
 def killing(monkeypatch, count):
-    """Let the fault point or the request number `count` be the last thing that happens."""
+    """Raise `Killed` at the fault point or request number `count`."""
     left = [count]
 
     def passed(*_):
@@ -150,15 +150,17 @@ def _then(method, passed):
 @settings(max_examples=12, deadline=None)
 @given(kills=st.lists(st.tuples(st.integers(1, 60), st.booleans()), max_size=4))
 def test_whoever_is_killed_when_the_last_committed_one_is_whole(kills):
-    """A run saves and uploads five checkpoints and is killed on the way, its directory is lost or not. What
-    was committed to the store is never lost, and in the end it has what it had without kills."""
+    """A run saves and uploads five checkpoints, is killed on the way, and may lose its directory.
+
+    A checkpoint committed to the store is never lost, and the final state equals that of a run without kills.
+    """
     url = f"memory://bucket/{uuid.uuid4().hex}"
     with tempfile.TemporaryDirectory() as folder:
         run, newest = made(Path(folder, "0")), 0
         for number, (count, lost) in enumerate([*kills, (10_000, False)], 1):
             with pytest.MonkeyPatch.context() as patch:
                 killing(patch, count)
-                patch.setattr(os, "fsync", lambda _: None)  # nobody takes the power away
+                patch.setattr(os, "fsync", lambda _: None)  # there is no power failure to survive
                 with contextlib.suppress(Killed):
                     train(run, url, attempt=number)
             there = Store(url).checkpoints()
@@ -173,7 +175,7 @@ def test_whoever_is_killed_when_the_last_committed_one_is_whole(kills):
 
 
 def train(run, url, *, attempt):
-    """Go on to step 5, uploading all the time."""
+    """Continue to step 5 with continuous uploads."""
     bring(run, url, -1)
     going = Uploads(run, Store(url), keep=2, patience=1)
     while going.look():
@@ -294,7 +296,7 @@ def test_the_place_of_another_run_is_refused(tmp_path, url, stored, refusal):
     before = objects(url)
     with refusal(UsageError):
         bring(other, url, -1)
-    for directory in (tmp_path / "new", run):  # --clean begins anew in the directory of the same run
+    for directory in (tmp_path / "new", run):  # with --clean too, in the directory of the same run
         with refusal(UsageError):
             bring(directory, url, None)
     assert objects(url) == before
@@ -308,7 +310,7 @@ def test_only_what_is_ours_is_deleted(tmp_path, url):
         "notes.txt": b"n",
         "step_2/COMMITTED": b"c",
         "step_2-attempt_1-notours/trainer/x": b"x",
-        "step_2-attempt_1-abcdef/trainer/x": None,  # a name of ours: left by a writer that was killed
+        "step_2-attempt_1-abcdef/trainer/x": None,  # one of our names: left by a writer that was killed
     }
     store = upload(run, url, 2, 4, 6, 8)
     first = store.checkpoints()[0].path
@@ -438,7 +440,7 @@ def test_a_checkpoint_that_is_deleted_before_it_is_uploaded_is_no_failure(
 
 @pytest.mark.parametrize("patience", [0.3, 100])
 def test_the_end_of_a_run_does_not_wait_for_ever(tmp_path, url, quick, monkeypatch, caplog, patience):
-    """Not longer than it is told to, and not for a store that refuses."""
+    """It waits at most for `patience`, and not at all if the store refuses."""
     run, store = made(tmp_path / "run"), Store(url)
     error = TimeoutError("no answer") if patience < 1 else PermissionError("Access Denied")
 

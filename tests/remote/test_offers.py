@@ -1,4 +1,4 @@
-"""Offers as a person sees them."""
+"""Offers as users see them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The life of a pod, from the offers to the confirmed end, whatever happens on the way."""
+"""Lifetime of a pod, from the offers to the confirmed end, with every failure on the way."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.remote.landlord import row
 
 
 def ordered(house) -> list[str]:
-    """The rows (cloudId) of the orders, in turn."""
+    """Return the rows (cloudId) of the orders, in order."""
     requests = house.landlord.requests
     return [body["pod"]["cloudId"] for method, path, body in requests if method == "POST" and "pods" in path]
 
@@ -36,7 +36,7 @@ def test_the_cheapest_that_fits_is_rented_and_ended(house):
     assert not pod.known_hosts.exists()
     assert not house.ledger.is_looked_after(pod.name)
     assert house.entry.outcome == "finished"
-    # 5 minutes until it is ready, in looks every 8 seconds, 2 hours, and a second to see that it is gone.
+    # 5 minutes until it is ready, checked every 8 seconds, 2 hours, and a second to see that it is gone.
     assert house.entry.hours(0) == pytest.approx((304 + 7200 + 1) / 3600)
     assert house.told[-1].startswith(f"{pod.name}: finished; 2.08 h, $5.38")
     waiting = [text for text in house.told if text.startswith("Waiting")]
@@ -74,7 +74,7 @@ def test_the_pod_ends_with_an_error(house, error, wording):
 
 @pytest.fixture
 def handled():
-    """handled(signal, handler): who handles a signal of this process, for the time of a test."""
+    """Return `handled(signal, handler)`, which sets a signal handler until the test ends."""
     with contextlib.ExitStack() as before:
 
         def handle(number, handler):
@@ -86,7 +86,7 @@ def handled():
 @pytest.mark.parametrize("on_interrupt", [signal.default_int_handler, signal.SIG_IGN])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_the_pod_ends_with_a_signal(house, handled, number, on_interrupt):
-    """Also in a process that a script has started with `&`, which ignores SIGINT."""
+    """Also in a process that a script started with `&`, which ignores SIGINT."""
     handled(signal.SIGINT, on_interrupt)
     handled(number, signal.SIG_DFL)
     with pytest.raises(KeyboardInterrupt), house.rented():
@@ -127,7 +127,7 @@ def test_ctrl_c_while_the_order_is_on_its_way(house, monkeypatch, arrives):
 
 
 def interrupted(house, on_sleep) -> None:
-    """Rent a pod, press Ctrl-C, and have `on_sleep` called in every pause from then on."""
+    """Rent a pod, press Ctrl-C, and call `on_sleep` in every later pause."""
 
     def press():
         house.on_sleep = on_sleep
@@ -171,7 +171,7 @@ def test_keep_does_not_keep_a_pod_that_was_never_ready(house, refusal):
 
 @pytest.mark.parametrize("fault", ["refusing", "lying", "failing", "vanishing"])
 def test_an_offer_that_comes_to_nothing_gives_way_to_the_next(house, fault):
-    """It is refused, costs more than was offered, fails, or is taken away while it is awaited."""
+    """An offer is refused, costs more than offered, fails, or disappears while the pod starts."""
 
     def take_away():
         if house.landlord.alive and house.landlord.alive[0]["_cloud"] == "2A100.cheap":
@@ -259,7 +259,7 @@ def test_yes_alone_confirms_the_price_of_the_first_offer_only(house):
 
 
 def test_a_pod_above_the_limit_is_given_back_though_its_offer_was_below(house, refusal):
-    house.landlord.lying = {"2A100.cheap": 2.59}  # which passes for 2.58, but not for a limit of 2.58
+    house.landlord.lying = {"2A100.cheap": 2.59}  # accepted as 2.58, but above a limit of 2.58
     with refusal(RemoteError), house.rented(max_price=2.58):
         raise AssertionError
     assert (ordered(house), house.landlord.alive) == (["2A100.cheap"], [])

@@ -1,4 +1,4 @@
-"""`buckeye rl pods` against a landlord on the loopback."""
+"""`buckeye rl pods` against a fake provider on the loopback."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.remote.landlord import KEY, Landlord, serve
 
 @pytest.fixture
 def landlord(tmp_path, monkeypatch):
-    """A landlord whose pods are ready at once, and a user who has the key."""
+    """Fake provider whose pods are ready immediately, and a user with the key."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("BUCKEYE_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("PRIME_API_KEY", KEY)
@@ -38,7 +38,7 @@ def landlord(tmp_path, monkeypatch):
 
 @pytest.fixture
 def run(run_rl):
-    """Carry out `rl pods WORDS`: exit code, stdout, stderr."""
+    """Return a function that runs `rl pods WORDS`; it returns exit code, stdout and stderr."""
     return functools.partial(run_rl, "pods")
 
 
@@ -60,12 +60,12 @@ def rent(**changes):
 
 
 def change(name, **changes) -> Entry:
-    """Write something else into the ledger."""
+    """Change an entry of the ledger."""
     return Ledger().write(dataclasses.replace(Ledger().read(name), **changes))
 
 
 def leave_behind(landlord) -> Entry:
-    """A pod whose process was killed."""
+    """Rent a pod and leave it in the ledger as if its process had been killed."""
     pod = rent(keep=True)
     return change(pod.name, keep=False, outcome=None)
 
@@ -78,7 +78,7 @@ def test_a_pod_that_was_left_behind_is_shown_and_ended(landlord, run, wording):
         rf"{entry.name} +{entry.pod_id} +2xA100_80GB +ready +nobody +2\.58 +\d+ min +\$\d\.\d\d", out
     )
     assert "pods gc" in err
-    assert run("gc")[0] == 2  # nobody can be asked
+    assert run("gc")[0] == 2  # not a terminal: no one can confirm
     assert len(landlord.alive) == 1
     code, out, _ = run("gc", "--yes")
     assert (code, landlord.alive) == (0, [])
@@ -143,7 +143,7 @@ def test_one_pod_is_ended_by_any_of_its_names(landlord, run):
     entry = leave_behind(landlord)
     for word in (entry.name, entry.pod_id, entry.pod_id[:8], entry.run_id):
         assert f"{entry.name}.known_hosts" in run("attach", word)[1]
-    assert run("terminate", entry.pod_id)[0] == 2  # nobody can be asked
+    assert run("terminate", entry.pod_id)[0] == 2  # not a terminal: no one can confirm
     code, out, _ = run("terminate", entry.pod_id, "--yes", "--json")
     assert (code, landlord.alive) == (0, [])
     assert json.loads(out)[0]["outcome"] == "terminated"

@@ -1,4 +1,4 @@
-"""The client of Prime Intellect against a landlord in the same process, on a clock of its own."""
+"""Client of Prime Intellect against a fake provider in the same process, on a fake clock."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TWO_A100 = GpuRequest(count=2, type="A100_80GB")
 
 
 class House:
-    """A landlord and a client of his, on one clock."""
+    """Fake provider and its client, on one clock."""
 
     def __init__(self, **settings):
         self.time = FakeTime()
@@ -269,7 +269,7 @@ def test_the_way_of_a_pod(house):
     assert status.ssh == (SshTarget(user="root", host="127.0.0.1", port=2222),)
     assert status.price_per_hour == 2.58
     house.provider.terminate(pod.id)
-    house.provider.terminate(pod.id)  # of one that is gone, nothing happens
+    house.provider.terminate(pod.id)  # does nothing: the pod is gone
     assert house.provider.status(pod.id).state == "gone"
     assert house.provider.pods() == []
 

@@ -1,4 +1,4 @@
-"""What a run elsewhere is made of: files, words, keys; and what cannot travel."""
+"""Contents of a remote run: files, arguments and keys; and files that cannot be transferred."""
 
 import json
 from pathlib import Path
@@ -106,7 +106,7 @@ def test_keys_that_are_known_or_given_to_servers_go_along_and_no_others(project,
 
 
 def test_what_rollouts_begin_with_travels_whole_and_so_do_functions_that_grade(project, tmp_path, refusal):
-    """Also what would else be left out: a repository's history, and what `.gitignore` names."""
+    """Start folders and graders are sent even if a rule would exclude them: git history, or `.gitignore`."""
     for name in ("start/.git/HEAD", "start/.env.example", "start/notes.txt", "own/data.db"):
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         Path(name).write_text("content")

@@ -1,4 +1,4 @@
-"""What comes home of a run, and what is not believed."""
+"""Files of a run that are mirrored, and listings that are not trusted."""
 
 import asyncio
 import json
@@ -17,7 +17,7 @@ from buckeye.transport.checkpoint import list_checkpoints, save_checkpoint, veri
 
 
 class Run:
-    """A run there and its mirror here; `request` is the agent itself, which may be hindered."""
+    """Remote run and its local mirror; `request` calls the agent directly, `spoil` corrupts its answers."""
 
     def __init__(self, folder):
         self.there = folder / "there/run"

@@ -1,5 +1,4 @@
-"""`buckeye rl @ run.toml --provider ...` from the command to the model: only who rents out the machine is not
-real."""
+"""`buckeye rl @ run.toml --provider ...` from the command to the model; only the provider is fake."""
 
 import functools
 import json
@@ -112,7 +111,7 @@ def test_ctrl_c_at_each_stage_leaves_nothing(tmp_path, model, town, stage):
     ],
 )
 def test_a_disk_that_is_full_there(tmp_path, model, town, room, reason):
-    """Before the run begins, and while it writes weights: it ends, and what it wrote is brought home."""
+    """The disk is full before the run or while it writes weights: the run ends, and its files are pulled."""
     town.home = functools.partial(small_disk, size=room)
     laptop = Laptop(tmp_path / "laptop", model, steps=200)
     (laptop.project / "data.bin").write_bytes(bytes(1_000_000))

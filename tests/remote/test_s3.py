@@ -1,5 +1,4 @@
-"""Checkpoints in S3, on a real server of it: runs that are killed and lose their directory, uploads that are
-cut off, and what is said when the store cannot be used."""
+"""Checkpoints in S3, on a real server: killed runs that lose their directory, cut uploads, and errors."""
 
 import shutil
 import subprocess
@@ -21,13 +20,13 @@ BUCKET = "buckeye-tests"
 
 
 def moto():
-    """The server's program. In an environment of its own: it wants another boto than s3fs."""
+    """Server program of moto, in a separate environment because it needs another boto than s3fs."""
     return venv_with("moto", "moto[server]>=5.1") / "moto_server"
 
 
 @pytest.fixture(scope="module")
 def server():
-    """A server of moto, with a bucket; its variables."""
+    """Moto server with a bucket; the value holds its variables."""
     port = free_port()
     process = subprocess.Popen(
         [moto(), "-p", str(port)],
@@ -75,7 +74,7 @@ def runner(tmp_path, tiny_model, keys):  # noqa: F811
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory, tiny_model):  # noqa: F811
-    """The weights of a run in lockstep that nobody has interrupted."""
+    """Final weights of a synchronous run without interruption."""
     runner = Runner(tmp_path_factory.mktemp("straight"), tiny_model)
     runner.ok(runner.rl("out", steps=6, level=0))
     return (runner.root / "out" / "weights" / "step_6" / "model.safetensors").read_bytes()

@@ -1,4 +1,4 @@
-"""Which torch and vLLM a machine gets, on machines whose `nvidia-smi` says what we want."""
+"""Choice of torch and vLLM for a machine, by the output of a fake `nvidia-smi`."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Machine:
         return path
 
     def do(self, title):
-        """Carry out a step; what the user is told."""
+        """Run a step and return the messages to the user."""
         step = next(one for one in steps() if one.title == title)
         self.root.mkdir(exist_ok=True)
         if not (self.root / "python-found").is_symlink():

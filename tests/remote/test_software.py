@@ -1,4 +1,4 @@
-"""What a run needs on another machine is computed from its configuration."""
+"""Software that a run needs on a remote machine, computed from its configuration."""
 
 import json
 from importlib import metadata

@@ -1,4 +1,4 @@
-"""Which key opens a pod."""
+"""Choice of the key that opens a pod."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run elsewhere is known from its first second, says how old its news are, and is stopped in a hurry."""
+"""Remote runs are listed from their first second, report the age of their status, and can be stopped fast."""
 
 import json
 import subprocess
@@ -68,7 +68,7 @@ def test_a_start_is_known_before_there_is_a_machine(notes, run_rl, held, changes
             assert seen["reason"].startswith(reason)
         assert state in run_rl("list")[1]
         assert reason in run_rl("status", "far")[1]
-    refuse_used(output, resume_command="")  # nothing has run: the same command may be typed again
+    refuse_used(output, resume_command="")  # nothing has run, so the same command may be repeated
 
 
 def test_a_machine_that_was_lost_is_no_running_run(tmp_path, run_rl):
@@ -124,7 +124,7 @@ with locked(Path("far")):
 
 @pytest.fixture
 def watcher(tmp_path):
-    """A process that looks after a run and ends after so many signals."""
+    """Process that watches a run and ends after the given number of signals."""
     started = []
 
     def start(signals):
@@ -154,11 +154,11 @@ def test_a_stop_says_what_it_waits_for_and_can_be_hurried(tmp_path, watcher):
     with pytest.raises(KeyboardInterrupt):
         stop_remote(tmp_path / "far", now=False, timeout=60, tell=leave_while_it_fetches)
     assert all(str(watching.pid) in line for line in told)
-    with pytest.raises(KeyboardInterrupt):  # asked again, it only goes on to wait
+    with pytest.raises(KeyboardInterrupt):  # asked again, it only continues to wait
         stop_remote(tmp_path / "far", now=False, timeout=60, tell=leave_while_it_fetches)
     assert watching.poll() is None
     stop_remote(tmp_path / "far", now=True, timeout=60, tell=told.append)
-    assert watching.wait(60) == 0  # one more signal, and not two, which would keep it from ending in order
+    assert watching.wait(60) == 0  # one more signal; two would prevent an orderly end
 
 
 @pytest.mark.e2e

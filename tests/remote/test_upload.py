@@ -1,4 +1,4 @@
-"""What travels of a project, and how it arrives."""
+"""Files of a project that are uploaded, and their state on arrival."""
 
 import asyncio
 import io
@@ -26,7 +26,7 @@ def tree(root, files):
 
 
 class Here:
-    """A link to this very machine."""
+    """Link to this machine."""
 
     target = "here"
 
@@ -91,7 +91,7 @@ def test_what_the_configuration_names_travels_though_it_is_ignored(tmp_path):
 
 
 def test_what_is_needed_whole_arrives_with_its_links_and_empty_folders(tmp_path):
-    """A rollout begins with it there as it does here: git has empty folders, other tools have links."""
+    """Rollouts need the same start there: git keeps empty folders, and other tools use links."""
     root, there = tmp_path / "here", tmp_path / "there"
     tree(root, {".gitignore": "start/\n", "start/deep/a": "1", "start/.git/HEAD": "2", "outer": "3"})
     (root / "start/.git/refs/tags").mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""A landlord whose pods are machines in namespaces, which anybody may rent with the one key that there is."""
+"""Fake provider whose pods are machines in namespaces, open to a single API key."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.remote.sshd import Host, processes_of
 
 
 class Town:
-    """What a laptop can rent. Use it in a `with`."""
+    """Machines that a laptop can rent, as a context manager."""
 
     words = ("--gpus", "2xA100", "--provider", "prime", "--yes")
 
@@ -24,7 +24,7 @@ class Town:
         self.pods: dict[str, tuple[Host, contextlib.ExitStack]] = {}
         self.ended: list[Host] = []
         self.home: Callable[[Path], AbstractContextManager[object]] = lambda home: nullcontext()
-        """Makes the home of a pod, before it is switched on."""
+        """Context manager for a pod's home directory, entered before the pod starts."""
         self.landlord = Landlord(
             active_after=0.0, ready_after=0.0, start_pod=self._start_pod, end_pod=self._end_pod
         )
@@ -43,7 +43,7 @@ class Town:
 
     @property
     def host(self) -> Host:
-        """The machine of the only pod."""
+        """Machine of the only pod."""
         (host, _) = next(iter(self.pods.values()))
         return host
 
@@ -66,7 +66,7 @@ class Town:
 
 
 def assert_nothing_left(town: Town, laptop: Laptop) -> None:
-    """No pod, no process of one, and no key in any file."""
+    """Assert that no pod, no process of a pod, and no key in any file is left."""
     assert town.landlord.alive == []
     for host in town.ended:
         assert processes_of(host.folder) == []

@@ -1,4 +1,4 @@
-"""Virtual environments with programs of others, made once."""
+"""Virtual environments with third-party programs, made once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.places import ROOT
 
 
 def venv_with(name: str, *requirements: str) -> Path:
-    """The directory `bin` of a virtual environment that has these packages."""
+    """Return the directory `bin` of a virtual environment with these packages."""
     target = ROOT / ".cache" / "venvs" / name
     stamp = target / ".requirements"
     wanted = hashlib.sha256("\n".join([*requirements, sys.version]).encode()).hexdigest()
