@@ -1,4 +1,4 @@
-"""Async tests run on asyncio."""
+"""Run async tests on asyncio."""
 
 import pytest
 

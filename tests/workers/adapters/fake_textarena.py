@@ -1,7 +1,7 @@
-"""A library like textarena, as small as it can be: games whose rules the tests know.
+"""Minimal library like textarena, with games whose rules the tests know.
 
-`Race-v0` is of two players, Black and White. Who moves says `[1]` or `[2]`; whoever brings the sum to 5 wins,
-and anything else is refused once and then lost. White begins.
+`Race-v0` has two players, White and Black. A player says `[1]` or `[2]`, and the one who brings the sum to 5
+wins. The first invalid move is refused, and the second loses. White begins.
 """
 
 import enum
@@ -81,7 +81,7 @@ GAMES = {"Race-v0": Race, "Words-v0": Words, "Sums-v0": Sums, "Broken-v0": Broke
 
 
 def install(monkeypatch):
-    """Let `import textarena` find this."""
+    """Make `import textarena` find this module."""
     library = ModuleType("textarena")
     library.ObservationType = ObservationType
     library.make = lambda env_id, **settings: GAMES[env_id](**settings)

@@ -1,4 +1,4 @@
-"""Policies that say what a function of the conversation says, and note it."""
+"""Policies whose replies a function of the conversation computes, and that record it."""
 
 import asyncio
 import json
@@ -9,7 +9,7 @@ from buckeye.workers.environment import open_worker_environment
 
 
 class Speaker:
-    """`say(messages, tools, turn)` gives a text, or an assistant message."""
+    """Policy whose function `say(messages, tools, turn)` returns a text or an assistant message."""
 
     def __init__(self, say):
         self._say = say
@@ -27,7 +27,7 @@ class Speaker:
 
 
 def call(tool, arguments, number=1):
-    """An assistant message that calls a tool."""
+    """Return an assistant message that calls a tool."""
     function = {"name": tool, "arguments": json.dumps(arguments)}
     return {
         "role": "assistant",
@@ -37,8 +37,7 @@ def call(tool, arguments, number=1):
 
 
 def multiplier(messages, tools, turn):
-    """Asks its tool for the product in the first message, then says it; of odd numbers it says something
-    else."""
+    """Ask the tool for the product in the first message, then reply with it, or with "no" if it is odd."""
     if messages[-1]["role"] == "tool":
         content = messages[-1]["content"]
         text = content if isinstance(content, str) else "".join(part["text"] for part in content)
@@ -48,12 +47,12 @@ def multiplier(messages, tools, turn):
 
 
 def opened(env_id, python, args=None, **settings):
-    """The environment in a worker of an interpreter."""
+    """Open the environment in a worker of another interpreter."""
     return open_worker_environment(str(env_id), args or {}, python, WorkerSettings(**settings))
 
 
 def play(environment, say, *, split="train", tasks=3):
-    """Play the first tasks at once: (task, speaker, outcome) of each."""
+    """Run the first tasks concurrently; return (task, speaker, outcome) of each."""
 
     async def play_all():
         try:

@@ -1,4 +1,4 @@
-"""Programs and functions as agents, on the wire, by a policy that says what it is told to."""
+"""Programs and functions as agents over HTTP, with a scripted policy."""
 
 import asyncio
 import json
@@ -86,7 +86,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def rollouts(args, say=lambda *_: "2", *, tasks=2, deadline=60.0):
-    """The outcomes of the first tasks, and what the policy heard."""
+    """Return the outcomes of the first tasks, and the messages that the policy received."""
     adapter = load("agent", {"tasks": "tasks.jsonl", **args}, {})
     speaker = Speaker(say)
 
@@ -170,7 +170,7 @@ def test_all_its_processes_end_with_a_cancelled_rollout(folder):
 def test_functions_are_agents(folder):
     outcomes, _ = rollouts({"callable": "functions:nothing_to_do"})
     assert [outcome["reward"] for outcome in outcomes] == [0.75, 0.75]
-    outcomes, _ = rollouts({"callable": "functions:passes_on"})  # a coroutine of a plain function
+    outcomes, _ = rollouts({"callable": "functions:passes_on"})  # a plain function that returns a coroutine
     assert [outcome["reward"] for outcome in outcomes] == [0.75, 0.75]
     outcomes, _ = rollouts({"callable": "functions.py:echo", "reward": "functions:judge"})
     assert [outcome["components"]["length"] for outcome in outcomes] == [1, 1]  # the ids "a" and "3"
@@ -238,7 +238,7 @@ def test_the_example_plays_its_own_tasks(monkeypatch):
     tasks = [json.loads(line) for line in (ROOT / "examples/agent/tasks.jsonl").read_text().splitlines()]
     assert len(tasks) == 64
     assert (tasks[0]["prompt"], tasks[0]["answer"]) == ("1 + 1 = ?", 2)
-    replies = {0: "2", 1: "Sum: 2", 2: "Sum: 9", 3: "9", 4: "9"}  # told the form once, then wrong, then never
+    replies = {0: "2", 1: "Sum: 2", 2: "Sum: 9", 3: "9", 4: "9"}  # told once, wrong, never
     outcomes, speaker = rollouts(args, lambda _, __, turn: replies[turn], tasks=3)
     assert [outcome["reward"] for outcome in outcomes] == [1.0, 0.2, 0.0]
     assert [len(heard) for heard in speaker.heard] == [1, 3, 1, 1, 3]

@@ -1,4 +1,4 @@
-"""Which adapter an environment gets in an interpreter without `verifiers`, and how the model is asked."""
+"""Choice of the adapter in an interpreter without `verifiers`, and of the form of requests."""
 
 import asyncio
 import sys
@@ -12,7 +12,7 @@ from buckeye.workers.worker_side.adapters.model import ModelError, post
 
 @pytest.fixture(autouse=True)
 def _as_it_was(monkeypatch, tmp_path):
-    """Loading changes the paths of its process, which usually is a worker."""
+    """Restore what loading changes in its process, which usually is a worker."""
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
     monkeypatch.setenv("PYTHONPATH", "")

@@ -1,5 +1,4 @@
-"""Environments of others, each in an interpreter of its own, played over the wire by a policy that says what
-it is told to."""
+"""Third-party environments in separate interpreters, run over HTTP with a scripted policy."""
 
 import asyncio
 import json
@@ -29,7 +28,7 @@ def _home(tmp_path, monkeypatch):
 
 
 def own_scores(python, script, *words, job):
-    """What a library itself makes of a job."""
+    """Return the scores that a library itself computes for a job."""
     done = subprocess.run(
         [python, OWN / script, *map(str, words)],
         input=json.dumps(job),
@@ -42,13 +41,13 @@ def own_scores(python, script, *words, job):
 
 
 def word_length(messages, tools, turn):
-    """The number of letters that is asked for; of words of three letters one too few."""
+    """Return the requested number of letters, one too few for words of three letters."""
     word = re.findall(r"of (\w+)", messages[-1]["content"])[-1]
     return str(len(word) - (len(word) == 3))
 
 
 def bisect(messages, tools, turn):
-    """Guesses from the hints."""
+    """Guess by bisection from the hints."""
     low, high = 1, 9
     for said, heard in zip(messages[1::2], messages[2::2], strict=False):
         low = int(said["content"]) + 1 if heard["content"] == "higher" else low
@@ -76,7 +75,7 @@ def test_verifiers_v0(venv, module, say, rewards):
 
 @pytest.mark.parametrize("venv", V0)
 def test_verifiers_v0_scores_groups(venv):
-    """Of three replies the longest is paid half more; the wrong one is the longest."""
+    """The longest of three replies gets half more reward; the wrong one is the longest."""
     environment = opened(PACKAGES / "sums_v0.py", python_of(venv), {"in_groups": True})
 
     async def play_group():
@@ -133,13 +132,13 @@ def test_verifiers_v1(module, args, say, rewards):
     assert environment.info["generation"] == "verifiers-v1"
     played = play(environment, say)
     assert [outcome.reward for _, _, outcome in played] == rewards
-    if module == "tool_v1":  # only the tool was asked for products
+    if module == "tool_v1":  # the requests for products all went to the tool
         heard = [speaker.heard[-1][-1]["content"] for _, speaker, _ in played]
         assert heard == ["7", "14", "21"]
 
 
 def test_verifiers_v1_with_a_harness_of_its_own_that_uv_runs(monkeypatch):
-    """The programs of verifiers' own harnesses are scripts whose needs `uv` installs, here once."""
+    """Verifiers' own harnesses are scripts whose dependencies `uv` installs, here only once."""
     monkeypatch.setenv("UV_CACHE_DIR", str(CACHE.parent / "uv"))
     python, args = python_of("verifiers-040"), {"harness": "null"}
     environment = opened(PACKAGES / "sums_v1.py", python, args, variables=("UV_CACHE_DIR",))
@@ -183,7 +182,7 @@ def test_a_game_of_verifiers_v1_is_refused_before_it_is_played(args, told):
     ],
 )
 def test_one_seat_of_a_game_of_verifiers_v1(args, reward, trained, tmp_path):
-    """White says 2, Black 1, White 2. What the other agent says is neither recorded nor a turn."""
+    """White says 2, Black 1, White 2. The other agent's replies are neither recorded nor counted as turns."""
     renderer = ChatRenderer(save_family("qwen2.5", tmp_path))
     policy, engine = scripted(renderer, ["2", "1", "2"])
     environment = opened(PACKAGES / "race_v1.py", python_of("verifiers-040"), args, max_turns=trained)
@@ -244,7 +243,7 @@ def test_no_eval_task_of_reasoning_gym_asks_what_is_trained():
 
 @pytest.mark.parametrize("game", ["GuessTheNumber-v0", "2048-v0-ultra-easy"])
 def test_textarena(game):
-    """Games that draw random numbers while they are played at once stay those of their seeds."""
+    """Concurrent games that draw random numbers still follow their seeds."""
     python = python_of("textarena")
     moves = {"2048-v0-ultra-easy": ["[up]", "[left]", "[down]", "[right]"]}
 

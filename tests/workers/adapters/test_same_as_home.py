@@ -1,8 +1,8 @@
-"""Replies as models write them, good and bad ones, played by the runner that an environment comes with and
-here: the reward, the turns, and everything that the model was told are the same.
+"""Recorded replies of models, good and bad, give equal results in Buckeye and in the original runner.
 
-`recorded_replies.jsonl` has 250: of five environments, each ten of five kinds. What follows after the first
-reply of a rollout is recorded too; the last one is said for ever.
+The reward, the turns and all messages to the model are compared. `recorded_replies.jsonl` has 250 replies:
+ten of each of five kinds, for five environments. Later replies of a rollout are recorded too; the last one is
+repeated.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ VENVS |= {"group_v0": "verifiers-031", "tool_v1": "verifiers-040"}
 
 
 class Recorded:
-    """Says recorded messages one after the other, and notes what it was asked."""
+    """Policy that replies with recorded messages in order, and records its requests."""
 
     def __init__(self, said):
         self._said = said
@@ -45,7 +45,7 @@ class Recorded:
 
 
 def told(conversation):
-    """What a conversation says, without the ways in which clients write it."""
+    """Return the content of a conversation, without differences between client formats."""
     return [
         (
             message["role"],

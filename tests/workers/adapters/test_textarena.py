@@ -1,4 +1,4 @@
-"""Games of several players, of whom one is trained, by a library that the tests know."""
+"""Games of several players, of whom one is trained, with a library that the tests know."""
 
 import asyncio
 import random
@@ -25,7 +25,7 @@ def _library(monkeypatch):
 
 
 def play(policy, game="Race-v0", *, limits=None, **args):
-    """The outcome of the first task, and what the wire counted."""
+    """Return the outcome of the first task, and the usage that the server counted."""
 
     async def run():
         adapter = TextArena(f"textarena/{game}", {"num_tasks": 1, **args})
@@ -38,7 +38,7 @@ def play(policy, game="Race-v0", *, limits=None, **args):
 
 
 def sampled(policy, renderer):
-    """The texts that would be trained."""
+    """Return the texts of the trained tokens."""
     return [
         renderer.decode([t for t, mask in zip(s.token_ids, s.loss_mask, strict=True) if mask])
         for s in policy.segments
@@ -115,7 +115,7 @@ def test_a_game_that_is_over_before_the_seat_has_a_turn_is_no_reward(renderer):
 
 
 def test_an_opponent_at_random_makes_moves_that_the_game_allows(renderer):
-    """It moves by the task's seed: the same in every rollout of a task, and not in every task."""
+    """It moves by the task's seed: the same in every rollout of a task, but not in every task."""
     games = set()
     for seed in range(6):
         heard = []

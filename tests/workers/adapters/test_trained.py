@@ -1,6 +1,6 @@
-"""`rl` trains a tiny model for five steps on environments of others, each in an interpreter of its own.
+"""`rl` trains a tiny model for five steps on third-party environments in separate interpreters.
 
-What is trained on is what was sampled, token by token.
+The trained tokens equal the sampled ones.
 """
 
 import json
@@ -50,7 +50,7 @@ def write_tasks(path):
 
 
 def env_table(env_id, args, python, **more):
-    """An `[[env]]` of an orchestrator file; JSON values of these kinds are TOML's."""
+    """Return an `[[env]]` of an orchestrator file; JSON values of these kinds are valid TOML."""
     values = {"id": env_id, "python": str(python), "isolation": "process", **more}
     tables = (("[[env]]", values), ("[env.args]", args))
     lines = [
@@ -60,7 +60,7 @@ def env_table(env_id, args, python, **more):
 
 
 def train(tmp_path, model, *tables):
-    """Run `rl`: the rollouts of each step, after a check that its batch has them token by token."""
+    """Run `rl`, check that each batch has the sampled tokens, and return the rollouts of each step."""
     settings = {"batch_size": BATCH, "rollouts_per_example": GROUP, "seq_len": 1536, "max_steps": STEPS}
     lines = [f"{name} = {value}" for name, value in settings.items()]
     orchestrator = "\n".join([*lines, "[sampling]", "max_tokens = 8", "", *tables])
@@ -83,8 +83,10 @@ def train(tmp_path, model, *tables):
 
 
 def assert_tokens_are_as_sampled(rollouts, samples, tokenizer):
-    """Every sampled token is trained on once, under the version and log-prob it was sampled with; all other
-    tokens are context. The conversations only grow, or begin anew."""
+    """Assert that every sampled token is trained once, with its version and log-prob at sampling.
+
+    All other tokens are context. Conversations only grow, or start anew.
+    """
     for sample in samples:
         mask = sample.loss_mask
         assert not mask[0]
@@ -119,7 +121,7 @@ def test_five_steps(name, tmp_path, model):
 
 
 def letters_of(rollout, tokenizer):
-    """The reward as the reply says it should be, read from the text of the sample."""
+    """Return the reward that the text of the sample should have."""
     (text,) = rollout["text"]
     reply = text.rpartition("assistant\n")[2].removesuffix(tokenizer.eos_token)
     return sum(character.islower() for character in reply.strip()[:3]) / 3

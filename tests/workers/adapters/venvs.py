@@ -1,6 +1,6 @@
-"""The interpreters that environments of others are tested in, under `.cache/venvs`.
+"""Interpreters in which third-party environments are tested, under `.cache/venvs`.
 
-Each is made once, and again when what it needs changes.
+Each is made once, and again when its requirements change.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ NEEDS = {
 
 
 def python_of(name):
-    """The Python of a virtual environment that has what `NEEDS` says."""
+    """Return the Python of a virtual environment with the requirements in `NEEDS`."""
     home = CACHE / name
     python, stamp = home / "bin" / "python", home / ".requirements"
     wanted = hashlib.sha256("\n".join((*NEEDS[name], sys.version)).encode()).hexdigest()

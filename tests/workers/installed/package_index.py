@@ -1,4 +1,4 @@
-"""A package index on loopback, with wheels made here: no dependencies, no build."""
+"""Package index on the loopback with locally written wheels: no dependencies, no build."""
 
 import hashlib
 import zipfile
@@ -8,7 +8,7 @@ from tests.local_server import LocalServer, QuietHandler
 
 
 def wheel(folder, name, version="1.0", *, files=None, requires=(), extras=(), entry_points="", python=""):
-    """Write NAME-VERSION-py3-none-any.whl with these modules; returns its path."""
+    """Write NAME-VERSION-py3-none-any.whl with these modules; return its path."""
     module = name.replace("-", "_")
     content = dict(files or {f"{module}.py": ""})
     info = f"{module}-{version}.dist-info"
@@ -32,7 +32,7 @@ def wheel(folder, name, version="1.0", *, files=None, requires=(), extras=(), en
 
 @contextmanager
 def serving(folder):
-    """The address of a simple index of the wheels in `folder`, and a list that fills with what is asked."""
+    """Serve a simple index of the wheels in `folder`; yield its address and a growing list of requests."""
     asked = []
 
     class Handler(QuietHandler):

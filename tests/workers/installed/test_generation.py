@@ -1,4 +1,4 @@
-"""Which interface a distribution has, read from its metadata and source."""
+"""Interface of a distribution, detected from its metadata and source."""
 
 import sys
 import zipfile

@@ -1,4 +1,4 @@
-"""`buckeye env install` and its sisters as a person calls them, on an index of wheels made here."""
+"""`buckeye env install` and the other `env` commands as a user runs them, on a local package index."""
 
 import json
 import os
@@ -24,7 +24,7 @@ OURS = "[buckeye.environments]\nsums = sums:load_environment\n"
 
 
 class Person:
-    """Types commands, with a home of its own and no virtual environment active."""
+    """User who runs commands with a separate home directory and no active virtual environment."""
 
     def __init__(self, folder, **variables):
         self.home = folder / "home"
@@ -34,7 +34,7 @@ class Person:
             "BUCKEYE_HOME": str(self.home),
             "PIP_EXTRA_INDEX_URL": "",
             "PIP_FIND_LINKS": "",
-            "UV_NO_CACHE": "1",  # the index changes what it has under a name
+            "UV_NO_CACHE": "1",  # the index changes a file under the same name
         }
         self.variables = {**kept, **own, **variables}
 
@@ -93,7 +93,7 @@ def test_its_folder_has_an_interpreter_without_ours_and_a_lock(installed):
     assert (done.returncode, done.stdout) == (1, "3\n")
     assert "ModuleNotFoundError" in done.stderr
     for path in [folder / "venv" / "pyvenv.cfg", *(folder / "venv" / "bin").iterdir()]:
-        assert b".tmp-" not in path.read_bytes() or path.is_symlink()  # the folder it was made in
+        assert b".tmp-" not in path.read_bytes() or path.is_symlink()  # path of the temporary folder
     lock = (folder / "requirements.lock").read_text()
     assert lock.startswith("# maker/sums 1.0, Python 3.")
     assert lock.count("--hash=sha256:") == 2
@@ -127,7 +127,7 @@ def test_a_second_install_and_an_unknown_name_are_refused(installed):
     unknown = person.env("list", "other/sums")
     assert unknown.returncode == 2
     assert "buckeye env install other/sums" in unknown.stderr
-    assert person.env("remove", "sums").returncode == 2  # nobody to ask
+    assert person.env("remove", "sums").returncode == 2  # not a terminal
     assert person.environments == ["sums"]
 
 
@@ -143,11 +143,11 @@ def test_a_lock_brings_the_same_versions_back(index, installed, tmp_path):
     (row,) = json.loads(other.env("list", "--json").stdout)
     assert row["requirements"] == ["sums==1.0", "toy-dep==3.0"]
 
-    wheel(wheels, "toy-dep", "3.0", files={"toy_dep.py": "PRICE = 666\n"})  # the same version, other content
+    wheel(wheels, "toy-dep", "3.0", files={"toy_dep.py": "PRICE = 666\n"})  # same version, other content
     done = other.env("install", "maker/sums", "--index", url, "--locked", lock, "--no-smoke", "--force")
     assert done.returncode == 1
     assert "hash" in done.stderr.lower()
-    assert json.loads(other.env("list", "--json").stdout) == [row]  # the old one is untouched
+    assert json.loads(other.env("list", "--json").stdout) == [row]  # the old one is unchanged
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""What `buckeye env install` may be asked for."""
+"""Arguments that `buckeye env install` accepts."""
 
 import pytest
 from hypothesis import example, given

@@ -1,4 +1,4 @@
-"""What is known of the environments that are installed, where a record is damaged."""
+"""List of installed environments, some with damaged records."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from buckeye.workers.installed import get_installed
 
 @pytest.fixture
 def home(tmp_path, monkeypatch):
-    """One environment that is whole, one whose record is cut off, and a folder that is none."""
+    """Installed environments: one complete, one with a truncated record, and a folder that is not one."""
     monkeypatch.setenv("BUCKEYE_HOME", str(tmp_path))
     folder = tmp_path / "environments"
     for name in ("sums", "torn", "mine"):

@@ -1,4 +1,4 @@
-"""Policies whose answers are known, and agents that know nothing of training."""
+"""Policies with known replies, and agents that are unaware of training."""
 
 import contextlib
 import json
@@ -18,7 +18,7 @@ letters = make_policy
 
 
 class ScriptedEngine:
-    """Samples what it is told to, and remembers the prompts."""
+    """Engine that samples scripted texts and records the prompts."""
 
     def __init__(self, renderer, texts):
         end = renderer.template.end_of_turn[1]
@@ -34,13 +34,13 @@ class ScriptedEngine:
 
 
 def scripted(renderer, texts):
-    """A recording policy of a real renderer that samples these texts, and its engine."""
+    """Return a recording policy of a real renderer that samples these texts, and its engine."""
     engine = ScriptedEngine(renderer, texts)
     return make_policy(engine, renderer, seq_len=100_000, seed=0, max_tokens=1000), engine
 
 
 class Saying:
-    """Follows options and remembers them; says its messages one after another, the last one for ever."""
+    """Policy that applies and records options, and replies with its messages in order, repeating the last."""
 
     def __init__(self, *messages, finish_reason="stop"):
         self.messages = messages
@@ -62,26 +62,26 @@ def openai_of(endpoint):
 
 
 def anthropic_of(endpoint):
-    from anthropic import AsyncAnthropic  # whose import takes seconds
+    from anthropic import AsyncAnthropic  # importing it takes seconds
 
     return AsyncAnthropic(base_url=endpoint.root_url, api_key=endpoint.api_key, max_retries=0)
 
 
 @contextlib.asynccontextmanager
 async def openai(policy, **options):
-    """An OpenAI client of a policy, and the endpoint."""
+    """Yield an OpenAI client of a policy, and the endpoint."""
     async with serve(policy, **options) as endpoint, openai_of(endpoint) as client:
         yield client, endpoint
 
 
 @contextlib.asynccontextmanager
 async def anthropic(policy, **options):
-    """An Anthropic client of a policy, and the endpoint."""
+    """Yield an Anthropic client of a policy, and the endpoint."""
     async with serve(policy, **options) as endpoint, anthropic_of(endpoint) as client:
         yield client, endpoint
 
 
-# Agents: they ask, run `find` as long as it is called, and return the last text.
+# Agents: they send requests, run `find` until it is no longer called, and return the last text.
 
 
 async def chat_agent(endpoint, *, stream=False):

@@ -1,4 +1,4 @@
-"""Agents that know nothing of training, by the clients that they would use: every token is captured once."""
+"""Agents that are unaware of training, with the clients they normally use: each token is captured once."""
 
 import asyncio
 import functools
@@ -83,7 +83,7 @@ async def test_an_agent_that_forgets_its_history_begins_a_sample(renderer_of):
         for turn in range(3):
             made = await client.chat.completions.create(model="x", messages=messages)
             messages += [made.choices[0].message, ask]
-            if turn == 1:  # it keeps a summary of what was said
+            if turn == 1:  # it replaces the conversation by a summary
                 messages = [{"role": "user", "content": "One and two were said."}, ask]
     assert (policy.turns, policy.extended, policy.branched) == (3, 1, 1)
     trained = [[t for t, mask in zip(s.token_ids, s.loss_mask, strict=True) if mask] for s in policy.segments]

@@ -1,4 +1,4 @@
-"""How a rollout ends at the wire: by its limits, by a failure, by its end."""
+"""End of a rollout at the HTTP endpoint: by its limits, by a failure, or by its own end."""
 
 import asyncio
 import json
@@ -26,7 +26,7 @@ async def ask(client, messages=ASK, **more):
 async def test_after_the_last_turn_comes_an_empty_answer_and_then_a_refusal():
     async with openai(letters(), limits=Limits(max_turns=2)) as (client, endpoint):
         finish = [(await ask(client)).finish_reason for _ in range(2)]
-        assert endpoint.usage.stop_reason is None  # an agent that ends by itself now has come to no limit
+        assert endpoint.usage.stop_reason is None  # an agent that ends by itself now has not hit a limit
         finish.append((await ask(client)).finish_reason)
         with pytest.raises(openai_sdk.BadRequestError, match="max_turns") as refused:
             await ask(client)

@@ -1,4 +1,4 @@
-"""Requests that make no sense: refused with the field that is wrong, whatever they are."""
+"""Malformed requests are refused with the name of the wrong field."""
 
 import asyncio
 import json
@@ -24,7 +24,7 @@ CHAT, TEXT, RESPONSES, MESSAGES, GENERATE = (
 
 
 def post(route, body, *, headers=()):
-    """The status and the JSON that the application answers a body with."""
+    """Return the status and the JSON with which the application answers a body."""
 
     async def play():
         rollout = Rollout(
@@ -37,7 +37,7 @@ def post(route, body, *, headers=()):
 
         async def receive():
             if not parts:
-                await asyncio.Event().wait()  # the client stays
+                await asyncio.Event().wait()  # the client stays connected
             return parts.pop()
 
         async def send(message):

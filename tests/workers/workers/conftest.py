@@ -1,4 +1,4 @@
-"""Environments in workers that misbehave as their tasks say."""
+"""Environments in workers that misbehave as their tasks request."""
 
 import asyncio
 import sys
@@ -15,7 +15,7 @@ ADAPTER = Path(__file__).with_name("rogue.py")
 
 
 class Says:
-    """A policy that always says the same, or cannot answer, and remembers what it was asked."""
+    """Policy that always gives the same reply or raises an error, and records its requests."""
 
     def __init__(self, text="1", *, error=None):
         self.text, self.error, self.asked = text, error, []
@@ -29,13 +29,13 @@ class Says:
 
 
 def rogue(name, number=0):
-    """A task of the environment in rogue.py."""
+    """Return a task of the environment in rogue.py."""
     task_id = f"{name}#{number}" if number else name
     return Task(id=task_id, messages=({"role": "user", "content": f"do {name}"},), data={"name": name})
 
 
 def play(environment, *names, policy=None):
-    """The outcomes of rollouts that are played at the same time."""
+    """Return the outcomes of concurrent rollouts."""
 
     async def all_of_them():
         policies = policy or Says()
@@ -45,7 +45,7 @@ def play(environment, *names, policy=None):
 
 
 def is_gone(pid):
-    """Whether a process has ended. Whoever has adopted it may take its time to notice."""
+    """Return True if a process has ended, also if its parent has not yet collected the exit status."""
     try:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -54,7 +54,7 @@ def is_gone(pid):
 
 @pytest.fixture(scope="module")
 def opened():
-    """`opened(args, **settings)` loads an environment; all are closed at the end of the module."""
+    """Return `opened(args, **settings)`, which loads an environment; all are closed after the module."""
     environments = []
 
     def open_it(args=None, **settings):
@@ -70,5 +70,5 @@ def opened():
 
 @pytest.fixture(scope="module")
 def environment(opened):
-    """One for all tests of a module that do not harm its worker."""
+    """Environment shared by the module's tests that do not harm its worker."""
     return opened()

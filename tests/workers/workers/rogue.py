@@ -1,5 +1,7 @@
-"""An adapter whose environment misbehaves in the way that its task, or its argument `load`, names. It runs in
-a worker: the standard library only."""
+"""Adapter whose environment misbehaves as its task, or its argument `load`, requests.
+
+It runs in a worker and uses the standard library only.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,7 @@ def load(env_id, args, context):
         time.sleep(1000)
     if how == "nameless":
         return Rogue({"generation": "test"}, args)
-    if how == "killed":  # in its first life
+    if how == "killed":  # in its first process
         _killed_once(args["marker"])
     if how == "slow second":
         if os.path.exists(args["marker"]):
@@ -71,7 +73,7 @@ def load(env_id, args, context):
             os.rename(args["marker"] + "-2.tmp", args["marker"] + "-2")
             time.sleep(1000)
         open(args["marker"], "w").close()
-    if how == "once":  # dies from its second life on
+    if how == "once":  # exits at every start but the first
         marker = args["marker"]
         if os.path.exists(marker):
             os._exit(9)
@@ -141,7 +143,7 @@ class Rogue:
             await asyncio.sleep(0.5)
             open(self._args["farewell"], "w").close()
 
-    # --- what a task can be ---
+    # --- kinds of tasks ---
 
     def _good(self, task, endpoint, context):
         pass
@@ -186,7 +188,7 @@ class Rogue:
 
     async def _forks(self, task, endpoint, context):
         child = os.fork()
-        await asyncio.sleep(0)  # the copy comes back to the event loop, too
+        await asyncio.sleep(0)  # the copy also returns to the event loop
         os.waitpid(child, 0)
 
     def _spawns(self, task, endpoint, context):
@@ -240,7 +242,7 @@ class Rogue:
         time.sleep(1000)
 
     async def _asks(self, task, endpoint, context):
-        """Ask the model once, as any client would; the reward is the number it says."""
+        """Send one request to the model, as any client would; the reward is the number in the reply."""
         body = json.dumps({"model": endpoint["model"], "messages": task["messages"]}).encode()
         headers = {"Authorization": f"Bearer {endpoint['api_key']}", "Content-Type": "application/json"}
         request = urllib.request.Request(f"{endpoint['base_url']}/chat/completions", body, headers)

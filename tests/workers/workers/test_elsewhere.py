@@ -1,4 +1,4 @@
-"""Workers that are started by other processes, as on other nodes of a run."""
+"""Workers that other processes start, as on other nodes of a run."""
 
 import asyncio
 import os
@@ -29,7 +29,7 @@ HERE = "127.0.0.1"
 
 
 class Host:
-    """A host of workers, as a process."""
+    """Host of workers, in its own process."""
 
     def __init__(self, folder, key="of the run"):
         self.port, self.log = free_port(), folder / "workers.stdout"

@@ -1,4 +1,4 @@
-"""No worker, and nothing that a worker started, outlives the process that plays."""
+"""No worker and no child of a worker outlives the process that runs the rollouts."""
 
 import re
 import signal

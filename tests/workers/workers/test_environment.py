@@ -1,5 +1,7 @@
-"""Every way in which an environment can misbehave inside a rollout is an error of that rollout, with the
-boundary at which it happened. Its worker goes on, and so does this process."""
+"""Each misbehavior of an environment in a rollout is an error of that rollout, with its boundary.
+
+The worker and this process continue.
+"""
 
 import asyncio
 import json

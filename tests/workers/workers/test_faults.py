@@ -1,4 +1,4 @@
-"""A worker that dies, hangs, floods or grows is replaced. What it played is an error, the next is not."""
+"""A worker that dies, hangs, floods or grows is replaced: its rollout fails, the next one does not."""
 
 import asyncio
 import re
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.anyio
 
 @pytest.fixture(scope="module")
 def short_lived(opened):
-    """An environment whose workers come and go, with waits that are short."""
+    """Environment with short timeouts, so that workers are replaced soon."""
     return opened(cancel_timeout=0.5, rollout_timeout=1.0)
 
 
@@ -75,7 +75,7 @@ def test_a_worker_beyond_its_limits_is_stopped(opened, tmp_path, name, kind, set
     assert (outcome.reward, outcome.boundary) == (None, "worker")
     assert re.search(said, outcome.error)
     assert environment.ended_workers() == {kind: 1}
-    if name == "floods":  # the end of what it printed is kept
+    if name == "floods":  # the end of its output is kept
         assert 20_000_000 <= (tmp_path / "rogue.stdout").stat().st_size < 40_000_000
 
 
@@ -102,7 +102,7 @@ def test_rollouts_are_spread_over_several_workers(opened):
     environment = opened(processes=2, rollout_timeout=1.0, cancel_timeout=1.0)
     play(environment, "good")
     assert len(set(environment.workers())) == 2
-    waiting, good = play(environment, "blocks", "good")  # one worker stands still, and the other does not
+    waiting, good = play(environment, "blocks", "good")  # one worker is blocked, the other is not
     assert waiting.boundary == "timeout"
     assert good.reward == 1.0
 
@@ -136,7 +136,7 @@ def test_a_rollout_that_is_cancelled_before_it_began_costs_no_worker(opened):
 
     async def leave():
         first = asyncio.create_task(environment.rollout(rogue("blocks_a_little"), Says()))
-        await asyncio.sleep(0.1)  # the worker's loop stands still by now
+        await asyncio.sleep(0.1)  # the worker's event loop is blocked by now
         second = asyncio.create_task(environment.rollout(rogue("good"), Says()))
         await asyncio.sleep(0.1)
         second.cancel()

@@ -1,4 +1,4 @@
-"""Messages survive the way, and nothing else is taken for one."""
+"""Messages arrive unchanged, and nothing else is taken for a message."""
 
 import pytest
 from hypothesis import given
@@ -34,7 +34,7 @@ def test_other_bytes_are_no_message(body):
 
 
 def test_half_a_surrogate_pair_is_replaced():
-    """A text that an environment has cut within an emoji ends no rollout."""
+    """A text that an environment cut within an emoji does not end the rollout."""
     data = encode({"type": "result", "value": ["\ud83d", "\ud83d\ude00", {"\ude00": 1}]})
     assert decode(data[HEADER.size :])["value"] == ["\ufffd", "\U0001f600", {"\ufffd": 1}]
 

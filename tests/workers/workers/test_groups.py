@@ -35,7 +35,7 @@ def play_in_group(environment, task, count):
 def test_a_group_is_scored_when_all_of_it_has_ended(environment, grouped):
     assert isinstance(grouped, GroupEnvironment)
     assert not isinstance(environment, GroupEnvironment)
-    assert play(grouped, "good")[0].reward == 1.0  # alone it is a group of its own
+    assert play(grouped, "good")[0].reward == 1.0  # a single rollout is a group by itself
     outcomes = play_in_group(grouped, rogue("good"), 3)
     assert [(o.reward, o.error) for o in outcomes] == [(None, None)] * 3
     assert len({outcome.pending for outcome in outcomes}) == 3
@@ -78,7 +78,7 @@ def test_what_is_kept_for_a_group_that_was_given_up_is_forgotten(opened):
 
 
 class Ranked:
-    """Scores by the order in which rollouts ended. `finish` may be wrong in several ways."""
+    """Environment that scores by the order in which rollouts end; `finish` may fail in several ways."""
 
     name = "ranked"
 

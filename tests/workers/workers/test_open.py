@@ -1,4 +1,4 @@
-"""Where an environment is played: in this process, or in a worker of which interpreter."""
+"""Choice of where an environment runs: in this process, or in a worker of an interpreter."""
 
 import asyncio
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What an environment may say about a rollout."""
+"""Outcomes that an environment may return for a rollout."""
 
 import ast
 import math

@@ -1,5 +1,7 @@
-"""A server that says again what a policy said: the next message of a list for every request, the last one for
-ever. A message may say with which `finish_reason` it ended. What was asked is kept."""
+"""Server that replays recorded messages: one per request, and the last one for all further requests.
+
+A message may contain the `finish_reason` of its end. Requests are recorded.
+"""
 
 import json
 import threading
@@ -7,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 def streamed(answer):
-    """An answer as the events of a stream."""
+    """Return an answer as the events of a stream."""
     (choice,) = answer.pop("choices")
     calls = [{"index": at, **call} for at, call in enumerate(choice["message"].get("tool_calls") or ())]
     delta = {**choice["message"], **({"tool_calls": calls} if calls else {})}
@@ -24,7 +26,7 @@ def streamed(answer):
 
 
 class Replay:
-    """`url` answers chat completions."""
+    """Server whose `url` answers chat completions."""
 
     def __init__(self):
         replay = self
@@ -63,5 +65,5 @@ class Replay:
         self.url = f"http://127.0.0.1:{server.server_address[1]}/v1"
 
     def play(self, messages):
-        """Begin a rollout in which these messages are said."""
+        """Start a rollout that is answered with these messages."""
         self.messages, self.asked = messages, []

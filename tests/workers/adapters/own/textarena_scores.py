@@ -1,5 +1,8 @@
-"""What textarena makes of moves: `python textarena_scores.py GAME < JOB`, a JSON list of `{"seed", "moves"}`
-and perhaps `players`; prints the rewards and what the game said after each move."""
+"""Scores of moves by textarena: `python textarena_scores.py GAME < JOB`.
+
+JOB is a JSON list of `{"seed", "moves"}`, optionally with `players`. The output holds the rewards, and the
+game's text after each move.
+"""
 
 import json
 import random

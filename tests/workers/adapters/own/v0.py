@@ -1,6 +1,8 @@
-"""What verifiers v0 itself makes of transcripts: `python v0.py FOLDER MODULE < JOB`, a JSON list of
-`{"args", "split", "row", "said"}`; prints a list of rewards,
-metrics, errors, and what the model was asked."""
+"""Scores of transcripts by verifiers v0: `python v0.py FOLDER MODULE < JOB`.
+
+JOB is a JSON list of `{"args", "split", "row", "said"}`. The output is a list of rewards, metrics, errors,
+and the requests to the model.
+"""
 
 import contextlib
 import json

@@ -1,6 +1,8 @@
-"""What verifiers v1 itself makes of transcripts: `python v1.py FOLDER MODULE HARNESS < JOB`, a JSON list of
-`{"settings", "row", "said"}`; prints a list of rewards, metrics, errors, and what
-the model was asked."""
+"""Scores of transcripts by verifiers v1: `python v1.py FOLDER MODULE HARNESS < JOB`.
+
+JOB is a JSON list of `{"settings", "row", "said"}`. The output is a list of rewards, metrics, errors, and the
+requests to the model.
+"""
 
 import asyncio
 import contextlib

@@ -1,6 +1,6 @@
-"""An agent of the `openai-agents` SDK with a tool: a program, or the function `play`.
+"""Agent of the `openai-agents` SDK with a tool: usable as a program, or through the function `play`.
 
-The SDK raises for a reply that was cut off; the agent says what that is worth.
+The SDK raises an error for a truncated reply; the agent chooses the reward for it.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ set_tracing_disabled(True)
 
 
 async def play(task, endpoint):
-    """The reward of one task; `endpoint` says where the model is."""
+    """Return the reward of one task; `endpoint` holds the address of the model."""
     calls = []
 
     @function_tool

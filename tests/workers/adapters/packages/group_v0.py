@@ -1,4 +1,4 @@
-"""A classic environment of verifiers that is two others: one with a tool, one with several turns."""
+"""Classic environment of verifiers that combines two others: one with a tool, one with several turns."""
 
 import guess_v0
 import tool_v0

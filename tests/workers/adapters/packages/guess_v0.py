@@ -1,4 +1,4 @@
-"""A classic environment of verifiers with several turns: a number is guessed."""
+"""Classic environment of verifiers with several turns, in which a number is guessed."""
 
 import verifiers as vf
 from datasets import Dataset

@@ -1,4 +1,4 @@
-"""A program that asks by whatever version of the `openai` package it is given."""
+"""Program that sends a request with any installed version of the `openai` package."""
 
 import json
 import os

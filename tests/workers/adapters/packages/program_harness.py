@@ -1,4 +1,4 @@
-"""A harness of verifiers v1 that runs a program of its own: it asks once."""
+"""Harness of verifiers v1 that runs a separate program, which sends one request."""
 
 import json
 import sys

@@ -1,5 +1,7 @@
-"""A game of verifiers v1 for two agents: they say 1 or 2 in turn, and who brings the sum to 5 has won. White
-begins, and may be one that is never trained."""
+"""Game of verifiers v1 for two agents, who say 1 or 2 in turn; the one who brings the sum to 5 wins.
+
+White begins, and may be an agent that is never trained.
+"""
 
 import verifiers.v1 as vf
 

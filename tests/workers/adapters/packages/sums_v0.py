@@ -1,4 +1,4 @@
-"""A classic environment of verifiers with one turn: how many letters has a word?"""
+"""Classic environment of verifiers with one turn, which asks for the number of letters of a word."""
 
 import verifiers as vf
 from datasets import Dataset
@@ -15,7 +15,7 @@ def length(completion):
 
 
 def letters(completion):
-    """What a model without any sense can learn."""
+    """Reward lowercase letters, which a tiny model can learn."""
     return sum(character.islower() for character in completion[-1].content.strip()[:3]) / 3
 
 
@@ -24,7 +24,7 @@ def breaks(completion):
 
 
 def relative(completions):
-    """Of a whole group: the longest reply of all."""
+    """Reward the longest reply of a group."""
     lengths = [len(completion[-1].content) for completion in completions]
     return [float(length == max(lengths)) for length in lengths]
 

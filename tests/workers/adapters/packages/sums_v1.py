@@ -1,4 +1,4 @@
-"""A taskset of verifiers v1 without tools."""
+"""Taskset of verifiers v1 without tools."""
 
 import verifiers.v1 as vf
 
@@ -17,7 +17,7 @@ class SumTask(vf.Task[SumData]):
 
     @vf.reward
     async def letters(self, trace: vf.Trace) -> float:
-        """What a model without any sense can learn."""
+        """Reward lowercase letters, which a tiny model can learn."""
         said = trace.last_reply.strip()[:3] if self.data.for_letters else ""
         return sum(character.islower() for character in said) / 3
 

@@ -1,4 +1,4 @@
-"""A classic environment of verifiers with a tool."""
+"""Classic environment of verifiers with a tool."""
 
 import verifiers as vf
 from datasets import Dataset

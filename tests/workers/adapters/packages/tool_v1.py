@@ -1,4 +1,4 @@
-"""A taskset of verifiers v1 with a tool that all its tasks share."""
+"""Taskset of verifiers v1 with a tool that all its tasks share."""
 
 import verifiers.v1 as vf
 
