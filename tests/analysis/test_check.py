@@ -1,4 +1,4 @@
-"""The honesty check on a toy environment: it passes the honest one, and names the defect of every other."""
+"""Honesty check on a toy environment: the honest variant passes, and each defect is named."""
 
 import asyncio
 import json
@@ -36,7 +36,7 @@ def row(report, name):
 
 @pytest.fixture(autouse=True)
 def one_process(request, monkeypatch):
-    """The second process takes a second; only the tests of it start one."""
+    """Replace the second process, whose start takes a second, except in tests that need it."""
     if "real_process" not in request.fixturenames:
         monkeypatch.setattr("buckeye.evaluation.check.fingerprint_elsewhere", lambda *_: here(*_))
 
@@ -50,7 +50,7 @@ def here(env_id, args, splits, seed, seconds, variables):
 
 @pytest.fixture
 def real_process():
-    """Asked for by the tests that start the second process."""
+    """Marker fixture of tests that start the second process."""
 
 
 def test_an_honest_environment_passes(real_process):
@@ -122,7 +122,7 @@ def test_tasks_that_depend_on_the_hash_seed_are_an_error(real_process):
 
 
 def test_a_choice_is_judged_against_chance(wording):
-    """Three answers, each right in a third of the tasks: no defect, and worth a note."""
+    """Three options, each correct in a third of the tasks: not a defect, but a note."""
     report = check("choice")
     assert found(report) == {}
     content_free = row(report, "content-free policies")
@@ -132,8 +132,8 @@ def test_a_choice_is_judged_against_chance(wording):
 
 
 HONEST = {
-    "rounded": set(),  # a reward that rounding takes above 1 is 1
-    "number": set(),  # 300 does not stand in "section 3300.1"
+    "rounded": set(),  # a reward above 1 through rounding counts as 1
+    "number": set(),  # "section 3300.1" does not contain the number 300
     "new family": set(),
     "eval only": {"train and held-out apart"},
     "train only": {"train and held-out apart"},
@@ -152,14 +152,14 @@ def test_what_is_honest_in_another_way_passes(variant):
 
 
 def content_free(size):
-    """Of the toy whose prompts are worth 1 in one of six tasks when said again."""
+    """Return the finding for a toy whose prompts, repeated as replies, score 1 in one of six tasks."""
     options = CheckOptions(limit=0.03)
     arguments = {"variant": "lucky", "size": size}
     return row(asyncio.run(check_environment(TOY, arguments, options)), "content-free policies")
 
 
 def test_few_tasks_cannot_tell_a_defect_from_luck(wording):
-    """One lucky answer of ten is far above 0.03, and no defect. Of many tasks as large a share is one."""
+    """One lucky answer of ten is far above 0.03, but not a defect. In many tasks the same share is one."""
     small = content_free(10)
     assert small.status == "note"
     assert small.detail == wording
@@ -271,7 +271,7 @@ def test_an_environment_may_compare_rollouts_alone_and_side_by_side(shared, allo
 
 DEGENERATE = str(ROOT / "tests/envs/degenerate.py")
 FINDS = {
-    "answers of all kinds": ["accepted answers are paid"],  # the grader reads them in another way
+    "answers of all kinds": ["accepted answers are paid"],  # the grader parses them in another way
     "many answers": ["accepted answers are paid"],
     "empty ids": ["task ids"],
 }

@@ -1,4 +1,4 @@
-"""`rl compare`: which of two runs is better, by how much, and what is different about them."""
+"""`rl compare`: the better of two runs, the size of the difference, and differing settings."""
 
 import json
 import shutil
@@ -13,7 +13,7 @@ PLANS = {"trainer": {"optim": {"lr": 1e-3}, "max_steps": 4}, "orchestrator": {"m
 
 
 def rollouts(path, rewards, prompt="task {}"):
-    """A line for each reward of each task."""
+    """Write a line for each reward of each task."""
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = [
         {"task_id": task, "group": group, "env": "e", "reward": reward, "text": [f"{task} {number}"],
@@ -25,7 +25,7 @@ def rollouts(path, rewards, prompt="task {}"):
 
 
 def write(run, steps, *, settings=PLANS, prompt="task {}"):
-    """A run whose steps have played tasks with these rewards."""
+    """Write a run whose steps have tasks with these rewards."""
     for step, rewards in enumerate(steps):
         rollouts(run / "rollouts" / f"step_{step}.jsonl", rewards, prompt)
     lines = [
@@ -45,7 +45,7 @@ def write(run, steps, *, settings=PLANS, prompt="task {}"):
 
 
 def step(*means):
-    """Tasks 0, 1, ... of which each was played twice and earned such a mean."""
+    """Return tasks 0, 1, ... with two rollouts each, which both have the given mean as reward."""
     return {f"t{task}": [mean, mean] for task, mean in enumerate(means)}
 
 
@@ -54,7 +54,7 @@ LOW, HIGH = step(0.0, 0.1, 0.2, 0.3, 0.2, 0.1, 0.0, 0.3), step(0.5, 0.7, 0.7, 0.
 
 @pytest.fixture
 def compared(tmp_path):
-    """Compares the runs `a` and `b`, as an object."""
+    """Return a function that compares the runs `a` and `b` and returns the JSON result."""
 
     def compare():
         done = run_here("rl", "compare", "a", "b", "--json", cwd=tmp_path)
@@ -143,7 +143,7 @@ def test_a_copy_and_a_torn_run_are_compared(tmp_path, compared):
     (tmp_path / "b" / "rollouts" / "step_3.jsonl").write_text('{"task_id": "t0", "rew')
     found = compared()
     assert found["verdict"]["outcome"] not in ("better", "worse")
-    assert [one["last"] for one in found["parts"]] == [0, 1, 2, 3]  # of the last one the figures are left
+    assert [one["last"] for one in found["parts"]] == [0, 1, 2, 3]  # the metrics of the last one are complete
 
 
 def test_what_cannot_be_compared_is_a_failure(tmp_path, wording):

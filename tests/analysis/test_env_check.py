@@ -1,4 +1,4 @@
-"""`buckeye env check` as a person calls it."""
+"""`buckeye env check` as a user runs it."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""`rl rollouts --export`: what a run has played, as other tools read it."""
+"""`rl rollouts --export`: rollouts of a run in the formats of other tools."""
 
 import json
 
@@ -34,7 +34,7 @@ def line(group, number, reward, **changes):
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    """A conversation with tools, a hostile rollout, one without a reward, and an evaluation."""
+    """Run with a tool conversation, a hostile rollout, one without a reward, and an evaluation."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("SOME_API_KEY", "planted-secret-0123456789")
     run = made_run(tmp_path / "made")
@@ -80,7 +80,7 @@ def test_json_lines_have_the_columns_of_the_frame_and_the_messages(run, wording)
     assert [one["reward"] for one in rows(run.parent / "again" / "rollouts.jsonl")] == [1.0, 1.0]
 
 
-@pytest.mark.slow  # Inspect is imported
+@pytest.mark.slow  # imports Inspect
 def test_inspect_reads_its_logs(run):
     inspect_log = pytest.importorskip("inspect_ai.log")
     export(run, "inspect")
@@ -125,7 +125,7 @@ def test_nothing_to_export_is_said(run, wording):
     assert not (run / "exports" / "rollouts-jsonl").exists()
 
 
-@pytest.mark.slow  # Inspect is imported
+@pytest.mark.slow  # imports Inspect
 def test_environments_of_like_names_are_files_of_their_own(run):
     pytest.importorskip("inspect_ai.log")
     lines = [line(1, 0, 1.0, env=env) for env in ("org/sums", "org_sums", "ORG/sums")]

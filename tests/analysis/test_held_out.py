@@ -1,4 +1,4 @@
-"""The table of held-out tasks that the demonstration prints, from evaluations written by hand."""
+"""The demonstration's table of held-out tasks, from hand-written evaluations."""
 
 import asyncio
 import json
@@ -13,7 +13,7 @@ FAMILIES = ("free", "fixed")
 
 
 class Words:
-    """Words to say. In the family `fixed` the answer is always the same, so that no content is needed."""
+    """Environment of words to reply. In the family `fixed` the answer is constant and needs no knowledge."""
 
     name = "words"
     splits = ("train", "near", "far")
@@ -46,7 +46,7 @@ def record(family, split, number, reward, **more):
 
 @pytest.fixture
 def evaluated(tmp_path):
-    """The tasks of an evaluation with these records."""
+    """Return a function that reads the tasks of an evaluation with these records."""
 
     def read(*records):
         path = tmp_path / "words.jsonl"
@@ -57,7 +57,7 @@ def evaluated(tmp_path):
 
 
 def everything(solved):
-    """All held-out tasks, solved where `solved(family, split, number)` is true."""
+    """Return records of all held-out tasks, solved where `solved(family, split, number)` is true."""
     return [
         record(f, s, i, float(solved(f, s, i))) for f in FAMILIES for s in ("near", "far") for i in range(20)
     ]

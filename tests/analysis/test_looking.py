@@ -1,4 +1,4 @@
-"""`rl rollouts` on runs that were made by hand."""
+"""`rl rollouts` on hand-made runs."""
 
 import json
 import shlex
@@ -13,7 +13,7 @@ NASTY = "\x1b]0;owned\x07 \x9b31m red \r\u202eback\u2028 \ud800 \x00 end"
 
 
 def written(group, reward, **changes):
-    """A line of a file of rollouts."""
+    """Return a record of a file of rollouts."""
     text = f"<|im_start|>user\nsay {group}<|im_end|>\n<|im_start|>assistant\nI got {reward}<|im_end|>"
     error = "no such tool" if reward is None else None
     line = {"group": group, "task_id": f"train-{group}", "env": "letters", "reward": reward, "error": error}
@@ -29,7 +29,7 @@ def put(run, step, *lines, name="step_{}.jsonl", torn=""):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Where the run `made` is: batches 0 to 2, of which two are trained on, and evaluations."""
+    """Folder with the run `made`: batches 0 to 2, of which two are trained, and evaluations."""
     root = tmp_path_factory.mktemp("looking")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(root / "state"))
@@ -53,7 +53,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def rl(folder):
-    """Runs `rl ...` beside the run `made`, which it may not change."""
+    """Return a function that runs `rl ...` next to the run `made` and asserts that the run is unchanged."""
 
     def run(*words, code=0):
         before = {path: path.stat().st_mtime_ns for path in (folder / "made").rglob("*")}

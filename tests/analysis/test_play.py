@@ -1,4 +1,4 @@
-"""`buckeye env play`: a person, chance, or a model, and what is kept."""
+"""`buckeye env play`: input of a person, of chance, or of a model, and the saved rollouts."""
 
 import json
 import random
@@ -70,7 +70,7 @@ def greetings(tmp_path):
 
 @pytest.fixture
 def typed(monkeypatch):
-    """Has a person type lines; then the input ends."""
+    """Return a function that types lines and then ends the input."""
 
     def type_lines(*lines):
         rest = list(lines)
@@ -96,7 +96,7 @@ def test_a_person_is_shown_the_prompt_the_results_and_the_reward(greetings, type
     typed("", "?", "greet(who=nobody)", "greet('ann', loud=true)", "I have \\", "greeted.")
     out = play(greetings, "greetings.py").stdout
     assert out == wording
-    assert "\x1b" not in out  # what others write does not steer the terminal
+    assert "\x1b" not in out  # text of others must not control the terminal
 
 
 def test_the_end_of_the_input_is_130_and_keeps_what_was_played_before(greetings, typed):

@@ -1,4 +1,4 @@
-"""`rl replay --all`: a whole run again, whatever happened to its processes."""
+"""`rl replay --all`: an entire run replayed, after kills of its processes."""
 
 import json
 import random
@@ -49,7 +49,7 @@ PROCESSES = ("trainer 0", "orchestrator", "inference 0")
 
 
 def played_with_kills(runner, seed, *, steps=14, kills=3):
-    """An asynchronous run of which processes are killed at random; returns which."""
+    """Start an asynchronous run, kill random processes, and return which."""
     rng = random.Random(seed)
     (runner.root / "letters.py").write_text(LATE)
     settings = (

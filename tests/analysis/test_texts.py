@@ -1,4 +1,4 @@
-"""What the honesty check reads from prompts: formats, quotations, answers that stand in the text."""
+"""Texts that the honesty check finds in prompts: formats, quotations, and answers."""
 
 import math
 
@@ -134,12 +134,12 @@ def test_the_options_of_a_prompt_are_counted(prompt, answer, options):
 
 
 def test_evidence_grows_with_what_cannot_be_luck():
-    """By hand: a reward of 1 against a mean of 1/2 doubles what was staked, and 0 loses it."""
+    """Hand-computed: a reward of 1 against a mean of 1/2 doubles the stake, and a reward of 0 loses it."""
     stakes = (0.02, 0.05, 0.1, 0.2, 0.4, 0.8)
     assert evidence([1.0], 0.5) == pytest.approx(sum(1 + stake for stake in stakes) / 6)
     assert evidence([1.0, 0.0], 0.5) == pytest.approx(sum(1 - stake**2 for stake in stakes) / 6)
     assert evidence([], 0.5) == 1.0
-    assert evidence([0.1] * 60, 0.03) > 1e6  # what is always paid is sure, however small
+    assert evidence([0.1] * 60, 0.03) > 1e6  # a reward that is always given is certain, however small
     assert evidence([1.0] * 10 + [0.0] * 10, 0.5) < 1.0
     assert evidence([1.0], 1.0) == 0.0
     assert evidence([1.0] * 10_000, 0.0) > 1e6
@@ -147,7 +147,10 @@ def test_evidence_grows_with_what_cannot_be_luck():
 
 @given(st.floats(0.01, 0.99), st.integers(1, 12))
 def test_evidence_is_one_in_the_mean_where_there_is_nothing_to_find(mean, count):
-    """Exactly, over all outcomes of so many rewards of 0 or 1: so its chance to get to 1 / p is at most p."""
+    """The mean over all outcomes of `count` rewards of 0 or 1 is exactly 1.
+
+    So the probability that the evidence reaches 1 / p is at most p.
+    """
     expected = sum(
         math.comb(count, ones)
         * mean**ones

@@ -57,7 +57,7 @@ def test_tensorboard_reads_the_numbers_of_all_attempts(tmp_path):
     assert [found["orchestrator/reward/mean", step] for step in range(3)] == [0.0, 0.25, 0.5]
 
 
-@pytest.mark.slow  # Trackio is imported, in a process of its own: it reads its place when it is imported
+@pytest.mark.slow  # imports Trackio in a separate process: it reads its directory at import
 def test_trackio_keeps_the_numbers(tmp_path):
     pytest.importorskip("trackio")
     code = f"""

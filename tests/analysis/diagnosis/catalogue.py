@@ -1,4 +1,4 @@
-"""Planted faults, each one change to a small run, and runs that are healthy."""
+"""Planted faults, each one change to a small run, and healthy runs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ EVAL = (
 
 @dataclass(frozen=True)
 class Fault:
-    """A planted fault: the run, the patches in it, and the names by which a finding may tell it."""
+    """Planted fault: the run, its patches, and the names of findings that identify it."""
 
     small: Small
     names: tuple[str, ...]
@@ -46,8 +46,10 @@ class Fault:
 
 
 def unheard() -> Any:
-    """Nobody compares an engine's log-probs with the trainer's after an update, which would end the run at
-    once: as with an engine that cannot be asked."""
+    """Skip the comparison of log-probs with the trainer's after an update, which would end the run at once.
+
+    An engine that cannot be queried would not be compared either.
+    """
 
     async def hear(*_: Any) -> None:
         return None
@@ -83,7 +85,7 @@ def end_masked() -> Sequence[Any]:
 
 
 def stale_weights(instance: int | None = None) -> Callable[[], Sequence[Any]]:
-    """New weights reach no engine, or all but one."""
+    """Let new weights reach no engine, or all but one."""
 
     def plant() -> Sequence[Any]:
         original, seen = Weights.load, list[Any]()

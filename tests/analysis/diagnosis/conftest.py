@@ -1,4 +1,4 @@
-"""What whole runs begin with."""
+"""Warm model from which complete runs start."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from tests.analysis.diagnosis.small_runs import warm_model
 
 @pytest.fixture(scope="module")
 def warm(tmp_path_factory):
-    """A model that answers with any three of four letters."""
+    """Model that answers with random words of three out of four letters."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield warm_model(tmp_path_factory.mktemp("warm"))

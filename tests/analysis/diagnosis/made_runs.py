@@ -1,5 +1,7 @@
-"""Records of runs that nobody has played: a policy that is a table of logits, sampled and trained exactly, so
-that hundreds take seconds. Each change plants a fault in the records."""
+"""Records of synthetic runs, in seconds, of a policy that is a table of logits.
+
+The table is sampled and trained exactly. Each setting can plant a fault in the records.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,11 @@ Table = np.ndarray
 
 @dataclass(frozen=True)
 class Made:
-    """What is recorded. `sampler` gets the table of a version and the number of a rollout, and gives the one
-    that is sampled with; `drift` is how far a step moves the logits, in nats."""
+    """Settings of the records of a run.
+
+    `sampler` receives the tables of all versions, the version and the number of a rollout, and returns the table
+    to sample from. `drift` is the distance in nats that a step moves the logits.
+    """
 
     seed: int = 0
     steps: int = 10
@@ -52,7 +57,7 @@ def log_softmax(table: Table) -> Table:
 
 
 def make(run: Path, made: Made) -> Path:
-    """Write the run."""
+    """Write the records of a run and return its directory."""
     rng = np.random.default_rng(made.seed)
     tables = [rng.normal(0, 1, (made.tasks, LENGTH, LETTERS))]
     direction = np.zeros_like(tables[0])
@@ -154,7 +159,7 @@ def _step(run: Path, made: Made, tables: list[Table], step: int, rng: np.random.
 
 
 def _keep(folder: Path, batch: Batch, kept: TrainedBatch) -> None:
-    """As `keep_trained`, without waiting for the disk."""
+    """Write trained samples as `keep_trained` does, without syncing to disk."""
     folder.mkdir(parents=True)
     data = pack_samples(batch.samples)
     manifest = {"run_id": "made", "attempt": 1, "sha256": hashlib.sha256(data).hexdigest()}

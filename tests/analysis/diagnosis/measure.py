@@ -1,4 +1,4 @@
-"""Plays the catalogue and says what was found: `python -m tests.analysis.diagnosis.measure DIR`."""
+"""Run the catalogue and report the findings: `python -m tests.analysis.diagnosis.measure DIR`."""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
-"""Whole runs of a tiny model in the process of the tests: engines behind HTTP, orchestrator and trainer are
-the real ones, in threads, so that a run takes seconds and a fault can be planted by patching a function."""
+"""Complete runs of a tiny model in the test process.
+
+Engines behind HTTP, orchestrator and trainer are real and run in threads, so a run takes seconds and a patch
+of a function can plant a fault.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +75,7 @@ def load_environment():
 
 @dataclass(frozen=True)
 class Small:
-    """A small run: the reward as an expression of `text`, `number` (of the task) and `calls` (so far)."""
+    """Settings of a small run; the reward is an expression of `text`, `number` (of the task) and `calls`."""
 
     reward: str = "text[:3].count('a') / 3"
     prompt: str = "say {number}"
@@ -91,8 +94,10 @@ class Small:
 
 
 def make_model(folder: Path, name: str = "tiny", *, seed: int = 0, shift: int = 0) -> Path:
-    """A tiny model that answers with words of three letters, each about as likely. `shift` makes another
-    tokenizer."""
+    """Make a tiny model that answers with three-letter words of about equal probability.
+
+    `shift` makes another tokenizer.
+    """
     path, words = folder / name, "say 0 1 2 3 4 5 6 7 8 9 a b c d what comes after"
     if shift:
         words = " ".join(reversed(words.split())) + " zeta omega kappa"
@@ -106,7 +111,7 @@ def make_model(folder: Path, name: str = "tiny", *, seed: int = 0, shift: int = 
 
 
 def warm_model(folder: Path, *, steps: int = 60) -> Path:
-    """That model after it has learnt to answer."""
+    """Make the tiny model and train it to answer."""
     model, letters = make_model(folder), random.Random(0)
     lines = []
     for n in range(1200):
@@ -132,7 +137,7 @@ def warm_model(folder: Path, *, steps: int = 60) -> Path:
 
 
 def play(directory: Path, model: Path, small: Small, plant: Sequence[Any] = ()) -> Path:
-    """Carry out a small run with patches in place, and return its directory."""
+    """Carry out a small run with patches applied, and return its directory."""
     directory.mkdir(parents=True, exist_ok=True)
     env = directory.parent / f"{directory.name}_env.py"
     env.write_text(small.environment.format(prompt=small.prompt, late=small.late, reward=small.reward))
@@ -202,7 +207,7 @@ def _carry_out(config: RLConfig, model: Path, engines: int, identity: RunIdentit
 
 
 async def _until_failed(orchestrator: Orchestrator, failures: Sequence[BaseException]) -> None:
-    """Run it to its end, or until the trainer has failed."""
+    """Run the orchestrator until it ends or the trainer has failed."""
     running = asyncio.create_task(orchestrator.run())
     while not running.done() and not failures:
         await asyncio.wait([running], timeout=0.2)

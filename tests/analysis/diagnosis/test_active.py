@@ -1,4 +1,4 @@
-"""What only `--try` can tell: causes that leave the same records."""
+"""Causes that leave the same records, which only `--try` can distinguish."""
 
 from unittest import mock
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """Two steps of a model that has learnt nothing."""
+    """Two steps of an untrained model."""
     threads, folder = torch.get_num_threads(), tmp_path_factory.mktemp("active")
     torch.set_num_threads(1)
     env = folder / "words.py"
@@ -29,7 +29,7 @@ def run(tmp_path_factory):
 
 
 def found_of(folder, warm, reward, components="{}"):
-    """What is found of a run with a reward, whose components are a dict in Python."""
+    """Return the findings of a run with this reward, and with components given as a Python dict."""
     env = folder / "words.py"
     text = ENVIRONMENT.replace('{{"length": float(len(text))}}', "PARTS")
     text = text.format(prompt="say {number}", late=0, reward=reward).replace("PARTS", components)
@@ -40,7 +40,7 @@ def found_of(folder, warm, reward, components="{}"):
 
 
 def test_no_test_accuses_a_healthy_run(tmp_path, warm):
-    """Its model was trained on replies alone, and finds prompts less likely than chance would."""
+    """Its model was trained on replies only, and gives prompts less than chance probability."""
     assert found_of(tmp_path, warm, A) == []
     found = list(try_all(Facts(runs.open(tmp_path / "run" / "out"))))
     assert [one for one in found if not isinstance(one, str) and one.confidence != "possible"] == []
@@ -88,7 +88,7 @@ def test_a_part_that_another_one_outweighs_is_named(tmp_path, warm):
 
 
 def test_a_component_of_the_task_alone_outweighs_nothing(tmp_path, warm):
-    """It is the same for all rollouts of a group, however much it is."""
+    """A component that is equal within a group has no effect, however large it is."""
     level = "float(number % 5)"
     components = f'{{"as": {A}, "bs": {B}, "level": {level}}}'
     (found,) = found_of(tmp_path, warm, f"{A} + 0.3 * {B} + {level}", components)

@@ -1,4 +1,4 @@
-"""Runs that cannot learn say so within three steps and in their last words; runs that learn say nothing."""
+"""Runs that cannot learn warn within three steps and at their end; runs that learn print no warning."""
 
 import json
 import random
@@ -36,7 +36,7 @@ def load_environment():
 
 @pytest.fixture(scope="module")
 def warm(tmp_path_factory, tiny_model):
-    """A runner whose model answers with words of three letters out of a, b, c and d, each about as likely."""
+    """Runner whose model answers with random words of three of the letters a, b, c and d."""
     runner, letters = Runner(tmp_path_factory.mktemp("warm"), tiny_model), random.Random(0)
     chats = [
         [
@@ -64,7 +64,7 @@ def warm(tmp_path_factory, tiny_model):
 
 @pytest.fixture
 def run(warm):
-    """Trains that model on a reward; the finished process, and what `rl status` says then."""
+    """Return a function that trains the warm model on a reward; it returns the output and `rl status`."""
 
     def train(name, reward, *words, steps, level=1):
         (warm.root / f"{name}.py").write_text(TASKS.replace("REWARD", reward))
@@ -78,7 +78,7 @@ def run(warm):
 
 
 def warned(printed):
-    """The last step that each warning of a run that cannot learn names, and its text."""
+    """Return (step, text) of each warning of a run that cannot learn."""
     found = re.findall(r"WARNING orchestrator: (.*See: buckeye rl rollouts \S+ --step (\d+))", printed)
     return [(int(step), text) for text, step in found]
 
@@ -90,7 +90,7 @@ SILENT = {
         "text[:1] == 'abcd'[int(task.id[6:]) % 4]",
         ("--trainer.optim.lr", 3),
         "the policy has collapsed",
-        5,  # the third batch that the weights after the first update have written
+        5,  # the third batch sampled with the weights after the first update
     ),
 }
 

@@ -1,4 +1,4 @@
-"""Faults planted in small whole runs are named in the first place, and healthy runs are not accused."""
+"""Faults planted in small complete runs are named first, and healthy runs have no findings."""
 
 import pytest
 from tests.analysis.diagnosis.catalogue import FAULTS, HEALTHY
@@ -17,7 +17,7 @@ def accused(run):
 def test_a_planted_fault_is_named_first(tmp_path, warm, name):
     fault = FAULTS[name]
     run = play(tmp_path / "run", fault.model(warm, tmp_path), fault.small, fault.plant())
-    if "wrong_tokenizer" in fault.names:  # a model that only learnt replies looks the same
+    if "wrong_tokenizer" in fault.names:  # a model that was trained only on replies looks the same
         found = [one.name for one in diagnose(run, tests=True).findings]
     else:
         found = accused(run)

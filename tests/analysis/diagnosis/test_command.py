@@ -1,4 +1,4 @@
-"""`rl diagnose` as its user meets it, and what a run says at its end."""
+"""`rl diagnose` as users see it, and the message at the end of a run."""
 
 import json
 import logging
@@ -12,7 +12,7 @@ from buckeye.analysis.diagnosis.diagnose import RULES, report_findings
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """A folder with the runs `good` and `bad`, whose advantages have the wrong sign."""
+    """Folder with a run `good`, and a run `bad` whose advantages have the wrong sign."""
     root = tmp_path_factory.mktemp("runs")
     make(root / "good", Made())
     make(root / "bad", Made(advantages=lambda advantages, rng: -advantages))

@@ -1,4 +1,4 @@
-"""What a run's numbers say: the three ways not to learn, and learning, from records as they were made."""
+"""Findings from a run's metrics: the three ways not to learn, and learning, from real records."""
 
 import json
 from dataclasses import asdict
@@ -15,7 +15,7 @@ RUN = Path("outputs/a run")
 
 
 def steps(*batches, trainer=()):
-    """The steps of a run whose batches had these numbers, over those of a batch that is like any other."""
+    """Return the steps of a run, with these batch metrics on top of those of a normal batch."""
     usual = {
         "reward/std": 0.4,
         "batch/groups": 4,
@@ -83,7 +83,7 @@ def test_a_policy_that_no_longer_ends_its_replies_needs_no_more_tokens(wording):
 
 
 def test_a_policy_that_learns_although_its_replies_are_cut_off_is_left_alone():
-    """The reward of 96 rollouts is higher than that of 32 by 0.3, with a standard error of 0.08."""
+    """The reward of 96 rollouts exceeds that of 32 by 0.3, with a standard error of 0.08."""
     cut = [{"reward/mean": reward, "is_truncated/mean": 1.0} for reward in (0.1, 0.2, 0.4, 0.4, 0.4)]
     assert named(steps(*cut[:3])) == ["truncated"]
     assert named(steps(*cut)) == []
@@ -104,7 +104,7 @@ def test_a_collapse(wording):
     made = steps(good, good, good, same, same, same, trainer=[{}, torn, torn, nothing, nothing, nothing])
     assert named(made) == ["collapsed", "moved_too_far"]
     assert nothing_learnt(made, RUN) == wording
-    assert named(made[:2]) == []  # one step may be one token's fault: a run that learned had 0.012 in it
+    assert named(made[:2]) == []  # one step may be due to a single token: a run that learned had 0.012 in it
     assert named(made[:3]) == ["moved_too_far"]
     assert "step 1" in findings(made[:3], RUN)[0].seen
     assert findings(made[:3], RUN)[0].seen == wording
@@ -123,7 +123,7 @@ def test_what_was_learnt_before_a_collapse_was_lost(wording):
 def test_a_run_that_has_converged_has_learnt():
     rising = [{"reward/mean": reward} for reward in (0.1, 0.4, 0.8)]
     assert named(steps(*rising, *[{**SOLVED, "batch/alike": 1.0}] * 9)) == []
-    best = {**EQUAL, "reward/mean": 0.8, "batch/alike": 1.0}  # of an environment that pays no more
+    best = {**EQUAL, "reward/mean": 0.8, "batch/alike": 1.0}  # the maximum reward of this environment
     assert named(steps(*rising, *[best] * 9)) == []
 
 
@@ -134,7 +134,7 @@ def test_a_run_that_had_nothing_to_learn_has_not(wording):
 
 @pytest.mark.parametrize("seed", range(8))
 def test_rare_rewards_of_one_are_no_reason_to_warn(seed):
-    """Most groups of such a run have no spread, but in three batches in a row there is one that has."""
+    """Most groups of such a run have no spread, but one in any three consecutive batches has."""
     rare = {"reward/mean": 1 / 32, "reward/std": 0.17, "batch/with_spread": 0.25, "batch/solve_none": 0.75}
     none = {**EQUAL, "reward/mean": 0.0, "batch/solve_none": 1.0}
     batches = [rare if (step + seed) % 3 == 0 else none for step in range(12)]
@@ -155,11 +155,11 @@ def test_what_is_trained_on_is_not_what_was_sampled(wording):
     assert str(finding) == wording
     (finding,) = findings(steps(biased("failures", -0.2, -5.0, "reward")), RUN)
     assert (finding.name, finding.seen) == wording
-    assert named(steps(biased("failures", 0.2, 5.0, "reward"))) == []  # failures that spare nobody
+    assert named(steps(biased("failures", 0.2, 5.0, "reward"))) == []  # failures of all lengths alike
     assert named(steps(biased("failures", -0.2, -3.0, "reward"))) == []  # noise
     assert named(steps(biased("bias", -0.12, -3.0))) == []  # noise
-    assert named(steps(biased("bias", -0.001, -9.0))) == []  # sure, and too little to matter
-    assert named(steps(biased("bias", -0.12, -6.0), {"reward/mean": 0.3})) == []  # what was is not what is
+    assert named(steps(biased("bias", -0.001, -9.0))) == []  # significant, but too small to matter
+    assert named(steps(biased("bias", -0.12, -6.0), {"reward/mean": 0.3})) == []  # the bias is over
 
 
 def test_a_bias_is_no_reason_that_nothing_was_learnt():
@@ -169,7 +169,7 @@ def test_a_bias_is_no_reason_that_nothing_was_learnt():
 
 
 def test_records_of_before_say_nothing():
-    """Those of earlier versions have not all of the numbers."""
+    """Records of earlier versions lack some of the metrics."""
     records = [{"process": "orchestrator", "step": step, "reward/mean": 0.5} for step in range(9)]
     assert findings(RunMetrics(records).steps(), RUN) == []
     assert nothing_learnt([], RUN) is None
@@ -181,7 +181,7 @@ NAMES = st.sampled_from(["reward/mean", "reward/std", "reward/played", "batch/gr
 
 @given(st.lists(st.dictionaries(NAMES, ODD), min_size=3, max_size=8), st.booleans())
 def test_no_record_is_too_odd(batches, equal):
-    """Those of a damaged file, or of a loss beyond all measure, end neither a run nor `status`."""
+    """Records of a damaged file, or an extremely large loss, end neither a run nor `status`."""
     made = steps(*({**batch, **({"batch/with_spread": 0.0} if equal else {})} for batch in batches))
     findings(made, RUN)
     nothing_learnt(made, RUN)

@@ -1,4 +1,4 @@
-"""Each rule names what was planted in made records, and no made run that is right is accused."""
+"""Each rule names the fault planted in synthetic records, and correct runs have no findings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run that cannot learn is warned of while it goes on."""
+"""Warnings about a run that cannot learn, while it runs."""
 
 import json
 import logging
@@ -17,7 +17,7 @@ DIFFERENT = group(rollout(0.5), rollout(0.6))
 
 @pytest.fixture
 def told(tmp_path, caplog):
-    """Plays batches; the steps after which something was told, with what."""
+    """Return a function that records batches; it returns the warnings by step."""
 
     def play(batches, **settings):
         config = OrchestratorConfig(**settings)

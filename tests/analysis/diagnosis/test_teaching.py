@@ -1,4 +1,4 @@
-"""What a step teaches: how values of rollouts are held against what became likelier."""
+"""Effect of a step: comparison of rollouts' values with the change of their log-probs."""
 
 from itertools import permutations
 
@@ -34,12 +34,12 @@ def played(group, *, rewards=None, components=None, samples=None, rollout=None):
 
 
 def beside(values, other):
-    """Each value is of a rollout that is held out, after one that is trained on and has the `other`."""
+    """Return each value for a held-out rollout, each after a trained rollout with the value `other`."""
     return np.array([each for value in values for each in (other, value)], float)
 
 
 def test_the_agreement_is_the_mean_correlation_of_what_is_held_out():
-    rewards = beside([1, 2, 3, 0, 1, 5, 5], 9)  # of the last group all earn the same
+    rewards = beside([1, 2, 3, 0, 1, 5, 5], 9)  # all of the last group have equal rewards
     batch = played([0] * 6 + [1] * 4 + [2] * 4, rewards=rewards)
     moved = beside([2, 4, 6, 1, 0, 3, 4], -70)
     found = agreement([batch], [moved], lambda one: one.rewards)
@@ -128,5 +128,5 @@ def test_the_common_token_is_in_about_half_of_the_rollouts():
     tokens = [[1, 5], [1, 2], [1, 2], [1, 3]]
     assert common_token([played([0] * 4, samples=[sample(each) for each in tokens])]) == 2
     assert common_token([played([0] * 4, samples=[sample([1])] * 4)]) is None
-    by_task = [[7], [7], [7, 3], [7], [8], [8, 3], [8], [8]]  # 7 and 8 are in half of all, and all of a group
+    by_task = [[7], [7], [7, 3], [7], [8], [8, 3], [8], [8]]  # 7 and 8 are in all of a group
     assert common_token([played([0] * 4 + [1] * 4, samples=[sample(each) for each in by_task])]) == 3

@@ -1,4 +1,4 @@
-"""The trainer's tiny model, with batches for it, are those of the core's tests."""
+"""Fixtures of other rooms' tests: the trainer's tiny model, with batches for it."""
 
 from tests.trainer.conftest import _environment, _one_thread, batches, build_model, tiny_model
 

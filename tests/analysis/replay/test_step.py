@@ -1,4 +1,4 @@
-"""A step computed again from what was kept of it, and what is kept."""
+"""Steps recomputed from their kept data, and the size of that data."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.e2e
 
 
 def trained(directory, tiny_model, batches, **settings):
-    """A run of all batches, with a checkpoint after the second."""
+    """Train a run on all batches, with a checkpoint after the second, and return its configuration."""
     put(directory, batches)
     config = trainer_config(tiny_model, directory, max_steps=len(batches), ckpt={"interval": 2}, **settings)
     run_trainer(config)
@@ -65,7 +65,7 @@ def faster(made, *given, **named):
 
 
 def changed(change, made):
-    """A function, so that it is bound where it is a method."""
+    """Return the change as a function, so that it is bound when it replaces a method."""
     return lambda *given, **named: change(made, *given, **named)
 
 
@@ -76,7 +76,7 @@ FAULTS = {
     "gradients clipped": ("weights", learner, "clip_gradients", clipped),
     "learning rate": ("weights", learner, "learning_rate", faster),
 }
-"""The stage, and what is changed of the code."""
+"""Faults: the stage that must differ, and the changed code."""
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
