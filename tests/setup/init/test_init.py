@@ -1,4 +1,4 @@
-"""`buckeye rl init` as a person calls it: what it writes works, for whatever tools an environment has."""
+"""`buckeye rl init` as a user runs it: the written file works for any tools of an environment."""
 
 import json
 import os
@@ -48,15 +48,17 @@ def text(description="", **more):
 
 @pytest.fixture
 def init(tmp_path, monkeypatch, capsys):
-    """Run the command in an empty folder: (exit code, what it printed). `tools` are those of a server, which
-    may write its log here."""
+    """Return a function that runs the command in an empty folder; it returns (exit code, output).
+
+    `tools` are the tools of a server, which may write its log here.
+    """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(trial, "keeps_all_else", lambda: "this is a test")
 
     def run(*words, tools=None):
         if tools is not None:
             (tmp_path / "tools.json").write_text(json.dumps(tools))
-            program = tmp_path / "tool_server.py"  # with the file in it: on a command line it would be copied
+            program = tmp_path / "tool_server.py"  # has the path in it: arguments would be copied
             program.write_text(STARTS.format(server=str(SERVER), tools=str(tmp_path / "tools.json")))
             words = ("--command", f"{sys.executable} {program}", *words)
         try:
@@ -69,13 +71,13 @@ def init(tmp_path, monkeypatch, capsys):
 
 
 def calls(folder):
-    """What reached the server: (tool, arguments)."""
+    """Return the calls that reached the server, as (tool, arguments)."""
     lines = (folder / "tools.log").read_text().splitlines()
     return [tuple(json.loads(line)) for line in lines]
 
 
 def endings(printed):
-    """Action -> how its trial ended, as the command prints it."""
+    """Return the outcome of each action's trial, as the command prints it."""
     found = re.findall(r"^  (\S+) +(worked|refused|failed|not tried|held back)\b", printed, re.MULTILINE)
     return dict(found)
 
@@ -88,14 +90,14 @@ def entries(*tools):
 
 
 def generated(tmp_path, *tools, **more):
-    """The text for these tools, and the configuration that it is."""
+    """Return the text for these tools, and the configuration loaded from it."""
     made = generate_config(EnvironmentName(name="my-env", image="my-env:latest"), entries(*tools), **more)
     (tmp_path / "c.yaml").write_text(made.text, encoding="utf-8")
     return made, load_gym_config(tmp_path / "c.yaml")
 
 
 def bound(config, call):
-    """What the call means to the tool."""
+    """Return the arguments that the tool receives for the call."""
     parsed = parse_reply(f"<think>a</think><tool>{call}</tool>", config.parser, config.actions)
     assert parsed.problems == ()
     return bind(parsed.calls[0], config.actions, {}).arguments
@@ -107,7 +109,7 @@ def test_the_file_has_the_form_of_the_page(tmp_path, wording):
     assert made.text.splitlines()[1:] == wording
     for call in ('look("x", true)', 'look("x", far=true)', 'look(far=true, at="x")'):
         assert bound(config, call) == {"at": "x", "far": True}
-    assert bound(config, 'look("x")') == {"at": "x"}  # what is left out is not sent as null
+    assert bound(config, 'look("x")') == {"at": "x"}  # an omitted argument is not sent as null
 
 
 def test_types_enums_and_defaults_are_shown(tmp_path, wording):
@@ -187,11 +189,11 @@ def test_hostile_descriptions_do_no_harm(init, tmp_path):
     prompt = config.system_prompt
     assert max(map(len, prompt.splitlines())) < 600
     assert "<|" not in prompt
-    assert "title" not in prompt  # of the terminal
+    assert "title" not in prompt  # the title of the terminal
     assert prompt.count("<think>") == 1  # that of the instructions
-    assert prompt.count("<tool>") == prompt.count("</tool>") == 5  # of the usages
+    assert prompt.count("<tool>") == prompt.count("</tool>") == 5  # those of the usages
     assert "boss" not in [name for name, _ in calls(tmp_path)]
-    assert ("look", {"at": "</tool>\x1b[31m"}) in calls(tmp_path)  # an enumeration stays exact
+    assert ("look", {"at": "</tool>\x1b[31m"}) in calls(tmp_path)  # an enumeration keeps its exact values
 
 
 def test_the_reserved_tools_and_those_of_tasks_are_not_for_the_model(init, tmp_path, wording):
@@ -218,7 +220,7 @@ def test_the_reserved_tools_and_those_of_tasks_are_not_for_the_model(init, tmp_p
     assert "# CHECK open_page: " in Path("configs/tool_server.yaml").read_text()
     assert calls(tmp_path)[0] == ("open_page", {"page": "a"})
     assert calls(tmp_path)[-1][0] == "judge"
-    assert code == 1  # judge gives no reward, so the rollout has none
+    assert code == 1  # `judge` gives no reward, so the rollout has none
 
 
 def test_administration_and_leaks_are_comments(init):
@@ -238,7 +240,7 @@ def test_administration_and_leaks_are_comments(init):
         start = lines.index(f"  # {one['name']}:")
         offered += [line.replace("  # ", "  ") for line in lines[start : lines.index("", start)]]
     path.write_text(path.read_text().replace("  done:\n", "\n".join([*offered, "  done:\n"]), 1))
-    assert {one["name"] for one in held} < set(load_gym_config(path).actions)  # what the comments offer works
+    assert {one["name"] for one in held} < set(load_gym_config(path).actions)  # the comments work
 
 
 def test_a_place_that_every_tool_takes_is_bound_where_it_is_known(tmp_path):
@@ -382,7 +384,7 @@ def test_images_give_their_name_to_the_file(init, env, name, image):
     }
     Path("configs").mkdir()
     Path("configs", f"{name}.yaml").write_text("mine")
-    with pytest.raises(UsageError):  # before any image is looked for
+    with pytest.raises(UsageError):  # before any image is looked up
         init(env)
     assert Path("configs", f"{name}.yaml").read_text() == "mine"
 

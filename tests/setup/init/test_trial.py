@@ -1,5 +1,7 @@
-"""`buckeye rl init` touches nothing of the user's: what a command line names is copied, nothing else can be
-written to, and nothing is left."""
+"""`buckeye rl init` does not change the user's files.
+
+It copies the files that a command line names, blocks writes to all others, and leaves nothing behind.
+"""
 
 import hashlib
 import json
@@ -36,7 +38,7 @@ GIT_CONFIG = """[core]
 
 @pytest.fixture
 def place(tmp_path):
-    """A home, a folder of the user's with a repository in it, and an empty folder to work in."""
+    """A home, a user folder with a repository in it, and an empty working folder."""
     for name in ("home/.cache", "work", "user/project/.git/hooks", "user/project/sub"):
         (tmp_path / name).mkdir(parents=True)
     project = tmp_path / "user" / "project"
@@ -52,7 +54,7 @@ def place(tmp_path):
 
 
 def seen(*folders):
-    """What is in folders: paths, modes, times and contents."""
+    """Return mode, time and content hash of every path in the folders."""
     found = {}
     for folder in folders:
         for path in [folder, *sorted(folder.rglob("*"))]:
@@ -63,7 +65,7 @@ def seen(*folders):
 
 
 def started(place, tools, name="tool_server.py"):
-    """A program with these tools."""
+    """Write a program that serves these tools."""
     (place / "tools.json").write_text(json.dumps(tools))
     program = place / name
     program.write_text(STARTS.format(server=str(SERVER), tools=str(place / "tools.json")))
@@ -81,7 +83,7 @@ def run(place, *words):
 
 
 def run_alone(place, *words):
-    """In a process of its own, which ends."""
+    """Run the command in a separate process and wait for it."""
     env = {"PATH": os.environ["PATH"], "HOME": str(place / "home"), "XDG_CACHE_HOME": str(place / "cache")}
     argv = [sys.executable, "-m", "buckeye", "rl", "init", *map(str, words)]
     return subprocess.run(argv, cwd=place / "work", env=env, capture_output=True, text=True, check=False)
@@ -100,11 +102,11 @@ def test_what_is_the_users_stays_as_it_is_and_tools_act_on_a_copy(place):
     assert done.returncode == 0, done.stdout + done.stderr
     assert seen(place / "user", home) == before
     assert not any(path.exists() for path in paths[-2:])
-    assert not (place / "tools.log").exists()  # the server's own log, beside its program
+    assert not (place / "tools.log").exists()  # the server's log would be next to its program
     assert endings(done.stdout) == {"write": "worked", "look": "worked"}
     copy = place / "work" / "configs" / "tool_server-files" / "project"
     assert (copy / "a.txt").read_text() == "hello"
-    assert not (copy / "here").exists()  # what tools did went with the session
+    assert not (copy / "here").exists()  # files that tools made were removed with the session
     config = load_gym_config(place / "work" / "configs" / "tool_server.yaml")
     assert config.files == str(copy.parent)
     assert config.job.metadata["server"]["args"] == [str(program), "{workdir}/project"]
@@ -205,7 +207,7 @@ def test_tools_are_chosen_by_name_and_pattern(place, wording):
 
     assert actions() == ["get_one", "get_two", "put_one"]
     assert actions("--include", "get_*") == ["get_one", "get_two"]
-    assert actions("--include", "reset_all") == ["reset_all"]  # who names it wants it
+    assert actions("--include", "reset_all") == ["reset_all"]  # a tool that is named explicitly is included
     assert actions("--include", "get_*", "--exclude", "get_two") == ["get_one"]
     for wrong in (("--include", "get_on"), ("--exclude", "get_on"), ("--exclude", "*")):
         done = run(place, "--command", command, *wrong)
@@ -247,7 +249,7 @@ def test_a_failed_start_leaves_nothing(place):
 
 
 def test_tasks_with_files_and_functions_are_tried_on_their_files(place, wording):
-    """The server's grade is 1 where its folder has one note."""
+    """The server's grade is 1 if its folder has one note."""
     tasks = place / "user" / "tasks.json"
     (tasks.parent / "start").mkdir()
     (tasks.parent / "start" / "notes.txt").write_text("milk\n")

@@ -1,10 +1,15 @@
-"""An MCP server on standard input and output whose tools are those of a JSON file.
+"""MCP server on standard input and output whose tools are read from a JSON file.
 
     python tool_server.py TOOLS.json
 
-Every call is answered with its arguments; with "refuse" in it, as an error; `fail...` answers with its own
-description, `crash` ends the server, `finish` says that the environment is done; `write` writes to the files
-that its description names. What was called is written to TOOLS.log, if that can be written.
+Every call returns its arguments; if they contain "refuse", as an error.
+
+- `fail...` returns its own description.
+- `crash` ends the server.
+- `finish` reports that the environment is done.
+- `write` writes to the files that its description names.
+
+Calls are logged to TOOLS.log if that is writable.
 """
 
 import contextlib
@@ -23,7 +28,7 @@ def answer(request, result):
 
 
 def written(path):
-    """What comes of writing to a path."""
+    """Write to a path; return "written" or the name of the error."""
     try:
         with Path(path).expanduser().open("a") as file:
             file.write("planted")

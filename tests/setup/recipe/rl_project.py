@@ -1,4 +1,4 @@
-"""A folder that `buckeye rl` can train in, without anything that takes time to make."""
+"""Folder in which `buckeye rl` can train, without files that take time to make."""
 
 import json
 
@@ -47,7 +47,7 @@ def task(number, **more):
 
 
 def write_model(folder):
-    """A model as far as its size can be told."""
+    """Write the files of a model that show its size."""
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(SHAPE))
     header = json.dumps({"w": {"dtype": "F32", "shape": [300, 64], "data_offsets": [0, 0]}}).encode()
@@ -55,7 +55,7 @@ def write_model(folder):
 
 
 def fill(folder):
-    """A configuration, tasks and a model."""
+    """Write a configuration, tasks and a model."""
     (folder / "configs").mkdir(parents=True)
     (folder / "configs" / "my-env.yaml").write_text(CONFIG)
     (folder / "tasks.json").write_text(json.dumps([task(i) for i in range(6)]))

@@ -1,4 +1,4 @@
-"""Which GPUs sample and which train."""
+"""Division of GPUs between sampling and training."""
 
 import pytest
 from hypothesis import given
@@ -29,7 +29,7 @@ def test_gpus_are_shared_out(count, parameters, inference, trainer):
 
 
 def test_what_does_not_fit_as_a_whole_is_trained_by_adapters():
-    # 32 billion: 64 GB of weights to sample from, more than 48 of a GPU, and 576 GB to train all of it
+    # 32 billion: 64 GB of weights to sample from, above the 48 of a GPU, and 576 GB to train all of it
     layout = plan_gpus(Gpus(8, "A100_80GB", 80), LARGE)
     assert (layout.tp, layout.lora) == (2, True)
     assert (layout.inference, layout.trainer) == ((0, 1, 2, 3, 4, 5), (6, 7))

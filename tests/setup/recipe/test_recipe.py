@@ -61,9 +61,9 @@ def test_sizes_follow_the_tasks_the_prompts_and_the_turns():
     assert sizes.prompt_tokens == 32 + 100 + 30  # for the template, 300 and 90 characters
     assert sizes.seq_len == 640  # 162 and twice 128 + 96 make 610
     assert sizes.max_tokens == 128
-    assert sizes.max_steps == 20  # three times through 16 tasks would be 12
+    assert sizes.max_steps == 20  # three passes over 16 tasks would be 12
     assert choose_sizes(tasks(3), [], GYM, model(), on_gpu=True).groups == 3
-    assert choose_sizes(tasks(600), [], GYM, model(), on_gpu=True).max_steps == 113  # 1800 tasks, 16 a batch
+    assert choose_sizes(tasks(600), [], GYM, model(), on_gpu=True).max_steps == 113  # 1800 tasks by 16
 
 
 def test_a_model_that_cannot_read_the_prompt_is_refused(refusal):
@@ -79,7 +79,7 @@ def test_long_descriptions_make_long_rollouts_and_who_asks_for_a_length_gets_it(
     described, facts = tasks(16, "p" * 9000), model(positions=8192)
     usual = choose_sizes(described, [], gym(100), facts, on_gpu=False)
     assert usual.prompt_tokens == 32 + 100 + 3000
-    assert usual.seq_len == 4032  # four turns of 128 + 96 behind 3132, and not 2048
+    assert usual.seq_len == 4032  # four turns of 128 + 96 after 3132, not 2048
     asked = choose_sizes(described, [], gym(100), facts, on_gpu=False, asked=3300)
     assert (asked.seq_len, asked.max_tokens) == (3300, 128)
     assert choose_sizes(tasks(16), [], gym(30), facts, on_gpu=False).seq_len == 6912  # 162 and 30 times 224

@@ -1,4 +1,4 @@
-"""`buckeye rl` on the parts of a run: what it finds, decides, refuses and writes, without a terminal."""
+"""`buckeye rl` from the parts of a run, without a terminal: choices, refusals and written files."""
 
 import importlib.machinery
 import json
@@ -26,7 +26,7 @@ SEEN = machine._visible_gpus
 
 @pytest.fixture
 def project(tmp_path, monkeypatch):
-    """A folder with a configuration, tasks and a model, and a home of its own."""
+    """Folder with a configuration, tasks and a model, and a separate home directory."""
     folder = tmp_path / "project"
     fill(folder)
     monkeypatch.chdir(folder)
@@ -39,7 +39,7 @@ def project(tmp_path, monkeypatch):
 
 @pytest.fixture
 def rl(project, monkeypatch, capsys):
-    """Run the command here: (exit code, stdout, stderr)."""
+    """Return a function that runs the command in this process; it returns (exit code, stdout, stderr)."""
 
     def run(*words):
         monkeypatch.setattr(sys, "argv", ["rl", *words])
@@ -52,7 +52,7 @@ def rl(project, monkeypatch, capsys):
 
 
 def plan_of(out):
-    """The lines about the run, without those about this machine."""
+    """Return the lines about the run, without those about this machine."""
     lines = out[: out.index("outputs/my-env/run.toml would be")].splitlines()
     return [re.sub(r"\d+ cores", "N cores", line) for line in lines if not line.startswith("disk")]
 
@@ -64,7 +64,7 @@ def test_a_dry_run_shows_the_plan_and_the_file_and_writes_nothing(rl, project, w
     assert plan_of(out) == wording
     written = tomllib.loads(out[out.index("output_dir =") :])
     assert written["model"] == {"name": "tiny"}
-    assert written["inference"] == {}  # without the section no server is started
+    assert written["inference"] == {}  # without this section no server is started
     assert files(project) == before
 
 
@@ -90,7 +90,7 @@ def test_it_writes_the_configuration_once_and_starts_it(rl, project, monkeypatch
     assert command == ["buckeye", "rl", "@", "outputs/my-env/run.toml"]
     assert config.trainer.optim.lr == tomllib.loads(written)["trainer"]["optim"]["lr"] == 0.5
 
-    assert rl("--yes")[0] == 0  # the next one has a folder of its own
+    assert rl("--yes")[0] == 0  # the next run has another folder
     assert (started[1][1][-1], file.read_text()) == ("outputs/my-env-2/run.toml", written)
     code, _, err = rl("--yes", "--output", "outputs/my-env")
     assert (code, len(started)) == (2, 2)
@@ -98,7 +98,7 @@ def test_it_writes_the_configuration_once_and_starts_it(rl, project, monkeypatch
 
     write_model(project / "outputs" / "my-env" / "weights" / "step_2")
     plan = json.loads(rl("--dry-run", "--json")[1])
-    assert tomllib.loads(plan["text"])["model"]["name"] == "tiny"  # not what a run has made of it
+    assert tomllib.loads(plan["text"])["model"]["name"] == "tiny"  # not the file that a run has resolved
 
     rl("@", "outputs/my-env/run.toml", "--output-dir", "elsewhere")
     assert started[2][0].trainer == started[0][0].trainer.model_copy(update={"output_dir": Path("elsewhere")})
@@ -151,7 +151,7 @@ def test_the_same_words_again_after_a_run_that_reached_no_step_take_its_folder(
     assert rl("--yes", "--quiet")[0] == 1
     kept = list((folder / "earlier_starts").glob("*/run.toml"))
     assert (len(kept), sum("lr = 0.5" in file.read_text() for file in kept)) == (2, 1)
-    with locked(folder):  # it goes on
+    with locked(folder):  # the run is active
         assert json.loads(rl("--dry-run", "--json")[1])["file"] == "outputs/my-env-2/run.toml"
         assert rl("--yes", "--output", "outputs/my-env")[2] == wording
 
@@ -286,7 +286,7 @@ def test_tasks_that_no_rollout_could_be_played_with_are_refused(rl, project, wor
 
 @pytest.fixture
 def remote(monkeypatch):
-    """What was handed to the part that trains elsewhere: (file, request)."""
+    """Calls of the remote launcher, as (file, request)."""
     handed = []
     module = types.ModuleType("buckeye.remote.launch")
     module.__spec__ = importlib.machinery.ModuleSpec("buckeye.remote.launch", None)

@@ -1,4 +1,4 @@
-"""`buckeye rl` at a terminal: what it asks, what it offers to make, and what Ctrl-C leaves."""
+"""`buckeye rl` at a terminal: its questions, the files it offers to create, and the state after Ctrl-C."""
 
 import json
 import os
@@ -30,7 +30,7 @@ def project(tmp_path):
 
 
 def leave_out(project, what):
-    """What a question is about is not in the folder."""
+    """Remove the files that the question is about from the folder."""
     if what in ("configs", "all"):
         shutil.rmtree(project / "configs")
     if what in ("tasks", "all"):
@@ -45,13 +45,13 @@ def leave_out(project, what):
 
 
 def everything(folder):
-    """All paths below a folder, also of folders and of files with a temporary or a hidden name."""
+    """Return all paths below a folder, including folders and temporary or hidden files."""
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
 
 
 @pytest.fixture
 def wizard(project, tmp_path):
-    """Start the command at a terminal of 100 columns; all of them are ended."""
+    """Return a function that starts the command at a terminal of 100 columns; all are ended with the test."""
     children = []
 
     def start(*words, **variables):
@@ -84,14 +84,14 @@ def wizard(project, tmp_path):
 
 
 def end(child):
-    """Wait for it: (exit code, what it said last)."""
+    """Wait for the command to exit; return (exit code, last output)."""
     child.expect(pexpect.EOF)
     child.wait()
     return child.exitstatus, child.before
 
 
 def to_the_model(child):
-    """This machine, if there is a choice."""
+    """Choose this machine, if there is a choice."""
     if child.expect([r"Where\?", r"Which model\?"]) == 0:
         child.expect(r"\[1\]: ")
         child.sendline("1")
@@ -167,7 +167,7 @@ def test_an_empty_folder_is_asked_for_one_part_after_the_other(wizard, project, 
     assert everything(project) == ["configs", *files, "tasks.json"]
     (begun,) = json.loads((project / "tasks.json").read_text())
     server = {"command": sys.executable, "args": [str(SERVER), "{workdir}/tools.json"]}
-    assert list(begun["mcp_config"].values()) == [server]  # what was typed
+    assert list(begun["mcp_config"].values()) == [server]  # the typed server
 
 
 @pytest.mark.slow

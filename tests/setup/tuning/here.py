@@ -1,5 +1,7 @@
-"""Forks in the process of the tests, without the start of one for each: engine, orchestrator and trainer are
-the real ones."""
+"""Forks of `rl tune` in the test process, without starting a process for each.
+
+Engine, orchestrator and trainer are real.
+"""
 
 from pathlib import Path
 from unittest import mock
@@ -36,13 +38,13 @@ id = "{env}"
 
 
 def play(argv, log, seconds):
-    """Stands for `forks._carry_out`."""
+    """Replace `forks._carry_out`."""
     carry_out(load_config(RLConfig, argv[4:]))
     return ""
 
 
 def carry_out(config):
-    """A run, as `buckeye rl` makes it from these settings."""
+    """Carry out a run, as `buckeye rl` does with these settings."""
     run = config.output_dir
     write_file(run / "configs" / "rl.json", to_json(config))
     write_file(run / "configs" / "trainer.json", to_json(config.trainer))
@@ -53,7 +55,7 @@ def carry_out(config):
 
 
 def config_of(folder, model, env, *, lr, steps=40, batch=64, seed=0):
-    """The configuration of a run in `folder`, which is made."""
+    """Create `folder` and return the configuration of a run in it."""
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "run.toml"
     file.write_text(

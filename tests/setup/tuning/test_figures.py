@@ -1,4 +1,4 @@
-"""The figures that `rl tune` prints are those that it decides by; no fork is run."""
+"""`rl tune` prints the values that it decides by; no fork runs here."""
 
 import json
 import statistics
@@ -10,12 +10,12 @@ from buckeye.cli.tune import tune as command
 from buckeye.setup.tuning import tune
 from buckeye.setup.tuning.forks import Fork
 
-AT_START = [[0.0, 0.1] * 8, [0.2, 0.3] * 8, [0.6, 0.8] * 8]  # its score would weigh the last step more
+AT_START = [[0.0, 0.1] * 8, [0.2, 0.3] * 8, [0.6, 0.8] * 8]  # its score weights the last step more
 
 
 @pytest.fixture
 def tuned(tmp_path, monkeypatch):
-    """`tuned(gain)`: what the command gets of forks whose rewards rise by `gain` to their end."""
+    """Return `tuned(gain)`, the command's result for forks whose rewards rise by `gain` until the end."""
 
     def run(gain):
         def train(config, directory, rate, steps, *, seconds):

@@ -1,4 +1,4 @@
-"""Which learning rates are tried, on made curves."""
+"""Search of learning rates on synthetic curves."""
 
 import json
 import math
@@ -23,7 +23,7 @@ TARGET = 0.01
 
 @given(st.floats(-9.0, 3.0), st.floats(1.5, 2.5), st.floats(-6.0, 0.0))
 def test_the_target_is_found_from_far_away(start, power, where):
-    """The change grows as a power of the rate, is 0.01 at 10^where, and breaks all at 1000 times that."""
+    """The change grows as a power of the rate, is on target at 10^where, and is NaN above 1000 times that."""
 
     def change(rate):
         relative = rate / 10**where
@@ -46,7 +46,7 @@ def test_the_best_of_a_grid_is_climbed_to(best):
     found = climb(lambda rate: -abs(math.log(rate, 3) - best), 1.0)
     assert round(math.log(max(found, key=found.get), 3)) == best
     tried = sorted(round(math.log(rate, 3)) for rate in found)
-    assert {best - 1, best + 1} <= set(tried)  # a worse one at each side
+    assert {best - 1, best + 1} <= set(tried)  # a worse one on each side
     assert len(tried) == len(set(tried)) <= abs(best) + 3
 
 
@@ -87,7 +87,7 @@ def test_below_a_rate_that_is_too_high_lower_ones_are_tried():
         lambda rate: next(value for known, value in scores.items() if known == pytest.approx(rate)), 3e-3
     )
     assert list(found) == pytest.approx([3e-3, 1e-3, 1e-3 / 3])
-    left = iter([0.1, 0.2, None])  # without time nothing more is tried
+    left = iter([0.1, 0.2, None])  # without time no further rate is tried
     assert list(climb(lambda rate: next(left), 1.0).values()) == [0.1, 0.2]
     assert climb(lambda rate: None, 1.0) == {}
 

@@ -24,7 +24,7 @@ LETTERS = "text[:3].count('a') / 3"
 def warm(tmp_path_factory):
     threads = torch.get_num_threads()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("BUCKEYE_THREADS", "1")  # two that wait for each other crawl on busy cores
+        patch.setenv("BUCKEYE_THREADS", "1")  # two threads that wait for each other are slow on busy cores
         yield warm_model(tmp_path_factory.mktemp("warm"))
     torch.set_num_threads(threads)
 
