@@ -16,7 +16,7 @@ CHROMIUM = shutil.which("chromium")
 
 @contextmanager
 def serving(runs):
-    """`buckeye ui` on a folder; its address."""
+    """Run `buckeye ui` on a folder; yield its address."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     server = subprocess.Popen([sys.executable, "-m", "buckeye", "ui", str(runs), "--port", str(port)])

@@ -1,4 +1,4 @@
-"""A recorded run, the page's interface to it, and a browser."""
+"""A recorded run, the page's API for it, and a browser."""
 
 import pytest
 from starlette.testclient import TestClient
@@ -12,7 +12,7 @@ from tests.waiting import HANG
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory):
-    """A directory with the run `one`, which tests leave as it is."""
+    """Directory with the run `one`, which tests do not change."""
     place = tmp_path_factory.mktemp("runs")
     make_run(place / "one")
     return place
@@ -26,7 +26,7 @@ def client(folder):
 
 @pytest.fixture
 def ask(client):
-    """The answer to a question about the run `one`."""
+    """Return a function that requests data of the run `one` and returns the JSON answer."""
 
     def asked(question, **given):
         answer = client.get(f"/api/runs/one/{question}", params=given)
@@ -45,7 +45,7 @@ def browser():
 
 @pytest.fixture
 def opened(browser):
-    """Open an address in a new window; what is said in its console is no error at the end."""
+    """Return a function that opens an address in a new window; console errors fail the test at its end."""
     contexts, said = [], []
 
     def go(address, **settings):

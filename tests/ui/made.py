@@ -1,5 +1,7 @@
-"""The directory of a run that nobody has played: what its processes would have left, and a rollout that would
-harm whoever shows it as anything but text."""
+"""Directory of a synthetic run, with the files of its processes.
+
+It includes a rollout that attacks any viewer that does not show it as plain text.
+"""
 
 import json
 import socket
@@ -19,8 +21,11 @@ PROMPT = [{"role": "system", "content": "Count."}, {"role": "user", "content": "
 
 
 def make_run(path, *, steps=4, state="finished", tokens=True, long=0):
-    """A run of so many steps: two groups of four rollouts each, of which one is hostile; the last one has
-    called a tool. With `long` a reply of so many characters."""
+    """Make a run with two groups of four rollouts per step.
+
+    One rollout is hostile, and the last one has called a tool. `long` sets the length of a reply in
+    characters.
+    """
     for folder in ("rollouts", "configs", "evals/step_0", "logs/attempt_1"):
         (path / folder).mkdir(parents=True)
     attempts = [{"attempt": 1, "started": STARTED, "resumed_step": None}]
@@ -66,8 +71,7 @@ def _said(text, **more):
 
 
 def rollout(step, number, *, long=0):
-    """A line of `rollouts/`: rewards are 0, 1/4 ... 3/4, and the group's number is twice the step, or one
-    more."""
+    """Return a record of `rollouts/`: rewards are 0 to 3/4, and the group is twice the step, or one more."""
     group, place = 2 * step + number // 4, number % 4
     called = {"id": "c", "type": "function", "function": {"name": "add", "arguments": '{"a": 1, "b": 2}'}}
     said = {
@@ -120,7 +124,7 @@ def _write_step(path, step, metrics, events, *, tokens, long):
 
 
 def _keep(path, step):
-    """Of each rollout two tokens of the prompt and three that were sampled; ids 72 + n."""
+    """Keep two prompt tokens and three sampled tokens of each rollout."""
     mask = np.array([False, False, True, True, True])
     samples = tuple(
         Sample(

@@ -1,5 +1,7 @@
-"""The page in a browser, as a person uses it. Needs Debian's chromium (`apt-get install chromium`), and npm
-for the rules of axe."""
+"""The page in a browser, as a user sees it.
+
+Needs Debian's chromium (`apt-get install chromium`), and npm for the rules of axe.
+"""
 
 import json
 import shutil
@@ -42,7 +44,7 @@ PAGES = [
 def runs(tmp_path_factory):
     place = tmp_path_factory.mktemp("browser")
     make_run(place / "recorded")
-    make_run(place / "crashed", state="running")  # and its launcher is gone
+    make_run(place / "crashed", state="running")  # its launcher is gone
     make_run(place / "live", steps=2)
     return place
 
@@ -70,7 +72,7 @@ def axe():
 
 
 def becomes(page, condition):
-    """Wait for a condition in the page. The page forbids `eval`, which playwright's own waiting needs."""
+    """Wait for a condition in the page, without the `eval` of playwright's waits, which the page forbids."""
     until = time.monotonic() + HANG
     while not page.evaluate(condition):
         assert time.monotonic() < until, condition
@@ -81,7 +83,7 @@ def becomes(page, condition):
 @pytest.mark.parametrize("address", PAGES)
 def test_every_page_has_accessible_names_and_enough_contrast(served, opened, axe, address, scheme):
     page = opened(served + address, color_scheme=scheme)
-    page.wait_for_timeout(800)  # charts are drawn, and figures come
+    page.wait_for_timeout(800)  # charts are drawn, and values arrive
     page.evaluate(axe)
     found = page.evaluate("axe.run(document, {resultTypes: ['violations']}).then((r) => r.violations)")
     told = [(one["id"], node["html"][:200], node["failureSummary"]) for one in found for node in one["nodes"]]
@@ -117,7 +119,7 @@ def test_a_token_is_reached_by_the_keyboard(served, opened):
                 return
         raise AssertionError(f"{wanted} is not reached")
 
-    page.keyboard.press("]")  # a step
+    page.keyboard.press("]")  # next step
     becomes(page, "location.hash.includes('step=0')")
     tab_to("tbody a")
     page.keyboard.press("Enter")

@@ -1,4 +1,4 @@
-"""A run in one file: everything the page asks for is in it, and nothing in it can run but the page."""
+"""Export of a run to one file: it holds all data that the page requests, and only the page can run in it."""
 
 import base64
 import functools
@@ -73,7 +73,7 @@ RECORDED = json.loads(to_json(as_recorded(load_config(RLConfig, ["--trainer", "-
 
 @given(st.sampled_from(sorted(keys_of(RECORDED))), st.sampled_from([None, 7, "x", [], {}, "left out"]))
 def test_a_report_and_a_model_card_need_no_setting(exported, path, value):
-    """Of runs of other versions."""
+    """The runs are from other versions."""
     run = exported / "a run"
     settings = json.loads(json.dumps(RECORDED))
     holder = functools.reduce(dict.__getitem__, path[:-1], settings)
@@ -114,7 +114,7 @@ def test_only_the_page_itself_may_run(exported):
     assert found == allowed
     assert "unsafe" not in policy
     assert text.count("<script") == len(scripts) + 1
-    assert "<img" not in text  # of the hostile rollout
+    assert "<img" not in text  # part of the hostile rollout
     assert not re.search(r'(src|href)="(?!data:|#)', text)
 
 

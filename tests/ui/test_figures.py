@@ -1,4 +1,4 @@
-"""The charts of the overview, from what was recorded."""
+"""Charts of the overview, from recorded metrics."""
 
 import json
 
@@ -24,7 +24,7 @@ def test_charts_are_columns_over_the_steps(ask):
     (evaluated,) = told["evaluations"]
     assert (evaluated["step"], evaluated["env"], evaluated["exact"]) == (0, "sums", 0.25)
     assert "trainer/loss" in told["names"]
-    assert "trainer/time" not in told["names"]  # when, and no number
+    assert "trainer/time" not in told["names"]  # a time, not a metric
 
 
 def test_intervals_are_of_the_means_of_groups(ask):
@@ -50,7 +50,7 @@ def test_a_run_that_goes_on_is_read_on(tmp_path):
         file.write(json.dumps(record) + "\n" + '{"half a li')
     assert overview(run)["steps"] == [0, 1, 2]
     assert {name for name, value in run.stamp().items() if value != before[name]} == {"metrics", "rollouts"}
-    (path / "metrics.jsonl").write_text(json.dumps(record) + "\n")  # somebody has put another file there
+    (path / "metrics.jsonl").write_text(json.dumps(record) + "\n")  # the file was replaced by another
     assert overview(run)["steps"] == [2]
 
 

@@ -1,4 +1,4 @@
-"""What `rl diagnose` says reaches the page."""
+"""Findings of `rl diagnose` on the page."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +24,7 @@ def test_findings_are_those_of_rl_diagnose(tmp_path):
     first = told["findings"][0]
     assert (first["name"], first["confidence"], first["cause"]) == ("failed", "sure", "out of memory")
     with mock.patch("buckeye.ui.findings._diagnose", side_effect=AssertionError):
-        assert findings_of(run) == told  # nothing is new
+        assert findings_of(run) == told  # nothing has changed
 
 
 def test_a_diagnosis_that_fails_is_no_end_of_the_page(tmp_path, wording):

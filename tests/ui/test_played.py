@@ -1,4 +1,4 @@
-"""What was played, from the index and the lines on demand: as text, whatever is in it."""
+"""Rollouts on the page, from the index and single lines: always as plain text."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Who is served, with what headers, and what is refused."""
+"""Clients that are served, headers of the answers, and refusals."""
 
 import json
 import shutil
@@ -143,7 +143,7 @@ def test_a_run_that_is_gone_or_damaged_is_left_out(tmp_path, wording):
 
 
 def test_events_say_what_is_new(folder):
-    """The stream of a run that goes on: first how it is, then what changed."""
+    """The event stream of a running run begins with its state and continues with changes."""
     import asyncio
 
     from buckeye.ui.server import _Served

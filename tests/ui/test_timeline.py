@@ -1,4 +1,4 @@
-"""What went on when, from the seconds that processes recorded of themselves."""
+"""Timeline of a run, from the seconds that processes recorded."""
 
 import json
 
@@ -12,7 +12,7 @@ def lane(told, name):
 
 
 def test_the_parts_of_a_step_end_when_it_was_recorded(ask):
-    """The record of step 1 is of second 15: 2 of waiting, 3 of computing, 1 of publishing before it."""
+    """Step 1 is recorded at second 15, after 2 s of waiting, 3 s of computing and 1 s of publishing."""
     told = ask("timeline")
     spans = [span for span in lane(told, "trainer") if span[3] == 1]
     assert [(span[0] - STARTED, span[1] - STARTED, span[2]) for span in spans] == [
