@@ -1,4 +1,4 @@
-"""What a single host computes."""
+"""Reference result of a run on a single host."""
 
 import os
 
@@ -16,7 +16,7 @@ def project(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def single_host(project):
-    """The same run with two trainer ranks on one host, which has one core as each of the two has."""
+    """The cluster's run with two trainer ranks on one host, on one core like each of the two hosts."""
     output = project.write("single", trainers=[1, 2])
     done = project.run("rl", "@", "single.toml", core=min(os.sched_getaffinity(0)))
     assert done.returncode == 0, done.stdout + done.stderr

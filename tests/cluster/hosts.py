@@ -1,4 +1,4 @@
-"""Hosts on this machine: each has a network, a name and a processor of its own. They share the disk."""
+"""Hosts on this machine with a separate network, name and processor each; they share the disk."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ needs_hosts = pytest.mark.skipif(
 
 @dataclass(frozen=True)
 class Host:
-    """`space` is its network namespace."""
+    """Host in a network namespace, `space`."""
 
     name: str
     address: str
@@ -36,7 +36,7 @@ class Host:
     core: int
 
     def argv(self, *words: object) -> list[str]:
-        """A command as it is run there."""
+        """Return the command line that runs a command on the host."""
         return [
             *("nsenter", f"--net=/run/netns/{self.space}", "taskset", "-c", str(self.core)),
             *("unshare", "--uts", "--mount", "sh", "-c", 'hostname "$0" && exec "$@"'),
@@ -62,7 +62,7 @@ class Host:
         return [int(line) for line in found.stdout.split()]
 
     def kill(self) -> None:
-        """As if it were switched off."""
+        """Kill all processes of the host, as if it were switched off."""
         deadline = time.monotonic() + 20
         while (left := self.processes()) and time.monotonic() < deadline:
             for pid in left:
@@ -73,7 +73,7 @@ class Host:
 
 @contextmanager
 def some_hosts(count: int = 2) -> Iterator[tuple[Host, ...]]:
-    """Until the context ends; then all that runs there is killed."""
+    """Create hosts until the context ends; then kill all their processes."""
     number = (os.getpid() * 7 + next(_COUNT)) % 200
     cores = sorted(os.sched_getaffinity(0))
     hosts = tuple(
@@ -87,7 +87,7 @@ def some_hosts(count: int = 2) -> Iterator[tuple[Host, ...]]:
     )
     bridge = f"bk{number}br"
     try:
-        for host in hosts:  # a test that was killed may have left its own
+        for host in hosts:  # a killed test may have left its hosts
             subprocess.run(["ip", "netns", "del", host.space], capture_output=True, check=False)
             _ip("netns", "add", host.space)
         subprocess.run(["ip", "link", "del", bridge], capture_output=True, check=False)
@@ -110,7 +110,7 @@ def some_hosts(count: int = 2) -> Iterator[tuple[Host, ...]]:
 
 
 def wait_until(true: Callable[[], object], seconds: float, what: str) -> None:
-    """Call `true` until it is so."""
+    """Call `true` until it returns True."""
     deadline = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < deadline, f"not within {seconds:.0f} s: {what}"
@@ -122,7 +122,7 @@ def _ip(*words: str) -> None:
 
 
 def words_of(pid: int) -> str:
-    """The command line of a process; empty for one that has ended."""
+    """Return the command line of a process, empty for one that has ended."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
     except OSError:

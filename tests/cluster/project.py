@@ -1,4 +1,4 @@
-"""A small run for one host or two, and what came of it."""
+"""A small run for one host or two, and its result."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ LIMIT = 1200
 
 @dataclass(frozen=True)
 class Project:
-    """`folder` has the environment and the model."""
+    """Project whose `folder` has the environment and the model."""
 
     folder: Path
     steps: int
 
     def write(self, name: str, *, trainers: list[int], cluster: str = "") -> Path:
-        """The file of a run; its output directory."""
+        """Write the file of a run and return its output directory."""
         (self.folder / f"{name}.toml").write_text(
             f'output_dir = "outputs/{name}"\nmax_steps = {self.steps}\nmax_async_level = 0\n'
             f"inference_gpu_ids = [0]\ntrainer_gpu_ids = {trainers}\n"
@@ -74,7 +74,7 @@ def make_project(folder: Path, *, steps: int) -> Project:
 
 
 def records(output: Path, process: str) -> dict[int, dict[str, object]]:
-    """The newest record of each step."""
+    """Return the newest record of each step."""
     path = output / "metrics.jsonl"
     found = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     return {record["step"]: record for record in found if record["process"] == process}
@@ -82,7 +82,7 @@ def records(output: Path, process: str) -> dict[int, dict[str, object]]:
 
 @dataclass(frozen=True)
 class Result:
-    """What is the same for the same run: losses and rewards by step, and the sum of the last weights."""
+    """Values that are equal for equal runs: losses and rewards by step, and the last weights' checksum."""
 
     losses: list[object]
     rewards: list[object]
@@ -100,6 +100,6 @@ def result(output: Path, steps: int) -> Result:
 
 
 def attempts(output: Path) -> list[dict[str, object]]:
-    """The starts of the run, as `run.json` has them."""
+    """Return the attempts of the run recorded in `run.json`."""
     found = json.loads((output / "run.json").read_text())
     return list(found["attempts"])

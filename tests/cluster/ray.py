@@ -17,7 +17,7 @@ PORT = 6399
 
 @dataclass(frozen=True)
 class Ray:
-    """The first host leads it."""
+    """Ray cluster whose head is the first host."""
 
     hosts: tuple[Host, ...]
     folder: Path
@@ -34,7 +34,7 @@ class Ray:
 
     def start_node(self, host: Host, *, cpus: int = 2) -> subprocess.Popen[bytes]:
         leads = host is self.hosts[0]
-        temporary = Path("/tmp", f"bk{host.space}")  # names of sockets are short
+        temporary = Path("/tmp", f"bk{host.space}")  # socket paths must be short
         role = (
             ("--head", "--port", PORT, "--include-dashboard=false", "--temp-dir", temporary)
             if leads
@@ -55,7 +55,7 @@ class Ray:
 
 @contextmanager
 def ray_cluster(folder: Path, hosts: tuple[Host, ...], env: Mapping[str, str]) -> Iterator[Ray]:
-    """Until the hosts are killed."""
+    """Start a Ray cluster, which lives until the hosts are killed."""
     folder.mkdir(parents=True)
     running = Ray(hosts, folder, env)
     for host in hosts:
@@ -64,7 +64,7 @@ def ray_cluster(folder: Path, hosts: tuple[Host, ...], env: Mapping[str, str]) -
 
 
 def _bring_up(running: Ray, host: Host) -> None:
-    """Ray gives its own processes half a minute, which is little on a machine that has other work."""
+    """Start Ray, with retries: its processes have half a minute, which is too short on a busy machine."""
     for _ in range(3):
         starting = running.start_node(host)
         wait_until(

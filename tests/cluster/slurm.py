@@ -1,4 +1,4 @@
-"""A real Slurm of two nodes, on the two hosts."""
+"""A real Slurm with two nodes, on the two hosts."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ PartitionName=main Nodes={first.name},{second.name} Default=YES MaxTime=INFINITE
 
 @dataclass(frozen=True)
 class Slurm:
-    """`login` is where commands are typed."""
+    """Slurm cluster; commands run on the host `login`."""
 
     login: Host
     folder: Path
@@ -97,7 +97,7 @@ class Slurm:
 
 @contextmanager
 def slurm(folder: Path, first: Host, second: Host) -> Iterator[Slurm]:
-    """Until the context ends. What it starts lives on the hosts."""
+    """Run a Slurm cluster until the context ends, with its daemons on the hosts."""
     for name in ("munge", "state", f"spool-{first.name}", f"spool-{second.name}"):
         (folder / name).mkdir(parents=True, mode=0o755)
     folder.chmod(0o755)

@@ -1,4 +1,4 @@
-"""Where the processes of a run on several hosts are, and what their ranks are told."""
+"""Placement of the processes of a run on several hosts, and the variables of their ranks."""
 
 import pytest
 

@@ -61,9 +61,9 @@ def test_a_node_that_dies_has_the_job_queued_again_and_resumed(project, single_h
 def test_before_its_time_is_over_a_job_checkpoints_and_is_queued_again(project, cluster):
     _, _, running = cluster
     output = project.write("warned", trainers=[1], cluster="[cluster]\nnodes = 2\ninference_nodes = [0]\n")
-    job = submit(project, running, "warned", "--max-steps", 200)  # or it might be done before
+    job = submit(project, running, "warned", "--max-steps", 200)  # enough steps that it is not done before
     wait_until(lambda: 1 in records(output, "trainer"), _JOB_SECONDS, "two steps")
-    running.run("scancel", "--batch", "--signal=USR1", job)  # as Slurm does by --signal=B:USR1@...
+    running.run("scancel", "--batch", "--signal=USR1", job)  # as Slurm does with --signal=B:USR1@...
     wait_until(lambda: running.state(job) in ("PENDING", "REQUEUED"), 900, "the job waits again")
     wait_until(lambda: ended(running, job), _JOB_SECONDS, "the job ends")
     log = (project.folder / f"buckeye-{job}.log").read_text()
