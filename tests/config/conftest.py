@@ -8,7 +8,7 @@ from buckeye.errors import ConfigError
 
 
 class Folder:
-    """A folder to write files into, which is also the current one."""
+    """Folder to write files into, which is also the working directory."""
 
     def __init__(self, path):
         self.path = path
@@ -28,7 +28,7 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.fixture
 def load():
-    """Load a configuration; the words may be one text."""
+    """Return a function that loads a configuration; the arguments may be one text."""
 
     def load(model, *words):
         argv = words[0].split() if len(words) == 1 else list(words)
@@ -39,7 +39,10 @@ def load():
 
 @pytest.fixture
 def load_run(load):
-    """Load an `rl` configuration, with bare `--trainer --orchestrator --inference` before the words."""
+    """Return a function that loads an `rl` configuration.
+
+    It puts bare `--trainer --orchestrator --inference` before the arguments.
+    """
 
     def load_run(*words):
         argv = words[0].split() if len(words) == 1 else list(words)
@@ -50,7 +53,7 @@ def load_run(load):
 
 @pytest.fixture
 def refused(load):
-    """The message of the ConfigError that loading ends in."""
+    """Return a function that returns the message of the ConfigError that loading raises."""
 
     def refused(model, *words):
         with pytest.raises(ConfigError) as caught:

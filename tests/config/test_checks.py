@@ -1,4 +1,4 @@
-"""Settings that do not go together, and settings that are valid and may have unexpected effects."""
+"""Settings that contradict each other, and valid settings with unexpected effects."""
 
 import pytest
 

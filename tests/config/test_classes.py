@@ -1,4 +1,4 @@
-"""Every setting of both generations, by name and default; and what holds for all classes."""
+"""Every setting of both generations, by name and default; and properties of all classes."""
 
 import subprocess
 import sys
@@ -19,7 +19,7 @@ ROOTS = (RLConfig, TrainerConfig, OrchestratorConfig, InferenceConfig, SFTConfig
 
 
 def all_classes(model):
-    """The class and those of all sections in it, each once."""
+    """Return the class and the classes of all its sections, each once."""
     found, pending = {model: None}, [model]
     while pending:
         for shape in fields_of(pending.pop()).values():
@@ -63,7 +63,7 @@ def test_sections_that_are_off_by_default(load, model, words, wording):
 
 
 def flat(config):
-    """Setting -> value, with dots between the names of sections."""
+    """Return the value of each setting, with dots between the names of sections."""
 
     def leaves(path, value):
         if isinstance(value, dict) and value:

@@ -1,4 +1,4 @@
-"""Settings of several environments: which go together, and what they mean."""
+"""Settings of several environments: valid combinations and their effects."""
 
 import pytest
 

@@ -89,7 +89,7 @@ def _key(text):
 
 
 def _toml(value):
-    """A value as TOML, each item of a list and each pair of a table on a line or in a row."""
+    """Return a value as TOML, with list items on separate lines and tables on one line."""
     if isinstance(value, list):
         return "[" + "".join(f"\n {_toml(item)} , # ] }}" for item in value) + "\n]"
     if isinstance(value, dict):
@@ -131,7 +131,7 @@ LINES_TO_CORRECT = [
     "max_steps = None",
     "ids = [0, 1",
     "args = {a = 1",
-    *("lr = .5", "steps = 1,000", "seed = 007", "ids = 0,1", "[model"),  # for which no quotes are offered
+    *("lr = .5", "steps = 1,000", "seed = 007", "ids = 0,1", "[model"),  # no quotes are suggested for these
 ]
 
 

@@ -1,4 +1,4 @@
-"""The settings of losses: by `type`, or the default's by themselves."""
+"""Settings of losses: selected by `type`, or without it those of the default loss."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a person reads after a mistake: the place, what is wrong, what to do."""
+"""Error messages about configuration mistakes: the location, the cause, the fix."""
 
 import pytest
 

@@ -33,7 +33,7 @@ def test_a_recorded_configuration_with_removed_settings_is_read(load, folder, re
     old = json.dumps(_merged(json.loads(to_json(config)), REMOVED))
     folder.write("run/configs/rl.json", old)
     assert load_with_warnings(RLConfig, ["@", "run/configs/rl.json"])[0] == config
-    folder.write("mine.json", old)  # a user's own file: a setting that does not exist is an error
+    folder.write("mine.json", old)  # a user's own file: an unknown setting is an error
     assert "mine.json:" in refused(RLConfig, "@ mine.json")
 
 

@@ -15,7 +15,7 @@ SETTABLE = [tuple(name.split(".")) for name in SHARED]
 
 
 def _other_value(path):
-    """A value that is nobody's default."""
+    """Return a value that no setting has by default."""
     shape, default = shape_at(RLConfig, path), _value(RLConfig().trainer, path)
     if shape.is_flag or default is True:
         return not default
@@ -69,14 +69,14 @@ def test_every_shared_setting_arrives_from_wherever_it_is_written(load_run, load
     processes = {role: {} for role in ROLES}
     folder.write("run.json", json.dumps(processes | _nested(path, value)))
     _assert_arrives(load(RLConfig, "@ run.json"), path, value)
-    if path[0] != "log":  # which each may have of its own
+    if path[0] != "log":  # each process may have another one
         folder.write("one.json", json.dumps(processes | {"orchestrator": _nested(path, value)}))
         _assert_arrives(load(RLConfig, "@ one.json"), path, value)
 
 
 @pytest.mark.parametrize("path", SETTABLE, ids=flag_of)
 def test_a_shared_setting_that_contradicts_a_process_is_an_error(load, refused, folder, path, wording):
-    """Logs and rows may differ: the value of the process is kept."""
+    """Only log settings may differ: the value of the process is kept."""
     value, own = _other_value(path), _value(RLConfig().trainer, path)
     if own is None:
         own = f"{value}-third" if isinstance(value, str) else 2
@@ -145,12 +145,12 @@ def test_resume(load_run, words):
 
 
 def test_resume_turns_on_the_checkpoints_of_a_file(load, refused, folder, wording):
-    """The resolved configuration of a run without checkpoints says `null`, and must still be resumable."""
+    """The resolved configuration of a run without checkpoints has `null`, and must still be resumable."""
     off = '"ckpt": null, "trainer": {"ckpt": null}, "orchestrator": {"ckpt": null}'
     folder.write("rl.json", f"{{{off}}}")
     config = load(RLConfig, "@ rl.json --resume")
     assert config.trainer.ckpt.resume_step == config.orchestrator.ckpt.resume_step == -1
-    assert config.ckpt is None  # nor is an interval made up
+    assert config.ckpt is None  # no interval is invented either
     folder.write("both.json", f'{{"resume": true, {off}}}')
     assert refused(RLConfig, "@ both.json") == wording
 

@@ -1,4 +1,4 @@
-"""Shaping, advantages and filters: what goes together, from files and flags."""
+"""Shaping, advantages and filters: valid combinations, from files and flags."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What is handed over comes back equal; the order of flags does not matter; nothing else is raised."""
+"""Settings survive a round trip; the order of flags does not matter; no other errors are raised."""
 
 import json
 import tempfile
