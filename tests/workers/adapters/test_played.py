@@ -224,7 +224,7 @@ def test_reasoning_gym():
 
 
 def test_no_eval_task_of_reasoning_gym_asks_what_is_trained():
-    """Of the first 100, 13 ask what one of 2,000 train tasks asks; no question has a single answer."""
+    """Unfiltered, 13 of the first 100 repeat one of 2,000 train tasks; no question has a single answer."""
     python = python_of("reasoning-gym")
     environment = opened("reasoning-gym/propositional_logic", python, {})
     asked = {
