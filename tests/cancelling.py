@@ -5,7 +5,7 @@ from collections.abc import Generator
 
 
 class _Counted:
-    """An awaitable that cancels its task at the await number `at`, and counts the awaits."""
+    """Awaitable that cancels its task at await number `at`, and counts the awaits."""
 
     def __init__(self, work, at):
         self._work, self._at, self.awaits = work, at, 0

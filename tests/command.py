@@ -1,4 +1,4 @@
-"""Commands of Buckeye in the process of the tests: what a new process would say, without its start."""
+"""Run Buckeye commands in the test process, without starting a new one."""
 
 import contextlib
 import io
@@ -18,13 +18,14 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def run_here(*words, cwd, env=None, program="buckeye"):
-    """Run `buckeye WORDS`, or `rl WORDS`, in `cwd` with the environment variables `env` (default: these).
+    """Run `buckeye ARGUMENTS`, or `rl ARGUMENTS`, in `cwd` with the variables `env` (default: these).
 
-    Return exit code, standard output and standard error. What the command changes of this process is put
-    back, but not what it imports."""
+    Return exit code, standard output and standard error. Changes that the command makes to this process are
+    reverted, except imports.
+    """
     argv = [program, *map(str, words)]
     variables = dict(os.environ if env is None else env)
-    offline = variables.get("HF_HUB_OFFLINE") == "1"  # which the library reads when it is imported
+    offline = variables.get("HF_HUB_OFFLINE") == "1"  # the library reads it at import
     out, err = io.StringIO(), io.StringIO()
     with (
         contextlib.chdir(cwd),

@@ -1,7 +1,7 @@
-"""Devices other than the CPU, for tests: an NVIDIA GPU where there is one, and everywhere `pretend`.
+"""Devices other than the CPU, for tests: an NVIDIA GPU if available, and always `pretend`.
 
-Tensors of `pretend` live in main memory, but an operation that mixes them with the CPU's fails, as on a GPU.
-What a GPU allows is allowed: copies from one to the other, a CPU tensor of no dimension in the place of a
+Tensors of `pretend` are in main memory, but an operation that mixes them with the CPU's fails, as on a GPU.
+Operations that a GPU allows are allowed: copies between both, a zero-dimensional CPU tensor in place of a
 number, and CPU tensors as indices.
 """
 
@@ -26,14 +26,14 @@ DEVICES = [
         ],
     ),
 ]
-"""For `@pytest.mark.parametrize("device", DEVICES)`: arguments of `torch.device`."""
+"""Arguments of `torch.device` for `@pytest.mark.parametrize("device", DEVICES)`."""
 
 _COPIES = {"aten::copy_", "aten::_to_copy"}
 _TAKE_CPU_INDICES = {"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"}
 
 
 class PretendTensor(torch.Tensor):
-    """A tensor of `pretend`, around one of the CPU, `inner`."""
+    """Tensor of `pretend` that wraps a CPU tensor, `inner`."""
 
     inner: torch.Tensor
 
@@ -55,17 +55,17 @@ class PretendTensor(torch.Tensor):
         return f"PretendTensor({self.inner!r})"
 
     def tolist(self) -> Any:
-        """Copied to main memory first, as from a GPU."""
+        """Copy to main memory first, as from a GPU."""
         return self.cpu().tolist()
 
     @classmethod
     def __torch_dispatch__(cls, op: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        with torch.inference_mode(False):  # else a tensor from outside of it has no views inside
+        with torch.inference_mode(False):  # otherwise a tensor from outside has no views inside
             return _run(op, args, kwargs or {})
 
 
 def _run(op: Any, args: Any, kwargs: Any) -> Any:
-    """The operation on the CPU. Its results are on the device where they were wanted, else on `pretend`."""
+    """Run the operation on the CPU; its results are on the requested device, or on `pretend`."""
     name = op._schema.name
     if name not in _COPIES:
         _refuse_cpu_tensors(name, args, kwargs)
@@ -100,8 +100,8 @@ def _inner(values: Any) -> Any:
     return tree_map(lambda x: x.inner if isinstance(x, PretendTensor) else x, values)
 
 
-# What is called when no tensor of the device is among the arguments, or from within torch, past
-# `__torch_dispatch__`. All other functions that make tensors are made of these.
+# Called if no argument is a tensor of the device, or from within torch, bypassing `__torch_dispatch__`. All
+# other functions that create tensors use these.
 
 
 def _empty(size: Any, *, dtype: Any = None, **_: Any) -> PretendTensor:
@@ -118,7 +118,7 @@ def _copy_from(source: torch.Tensor, target: torch.Tensor, *_: Any) -> torch.Ten
 
 
 class _Backend(_DummyBackendModule):
-    """What torch asks the module of a device for."""
+    """Functions that torch requires of a device's module."""
 
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
         return [torch.bfloat16]

@@ -1,4 +1,4 @@
-"""An HTTP server on the loopback, for as long as a block lasts."""
+"""HTTP server on the loopback, for the duration of a block."""
 
 import sys
 import threading
@@ -6,17 +6,20 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 class QuietHandler(BaseHTTPRequestHandler):
-    """Answers requests and prints nothing."""
+    """Request handler that prints nothing."""
 
     def log_message(self, *_):
         pass
 
     def body(self):
-        """What was sent, as bytes."""
+        """Return the request's body as bytes."""
         return self.rfile.read(int(self.headers.get("Content-Length") or 0))
 
     def answer(self, status, content, **headers):
-        """Send bytes; an underscore in the name of a header is a hyphen. A HEAD gets the headers alone."""
+        """Send bytes; an underscore in the name of a header is a hyphen.
+
+        A HEAD request gets only the headers.
+        """
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name.replace("_", "-"), value)
@@ -28,13 +31,13 @@ class QuietHandler(BaseHTTPRequestHandler):
 
 class _Server(ThreadingHTTPServer):
     def handle_error(self, request, client_address):
-        """Say nothing of a client that has gone: its test may look at what is printed."""
+        """Print nothing about a client that has disconnected: its test may check the output."""
         if not isinstance(sys.exc_info()[1], ConnectionError):
             super().handle_error(request, client_address)
 
 
 class LocalServer:
-    """`handler` is the class of its answers, `url` its address without a slash at the end."""
+    """Server with the request handler class `handler`; `url` is its address without a trailing slash."""
 
     def __init__(self, handler):
         self._server = _Server(("127.0.0.1", 0), handler)

@@ -1,11 +1,11 @@
-"""What several workers of a test run need is made by the first that needs it."""
+"""Share files between the workers of a test run: the first that needs them makes them."""
 
 import fcntl
 import os
 
 
 def made_once(tmp_path_factory, name, make):
-    """The folder `name` that `make(folder)` has filled, the same for all workers; they leave it as it is."""
+    """Return the folder `name` filled by `make(folder)`; all workers share it, and none changes it."""
     base = tmp_path_factory.getbasetemp()
     shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
     folder, done = shared / name, shared / f"{name}.made"

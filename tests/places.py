@@ -1,6 +1,6 @@
-"""Where things are."""
+"""Paths that tests use."""
 
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-"""The checkout."""
+"""Root of the checkout."""

@@ -6,18 +6,18 @@ import socket
 from pathlib import Path
 
 _CHOICE = iter(range(12000, 20000))
-"""Below those of outgoing connections, and apart from those that a run chooses by itself."""
+"""Ports below those of outgoing connections, and different from those that a run chooses itself."""
 
 _held = []
 
 
 def free_port() -> int:
-    """One that nobody listens on, and that no other test gets as long as this process lives.
+    """Return a free port that no other test receives while this process lives.
 
-    A port that the kernel chose is given to the next who asks as soon as it is let go: a server that starts
-    slowly finds another there, and its test talks to that one.
+    The kernel would give a port to the next caller as soon as it is released. Another server could then
+    occupy the port of a server that starts slowly, and its test would talk to the wrong one.
     """
-    folder = Path("/tmp", f"buckeye-ports-{os.getuid()}")  # of all sessions, so that two never share a port
+    folder = Path("/tmp", f"buckeye-ports-{os.getuid()}")  # shared by all sessions: no two use one port
     folder.mkdir(exist_ok=True)
     for port in _CHOICE:
         lock = (folder / str(port)).open("w")

@@ -1,4 +1,4 @@
-"""A file system in memory that is small enough to fill. Who may not mount one skips the test."""
+"""In-memory file system that is small enough to fill; skips the test if it cannot be mounted."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CHUNK = 65_536
 
 @contextmanager
 def small_disk(path: Path, *, size: int, files: int = 0) -> Iterator[Path]:
-    """A tmpfs of `size` bytes at `path`, with room for `files` files and directories (0: for any number)."""
+    """Mount a tmpfs of `size` bytes at `path`, with room for `files` files and directories (0: no limit)."""
     path.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", f"size={size},nr_inodes={files}", "tmpfs", str(path)]
     try:
@@ -29,8 +29,10 @@ def small_disk(path: Path, *, size: int, files: int = 0) -> Iterator[Path]:
 
 
 def fill(disk: Path, *, leave: int = 0, into: str = "ballast") -> Path:
-    """Take all free space of a disk but `leave` bytes (rounded down to whole pages), in a file that is
-    returned. Others may write meanwhile."""
+    """Fill a disk except for `leave` bytes (rounded down to whole pages); return the file.
+
+    Other processes may write at the same time.
+    """
     ballast = disk / into
     ballast.parent.mkdir(parents=True, exist_ok=True)
     with ballast.open("ab") as file, suppress(OSError):

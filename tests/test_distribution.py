@@ -1,4 +1,4 @@
-"""The command that installs more of Buckeye fits where it came from and what installed it."""
+"""The command that installs more of Buckeye matches its source and the installer that was used."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Whom a server answers, as a table."""
+"""Requests that a server accepts, as a table."""
 
 from __future__ import annotations
 

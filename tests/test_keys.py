@@ -1,4 +1,4 @@
-"""Where keys are looked up, and how one is stored."""
+"""Lookup order of keys, and storage of a key."""
 
 import os
 import stat
@@ -15,7 +15,7 @@ from buckeye.monitor.redact import redacted
 
 @pytest.fixture
 def home(tmp_path, monkeypatch):
-    """A home with a project in it: ~/project/deep, where we are."""
+    """Home directory with a project, and ~/work/project/deep as the working directory."""
     folder = tmp_path / "home"
     (folder / "work" / "project" / "deep").mkdir(parents=True)
     (folder / ".buckeye").mkdir()

@@ -1,4 +1,4 @@
-"""Work in threads ends, and what it made is released, however often its caller is cancelled."""
+"""Work in threads ends and its results are released, at whichever point its caller is cancelled."""
 
 import asyncio
 import threading
@@ -50,7 +50,7 @@ def test_work_is_finished_if_the_caller_is_cancelled():
 
 
 def test_work_that_waits_for_a_thread_still_runs_if_the_caller_is_cancelled():
-    """`asyncio.to_thread` drops it: then a folder that it was to remove stays."""
+    """`asyncio.to_thread` would drop it, and a folder that it should remove would stay."""
     resource, ran = Resource(), []
 
     async def scenario():

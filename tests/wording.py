@@ -1,4 +1,4 @@
-"""Compare what users read with the snapshots in `tests/wording/`. `make wording` writes them again."""
+"""Compare user-visible text with the snapshots in `tests/wording/`; `make wording` rewrites them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _VARYING = (
     (re.compile(r"\.tmp-\d+"), ".tmp-<process>"),
     (re.compile(r"\b0x[0-9a-f]{6,}\b"), "<address>"),
 )
-"""What differs from machine to machine, and what a snapshot has instead."""
+"""Patterns of texts that differ between machines, and their replacements in a snapshot."""
 
 
 class WordingExtension(AmberSnapshotExtension):
@@ -50,13 +50,13 @@ def _mask(*, data: Any, path: Any) -> Any:
 
 @pytest.fixture
 def wording(snapshot: SnapshotAssertion) -> SnapshotAssertion:
-    """The snapshot of this test: `assert text == wording`."""
+    """Snapshot of this test: `assert text == wording`."""
     return snapshot.use_extension(WordingExtension).with_defaults(matcher=_mask)
 
 
 @pytest.fixture
 def refusal(wording: SnapshotAssertion) -> Callable[[type[Exception]], AbstractContextManager[Any]]:
-    """As `pytest.raises`, and the code and message of the error equal the snapshot."""
+    """Return a check like `pytest.raises` that also compares the error's code and message to the snapshot."""
 
     @contextmanager
     def check(kind: type[Exception]) -> Iterator[pytest.ExceptionInfo[Exception]]:

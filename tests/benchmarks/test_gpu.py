@@ -20,11 +20,11 @@ import gpu_correctness  # noqa: E402
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    """Settings that all cases share, with the model written."""
+    """Settings that all cases share; the model is written to disk."""
     directory = tmp_path_factory.mktemp("gpu") / "model"
     settings = {"model": str(directory), "device": "cpu", "size": "tiny"}
-    # embedding 1024 x 64; two layers of q 64^2, k and v 32 x 64 each, o 64^2, MLP 3 x 128 x 64, norms
-    # 2 x 64 + 2 x 32; last norm 64
+    # embedding 1024 x 64; two layers of q 64^2, k and v 32 x 64 each, o 64^2, MLP 3 x 128 x 64, norms 2 x 64
+    # + 2 x 32; last norm 64
     facts = _rows(gpu_cases.describe, settings)["device"]
     assert facts["parameters"] == 65536 + 2 * (12288 + 24576 + 192) + 64
     return settings

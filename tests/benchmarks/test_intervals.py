@@ -1,4 +1,4 @@
-"""How often the intervals of evaluations hold the mean, by the laws of benchmarks/intervals.py."""
+"""Coverage of the intervals of evaluations, under the distributions of benchmarks/intervals.py."""
 
 import statistics
 import sys
@@ -19,7 +19,7 @@ HARDEST = ("exponential", "lognormal, sigma 1")
 
 
 def covered(draw, estimate, tasks):
-    """The mean over 1, 4 and 8 rollouts of a task: of 750 evaluations, with a standard error of 0.008."""
+    """Return the mean coverage for 1, 4 and 8 rollouts per task (750 evaluations, standard error 0.008)."""
     return statistics.fmean(
         intervals.coverage(draw, estimate, tasks, rollouts, repeats=REPEATS, seed=1)
         for rollouts in intervals.ROLLOUTS
@@ -46,7 +46,10 @@ def test_nineteen_of_twenty_intervals_hold_the_change(law):
 
 
 def test_tasks_about_the_same_word_are_no_more_certain_than_one():
-    """Clusters of one to six that are solved together. Taken one by one, 66 % of the intervals hold it."""
+    """Clusters of one to six are solved together.
+
+    Treated as independent, 66 % of the intervals hold the mean.
+    """
     rng, held = np.random.default_rng(0), []
     for _ in range(1000):
         sizes = rng.integers(1, 7, 24)

@@ -1,4 +1,4 @@
-"""A checkpoint exists when its COMMITTED manifest does; one resolver; damage is noticed."""
+"""A checkpoint exists when its COMMITTED manifest does; one resolver chooses it; damage is detected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shards of tensors in several files: read whole or in part, complete or not."""
+"""Shards of tensors in several files: read completely or in part, complete or not."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.ports import free_port
 
 
 def write_shards(directory, parts):
-    """`parts`: for each rank name -> (piece, where in the whole tensor it begins)."""
+    """Write shards; `parts` maps names to (piece, its offset in the whole tensor) for each rank."""
     directory.mkdir()
     for rank, part in enumerate(parts, start=1):
         offsets = json.dumps({name: {"saved_offsets": offset} for name, (_, offset) in part.items()})

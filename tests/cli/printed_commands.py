@@ -1,4 +1,4 @@
-"""Commands in texts of the program, and whether the real command line would take them."""
+"""Commands in the program's texts, and a check that the real command line accepts them."""
 
 import ast
 import re
@@ -11,7 +11,7 @@ from buckeye.config.help import flag_names
 from buckeye.setup.recipe.flags import TrainFlags
 
 VALUE = "\0"
-"""Stands for what a text is filled with."""
+"""Placeholder for interpolated values."""
 
 _PROGRAMS = "buckeye|rl"
 _QUOTED = re.compile(rf"`((?:{_PROGRAMS})(?: [^`]+))`")
@@ -23,14 +23,16 @@ _PLAIN = re.compile(
 
 
 def commands_in(text):
-    """The commands that a text names: in back-quotes, or up to the end of a clause."""
+    """Return the commands that a text names: in backquotes, or up to the end of a clause."""
     found = [*_QUOTED.findall(text), *_PLAIN.findall(_QUOTED.sub("", text))]
     return [command.rstrip(".") for command in found]
 
 
 def texts_of(path):
-    """(line, text) of every text in a Python file, with `VALUE` for what is filled in. What a module says of
-    itself is left out; of functions and settings help pages show it."""
+    """Yield (line, text) of each text in a Python file, with `VALUE` for interpolated values.
+
+    Module docstrings are left out; help pages show those of functions and settings.
+    """
     tree = ast.parse(path.read_text(encoding="utf-8"))
     parts = {id(v) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for v in node.values}
     parts |= {id(node.value) for node in tree.body[:1] if isinstance(node, ast.Expr)}
@@ -52,8 +54,10 @@ _OWN_FLAGS = {
 
 
 def problem(command):
-    """What the command line would say against a command, as it is named in a text; None if nothing. What is
-    written in capitals or left out at the end is for the reader to fill in."""
+    """Return the error of the command line for a command printed in a text, or None.
+
+    Words in capitals, and words missing at the end, are for the reader to fill in.
+    """
     program, *line = _words(command)
     name, words = find(line if program == "buckeye" else [program, *line])
     if name not in BY_WORDS:
@@ -76,8 +80,10 @@ def problem(command):
 
 
 def follow(runner, text):
-    """Run the commands that a text names, and those that they name in turn; {command: how it ended}. What
-    would begin another run is left out."""
+    """Run the commands that a text names, and those that their output names; return {command: process}.
+
+    Commands that would start another run are left out.
+    """
     done, waiting = {}, commands_in(text)
     while waiting:
         command = waiting.pop()

@@ -1,4 +1,4 @@
-"""`buckeye auth` as a person calls it."""
+"""`buckeye auth` as a user runs it."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from tests.command import run_here
 
 @pytest.fixture
 def auth(tmp_path):
-    """Run the command in an empty folder with a home of its own."""
+    """Return a function that runs the command in an empty folder with a separate home directory."""
     (tmp_path / "project").mkdir()
 
     def run(*words, text=None, **variables):

@@ -1,4 +1,4 @@
-"""`buckeye chat`: what ends a conversation."""
+"""`buckeye chat`: ways to end a conversation."""
 
 from contextlib import asynccontextmanager
 

@@ -1,4 +1,4 @@
-"""The command line as a whole: help, versions, schemas, and what is not imported for them."""
+"""The command line as a whole: help, versions, schemas, and modules that these must not import."""
 
 import json
 import os
@@ -17,7 +17,7 @@ def run(*argv, **kwargs):
 
 
 def imported_by(*words):
-    """The modules that a command had imported when it ended."""
+    """Return the modules that a command had imported when it exited."""
     code = (
         "import sys, atexit\n"
         "atexit.register(lambda: print('MODULES', *sys.modules, file=sys.stderr))\n"

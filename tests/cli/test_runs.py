@@ -1,4 +1,4 @@
-"""`rl list`, `status`, `stop`, `resume`, `clean`, `fork` as commands, on directories that no run has made."""
+"""`rl list`, `status`, `stop`, `resume`, `clean`, `fork` as commands, on hand-made run directories."""
 
 import json
 import os
@@ -36,7 +36,7 @@ def _a_place_of_its_own(tmp_path, monkeypatch):
 
 @pytest.fixture
 def rl(monkeypatch, capsys):
-    """Runs `buckeye rl ...` and returns exit code, stdout and stderr."""
+    """Return a function that runs `buckeye rl ...`; it returns exit code, stdout and stderr."""
 
     def run(*words):
         monkeypatch.setattr(sys, "argv", ["buckeye", "rl", *map(str, words)])
@@ -49,7 +49,7 @@ def rl(monkeypatch, capsys):
 
 @pytest.fixture
 def start():
-    """Starts a program under a run's id and waits until it prints its first line."""
+    """Return a function that starts a program under a run's id and waits for its first line."""
     started = []
 
     def begin(code, run_id):
@@ -70,7 +70,7 @@ def tree(directory):
 
 
 def test_runs_are_found_by_name_id_and_place(rl, tmp_path):
-    assert rl("status")[0] == 2  # none is known
+    assert rl("status")[0] == 2  # no run is known
     for place, run_id in (("a/one", "11110000"), ("a/two", "22220000"), ("b/two", "22221111")):
         made_run(tmp_path / place, run_id=run_id)
 
@@ -160,7 +160,7 @@ def test_what_continues_a_run(rl, start, tmp_path, wording):
     flags = ["--max-steps", "9", "--resume", "--output-dir", str(run), "--max-steps", "12"]
     assert goes_on.arguments == ["@", "run.toml", *flags]
     none = made_run(tmp_path / "none")
-    assert "--resume" in continuation(none, []).arguments  # without a checkpoint from the start
+    assert "--resume" in continuation(none, []).arguments  # without a checkpoint it starts from step 0
     (tmp_path / "run.toml").write_text("[trainer.optim]\nlr = 1e-4\n[orchestrator]\nseed = 5\n")
     code, _, err = rl("resume", run, "--max-steps", 12)
     assert code == 2
@@ -184,7 +184,7 @@ def test_what_continues_a_run(rl, start, tmp_path, wording):
 
 
 def filled_run(directory):
-    """One of each kind of file."""
+    """Make a run with one of each kind of file."""
     run = made_run(directory, checkpoints=(5, 10, 15))
     for name in (
         *("weights/step_9/m", "weights/step_10/m", "rollouts/step_0.jsonl", "batches/step_3/b"),
@@ -216,7 +216,7 @@ def test_clean_shows_and_deletes_exactly_what_can_be_spared(rl, tmp_path, wordin
     kinds = [item["kind"] for item in shown["items"]]
     assert kinds == ["weights", "rollouts", "batches", "logs", "unfinished"]
     assert "25 B" in rl("clean", "one", "--dry-run")[1]
-    code, _, err = rl("clean", "one")  # stdin is no terminal
+    code, _, err = rl("clean", "one")  # not a terminal
     assert (code, tree(run)) == (2, before)
     assert "--yes" in err
     assert rl("clean", "one", "--yes", "--only", "weight")[0] == 2
@@ -265,7 +265,7 @@ def test_a_fork_is_a_run_of_its_own(rl, tmp_path):
     assert os.path.samefile(run / part, fork / part)
     record = read_record(fork)
     assert record.run_id != "aaaa1111"
-    assert json.loads((fork / "run.json").read_text())["attempt"] == 3  # the next one's checkpoints are newer
+    assert json.loads((fork / "run.json").read_text())["attempt"] == 3  # newer checkpoints in attempt 4
     assert json.loads((fork / "configs" / "rl.json").read_text())["output_dir"] == str(fork)
     assert continuation(fork, []).arguments == ["@", "run.toml", "--resume", "--output-dir", str(fork)]
     assert run_status(fork).step == 5

@@ -1,4 +1,4 @@
-"""Something that takes long says what it is doing."""
+"""Commands that take long report their progress."""
 
 import io
 import sys

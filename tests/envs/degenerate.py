@@ -1,4 +1,4 @@
-"""Sets of tasks with little or nothing in them, or too much, and a grader that compares texts."""
+"""Task sets with little, no or too much content, and a grader that compares texts."""
 
 from buckeye.envs.base import Outcome, Task
 

@@ -1,4 +1,4 @@
-"""Finding an environment by id, version, path; and saying clearly why one cannot be had."""
+"""Search of an environment by id, version or path, and clear errors when it fails."""
 
 import asyncio
 import logging
@@ -43,7 +43,7 @@ OWN_ERROR = "from buckeye.errors import UsageError\ndef load_environment(): rais
 
 @pytest.fixture
 def site(tmp_path, monkeypatch):
-    """A folder on the import path into which `install` puts a distribution with an environment."""
+    """Return `install`, which puts a distribution with an environment into a folder on the import path."""
     monkeypatch.syspath_prepend(str(tmp_path))
     before = set(sys.modules)
 

@@ -1,4 +1,4 @@
-"""Tools in a conversation: limits, errors the model can read, counts."""
+"""Tools in a conversation: limits, errors that the model can read, counts."""
 
 import asyncio
 import json
@@ -33,7 +33,7 @@ ASK = ({"role": "user", "content": "What is a dog?"},)
 
 
 class Scripted:
-    """Says its lines: a text, or a list of (name, arguments) to call. Repeats the last one."""
+    """Policy with scripted replies: texts, or lists of (name, arguments) to call; repeats the last one."""
 
     def __init__(self, *lines, finish="stop"):
         self.lines = list(lines)
@@ -57,7 +57,7 @@ def play(policy, call=lambda name, arguments: f"{name} of {dict(arguments)}", **
 
 
 def result_of(name, arguments, call=lambda name, arguments: "found"):
-    """The result of one call, as the model reads it, and how many errors were counted."""
+    """Return the result of one call, as the model reads it, and the number of counted errors."""
     played = play(Scripted([(name, arguments)], "done"), call)
     (result,) = [m for m in played.messages if m["role"] == "tool"]
     return result["content"], played.tool_errors

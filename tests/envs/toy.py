@@ -1,4 +1,4 @@
-"""A toy environment, honest by default, with one defect for each variant. Loaded by its path."""
+"""Toy environment, honest by default, with one defect per variant; loaded by its path."""
 
 import hashlib
 import itertools

@@ -1,4 +1,4 @@
-"""An OpenAI-compatible server whose answers are a function of the request."""
+"""OpenAI-compatible server whose answers are a function of the request."""
 
 import json
 import threading
@@ -9,8 +9,10 @@ from tests.local_server import LocalServer, QuietHandler
 
 @contextmanager
 def chat_server(answer):
-    """Serves `answer(body, number) -> text | message | (status, text)`; yields the address and the requests
-    so far, as (headers, body)."""
+    """Serve `answer(body, number) -> text | message | (status, text)`.
+
+    Yield the address and the growing list of requests, as (headers, body).
+    """
     requests = []
     lock = threading.Lock()
 

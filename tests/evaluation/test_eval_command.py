@@ -1,4 +1,4 @@
-"""`buckeye eval` as a person calls it."""
+"""`buckeye eval` as a user runs it."""
 
 import json
 import os
@@ -74,8 +74,10 @@ def number_of(body):
 
 
 def test_figures_by_hand(environment, tmp_path):
-    """Task 0 is always solved, task 1 in one of two rollouts, 2 and 3 never: mean reward and pass@1 are
-    (1 + 1/2) / 4, pass@2 is 2 / 4."""
+    """Task 0 is always solved, task 1 in one of two rollouts, tasks 2 and 3 never.
+
+    Mean reward and pass@1 are (1 + 1/2) / 4, and pass@2 is 2 / 4.
+    """
     seen = []
 
     def answer(body, _):
@@ -118,8 +120,10 @@ def test_the_table(environment, tmp_path, wording):
 
 
 def test_rewards_of_a_group_are_those_of_the_whole_group(environment, tmp_path):
-    """The environment pays what a reply has more than the group's mean. Where one of a group is missing, the
-    whole group is played again."""
+    """The reward is a reply's excess over the group's mean.
+
+    If one rollout is missing, the group runs again.
+    """
     in_groups = """
     async def rollout_in_group(self, task, policy):
         reply = await policy.chat(task.messages)
@@ -196,7 +200,7 @@ def test_resume_plays_only_what_is_missing_or_errored(environment, tmp_path, wor
     with chat_server(lambda body, _: str(number_of(body))) as (url, requests):
         done = evaluate(environment, tmp_path, "--base-url", url, "--model", "m", "--json", "--resume")
     assert sorted(number_of(body) for _, body in requests) == [2, 3]
-    assert len(rows(tmp_path)) == 5  # the torn line is gone, the errored rollout is there twice
+    assert len(rows(tmp_path)) == 5  # the truncated line is gone, and the errored rollout has two lines
     report = json.loads(done.stdout)
     assert (report["scored"], report["errored"], report["reward"]["value"]) == (4, 0, 1.0)
 
@@ -257,7 +261,7 @@ def test_wrong_words(environment, tmp_path, words, wording):
 
 
 def test_half_a_surrogate_pair_ends_nothing(environment, tmp_path):
-    """Neither in a reply, which goes on into the next turn, nor in what the environment says of it."""
+    """Neither in a reply, which the next turn contains, nor in the environment's texts about it."""
     twice = ENVIRONMENT.replace(
         "reply = await policy.chat(task.messages)",
         "reply = await policy.chat(task.messages)\n"

@@ -25,7 +25,7 @@ rubric: {weights: {task_completion: 1.0}}
 
 @pytest.fixture
 def gym(tmp_path):
-    """The arguments of an environment with two tasks on a well-behaved server."""
+    """Return the arguments of an environment with two tasks on a well-behaved server."""
     tasks = [
         {
             "id": f"task-{n}",
@@ -75,7 +75,7 @@ def test_a_gateway_is_started_for_tasks_that_expect_one(gym, tmp_path):
 
 @pytest.mark.slow
 def test_a_local_model_on_text_2048(tmp_path):
-    """A model with random weights is served, plays, and earns nothing; the same seed is the same play."""
+    """A model with random weights is served and scores 0; the same seed gives the same rollouts."""
     model = tmp_path / "model"
     size = TinySize(vocab_size=300, layers=1, hidden=64, max_length=512)
     make_tiny_model(model, texts=["Play 2048."], size=size, seed=0)

@@ -1,4 +1,4 @@
-"""Names of tools that OpenAI-compatible servers refuse are mapped there and back."""
+"""Tool names that OpenAI-compatible servers refuse are mapped to valid names and back."""
 
 import asyncio
 import json
@@ -40,8 +40,10 @@ def called(message):
 
 
 def hosted(refused=lambda name: not STRICT.fullmatch(name)):
-    """A policy behind a server as strict as OpenAI's, which calls the tool that it is offered last; and what
-    it was asked."""
+    """Return a policy behind a server as strict as OpenAI's, and the list of its requests.
+
+    The server calls the last tool of each request.
+    """
     asked = []
 
     def answer(request):

@@ -1,4 +1,4 @@
-"""A process whose terminal or reader goes away."""
+"""A process whose terminal or reader disappears."""
 
 import os
 import subprocess

@@ -1,5 +1,7 @@
-"""Means and their intervals against numbers computed by hand; for how often they hold the mean see
-tests/benchmarks/test_intervals.py."""
+"""Means and their intervals compared with hand-computed numbers.
+
+tests/benchmarks/test_intervals.py measures their coverage.
+"""
 
 import pytest
 from hypothesis import given
@@ -103,7 +105,7 @@ def test_no_change_is_surer_than_two_shares_that_happen_to_be_equal():
 
 
 def test_pairs_are_compared_with_themselves():
-    # Half are solved before; after, the same and ten more. Unpaired intervals would overlap by far.
+    # Half are solved before; afterwards these and ten more. Unpaired intervals would overlap by far.
     before = [1.0] * 50 + [0.0] * 50
     after = [1.0] * 60 + [0.0] * 40
     got = paired_difference(before, after, each_by_itself(100))
@@ -114,14 +116,14 @@ def test_pairs_are_compared_with_themselves():
 
 
 def test_student_quantile():
-    table = {1: 12.706, 2: 4.303, 3: 3.182, 6: 2.447, 9: 2.262, 31: 2.040, 99: 1.984}  # of any textbook
+    table = {1: 12.706, 2: 4.303, 3: 3.182, 6: 2.447, 9: 2.262, 31: 2.040, 99: 1.984}  # from any textbook
     assert {v: student_quantile(v) for v in table} == pytest.approx(table, rel=2e-3)
 
 
 def test_the_score_interval_has_as_many_observations_as_the_variance_says():
     # Six of ten solved: the variance of the mean is 0.24 / 9, as of 9 observations; t with 9 degrees 2.2622;
-    # centre (0.6 + 5.1175/18) / (1 + 5.1175/9) = 0.5637, half 2.2622 sqrt(0.24/9 + 5.1175/324) / 1.5686
-    # = 0.2972
+    # center (0.6 + 5.1175/18) / (1 + 5.1175/9) = 0.5637, half 2.2622 sqrt(0.24/9 + 5.1175/324) / 1.5686 =
+    # 0.2972
     got = mean_over_tasks([1.0] * 6 + [0.0] * 4, each_by_itself(10))
     assert (got.low, got.high) == (pytest.approx(0.2665, abs=2e-4), pytest.approx(0.8609, abs=2e-4))
 
@@ -131,12 +133,12 @@ def test_rewards_without_skewness_have_the_t_interval():
     got = mean_over_tasks([10.0, 11.0, 12.0, 13.0, 14.0], each_by_itself(5))
     assert got.value == 12.0
     assert got.high == pytest.approx(12 + 1.9632, abs=2e-3)
-    assert got.low <= 12 - 1.9632 + 2e-3  # the score interval on the scale from 0 to 14 reaches further down
+    assert got.low <= 12 - 1.9632 + 2e-3  # the score interval on the scale from 0 to 14 extends further down
 
 
 def test_a_long_tail_widens_the_interval_on_its_side():
-    # Mean 2, deviation sqrt(20 / 4) = 2.2361, skewness 5 / 12 * (64 - 4) / 2.2361^3 = 2.2361; turned back,
-    # t = -2.7764 is 3 / 2.2361 (cbrt(1 + 2.2361 (-2.7764 / sqrt(5) - 2.2361 / 30)) - 1) = -3.0158
+    # Mean 2, deviation sqrt(20 / 4) = 2.2361, skewness 5 / 12 * (64 - 4) / 2.2361^3 = 2.2361; inverted, t =
+    # -2.7764 is 3 / 2.2361 (cbrt(1 + 2.2361 (-2.7764 / sqrt(5) - 2.2361 / 30)) - 1) = -3.0158
     got = mean_over_tasks([1.0, 1.0, 1.0, 1.0, 6.0], each_by_itself(5))
     assert got.high == pytest.approx(2 + 2.2361 * 3.0158, abs=0.01)
     assert got.high - got.value > 3 * (got.value - got.low)

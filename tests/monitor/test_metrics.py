@@ -1,4 +1,4 @@
-"""Which records of a run count, and which belong together."""
+"""Records of a run that count, and records that belong together."""
 
 import json
 
@@ -13,7 +13,7 @@ from buckeye.monitor.metrics import MetricsLog, MetricsTail, RunMetrics, Step, r
 
 @pytest.fixture
 def write(tmp_path, monkeypatch):
-    """`write(attempt, steps)` appends a trainer's records."""
+    """Return `write(attempt, steps)`, which appends a trainer's records."""
 
     def append(attempt, steps):
         monkeypatch.setenv("BUCKEYE_ATTEMPT", str(attempt))
@@ -49,7 +49,7 @@ def test_the_clock_does_not_matter(write, tmp_path, monkeypatch):
 def test_a_line_that_is_no_record_is_left_out(write, tmp_path):
     write(1, range(2))
     with (tmp_path / "metrics.jsonl").open("a") as file:
-        file.write('7\n[]\n"torn\nnull\n')  # what a torn line may end with can be JSON by itself
+        file.write('7\n[]\n"torn\nnull\n')  # the end of a truncated line can be valid JSON
         file.write('{"process": "trainer"}\n{"process": 1, "step": 1}\n{"process": "trainer", "step": "1"}\n')
         file.write("[" * 100_000 + "\n")
     write(1, [2])
@@ -130,9 +130,12 @@ def test_a_step_is_taken_once_when_it_is_whole_or_a_later_one_is_trained():
 
 @st.composite
 def runs(draw):
-    """The lines of a run, attempt by attempt, as three processes may write them: (attempt, process, step), or
-    None for half a line of one that was killed. A batch is recorded before the next one is trained on, but
-    perhaps after it was trained on itself, or, if the orchestrator is killed, not at all."""
+    """Draw the lines of a run by attempt, as three processes may write them.
+
+    Each is (attempt, process, step), or None for a truncated line of a killed process. A batch is recorded
+    before the next one is trained, but perhaps after its own training, or never if the orchestrator is
+    killed.
+    """
     lines, reached = [], 0
     for attempt in range(1, draw(st.integers(1, 4)) + 1):
         first = draw(st.integers(0, reached))
@@ -163,7 +166,7 @@ def written(line):
 
 
 def counted_by_hand(lines):
-    """(step, process) -> the attempt whose record counts, attempt by attempt."""
+    """Return the attempt whose record counts for each (step, process), computed attempt by attempt."""
     counts = {}
     for attempt in range(1, 5):
         own = [line for line in lines if line is not None and line[0] == attempt]

@@ -1,4 +1,4 @@
-"""No secret survives, and nothing else is lost."""
+"""All secrets are removed, and nothing else is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Seconds by cause, on a clock of the test's own."""
+"""Seconds by cause, on a fake clock."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from buckeye.monitor.metrics import BusyClock, Stopwatch
 
 @pytest.fixture
 def clock(monkeypatch):
-    """`clock(seconds)` lets time pass."""
+    """Return `clock(seconds)`, which advances the time."""
     now = 100.0
 
     def advance(seconds):
@@ -59,7 +59,7 @@ def test_overlapping_work_is_busy_once(clock):
     assert busy.take_idle() == 0.25
     with busy:
         clock(3.0)
-        assert busy.take_idle() == 0.0  # what is under way counts up to now
+        assert busy.take_idle() == 0.0  # work in progress counts up to now
         clock(1.0)
     clock(1.0)
     assert busy.take_idle() == 0.5

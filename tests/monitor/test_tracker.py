@@ -1,4 +1,4 @@
-"""Weights & Biases with the real library, offline: what is in its file, what is not, and what goes wrong."""
+"""Weights & Biases with the real library, offline: logged data, omitted data, and failures."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def _no_account(monkeypatch, tmp_path):
 
 
 def said(caplog):
-    """The messages of our own loggers."""
+    """Return the messages of Buckeye's loggers."""
     return [record.message for record in caplog.records if record.name.startswith("buckeye")]
 
 
 def log_run(directory, settings):
-    """What is recorded already, to one tracker."""
+    """Log an existing record to one tracker."""
     with tracked([settings], output_dir=directory, run_id="abc", config=settings):
         pass
 
@@ -66,12 +66,12 @@ def test_one_run_with_the_numbers_of_all_processes_and_no_secret(tmp_path, monke
     argv = [*f"{RUN} {tmp_path} {WORDS}".split(), "--orchestrator.env", env]
     config, _ = load_with_warnings(RLConfig, argv)
     metrics = MetricsLog(tmp_path / "metrics.jsonl")
-    for attempt in range(2):  # the second one goes on where the first has ended
+    for attempt in range(2):  # the second attempt continues after the first
         with tracked([config.wandb], output_dir=tmp_path, run_id="abc", config=config):
             for step in range(2 * attempt, 2 * attempt + 2):
                 _write_rollouts(tmp_path / "rollouts", step)
                 metrics.write("orchestrator", step, {"reward/mean": step / 4})
-                metrics.write("trainer", step - 1, {"loss": 1 / step}) if step else None  # which lags behind
+                metrics.write("trainer", step - 1, {"loss": 1 / step}) if step else None  # lags behind
         time.sleep(1.1)  # the library names a directory by the second
     files = sorted((tmp_path / "wandb").glob("offline-run-*/run-abc.wandb"))
     assert len(files) == 2

@@ -1,4 +1,4 @@
-"""Nothing may be called passed of which the counts say otherwise."""
+"""A check whose counts show a problem is never reported as passed."""
 
 import logging
 

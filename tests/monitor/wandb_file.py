@@ -1,4 +1,4 @@
-"""Reads what the wandb library has written while offline: a log in LevelDB's format of protobuf records."""
+"""Reader of the files of offline wandb: protobuf records in a log of LevelDB's format."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _BLOCK = 32768
 _FILE_HEADER = 7
 _RECORD_HEADER = 7
 _LAST_PARTS = (1, 4)
-"""A record that is whole, and the last part of a divided one."""
+"""Kinds of a whole record, and of the last part of a divided one."""
 
 
 def read_records(path):
-    """Every record of a `.wandb` file."""
+    """Yield every record of a `.wandb` file."""
     data, position, parts = path.read_bytes(), _FILE_HEADER, b""
     assert data[:4] == b":W&B"
     while position + _RECORD_HEADER <= len(data):
@@ -37,7 +37,7 @@ def read_records(path):
 
 
 def history(path):
-    """Every logged row, without wandb's own columns."""
+    """Yield every logged row, without wandb's own columns."""
     for record in read_records(path):
         if record.WhichOneof("record_type") == "history":
             row = {i.key or "/".join(i.nested_key): json.loads(i.value_json) for i in record.history.item}
@@ -45,7 +45,7 @@ def history(path):
 
 
 def config(path):
-    """The run's configuration."""
+    """Return the run's configuration."""
     for record in read_records(path):
         if record.WhichOneof("record_type") == "run":
             return {i.key: json.loads(i.value_json) for i in record.run.config.update}

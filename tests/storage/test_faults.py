@@ -1,4 +1,4 @@
-"""What happens at a fault point: in real processes, since most of it ends them."""
+"""Effects of fault points, in real processes because most of them end the process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lines are there, or they are not: by several writers, after a kill, and on a disk that is full."""
+"""Lines are written completely or not at all: by several writers, after a kill, on a full disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A write waits for room, for a limited time; nothing is left of what did not fit."""
+"""A write waits for free space for a limited time, and removes its partial file if it fails."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _write(path, size):
 
 
 def _free_when_told(caplog, ballast):
-    """Frees the disk as soon as the wait is in the log; returns the thread."""
+    """Free the disk as soon as the wait is logged; return the thread."""
 
     def free():
         for _ in range(1000):

@@ -1,4 +1,4 @@
-"""Files are whole or absent, whatever instruction the writer was killed at."""
+"""Files are complete or absent, at whichever instruction the writer is killed."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from buckeye.base import storage
 
 
 def _run_writer(final: Path, die_at: int, kind: str) -> tuple[int, int]:
-    """Replace version 1 by version 2 in a process that dies at a line of the writer; its exit code, and how
-    many lines were executed."""
+    """Replace version 1 by version 2 in a process that is killed at one line of the writer.
+
+    Return its exit code and the number of executed lines.
+    """
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
@@ -89,7 +91,7 @@ def test_a_writer_killed_anywhere_leaves_the_old_state_or_the_new_one(tmp_path, 
         final = prepare(tmp_path / f"die_{die_at}")
         assert _run_writer(final, die_at, kind)[0] == 9
         seen.add(state(final))
-        storage.write_file(final.parent / "next", "x")  # the next writer tidies up
+        storage.write_file(final.parent / "next", "x")  # the next writer cleans up
         assert {p.name for p in final.parent.iterdir()} <= {"x", "next"}
     assert seen == ({"1", "2"} if existed else {"none", "2"})
 
@@ -105,7 +107,7 @@ def test_write_directory_refuses_to_replace_unless_told(tmp_path):
 
 
 def test_files_are_for_those_whom_the_umask_lets(tmp_path):
-    """Also those that a library has made private, as safetensors does."""
+    """Files that a library made private, as safetensors does, get the same modes."""
 
     def fill(directory: Path) -> None:
         for name, mode in {"private": 0o600, "program": 0o700, "sub/deep": 0o600}.items():

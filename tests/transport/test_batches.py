@@ -1,4 +1,4 @@
-"""Batches survive the trip bit for bit; foreign ones are not seen, damaged ones are errors."""
+"""Batches are bitwise equal after transport; those of other runs are ignored, damaged ones are errors."""
 
 from __future__ import annotations
 

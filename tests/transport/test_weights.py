@@ -1,4 +1,4 @@
-"""Weights directories: found only when whole and of this attempt; damage is noticed."""
+"""Weights directories: only complete ones of this attempt are found; damage is detected."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _model(value: float):
 
 
 def publish(root: Path, step: int, value: float, **more) -> Path:
-    """Weights that are all of one value."""
+    """Publish weights in which all elements have one value."""
     return publish_weights(root, step, _model(value), **{"identity": ME, "dtype": "float32", **more})
 
 
@@ -69,7 +69,7 @@ def test_newest_sees_only_this_attempt(tmp_path):
     publish(tmp_path, 8, 1, identity=RunIdentity(run_id="other", attempt=2))
     assert newest_weights(tmp_path, identity=ME) is None
     publish(tmp_path, 3, 1)
-    (tmp_path / "step_4").mkdir()  # no manifest: nothing
+    (tmp_path / "step_4").mkdir()  # no manifest, so not published
     (tmp_path / ".step_5.tmp-1").mkdir()
     assert newest_weights(tmp_path, identity=ME) == (3, tmp_path / "step_3")
 

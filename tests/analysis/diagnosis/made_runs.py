@@ -25,8 +25,9 @@ Table = np.ndarray
 class Made:
     """Settings of the records of a run.
 
-    `sampler` receives the tables of all versions, the version and the number of a rollout, and returns the table
-    to sample from. `drift` is the distance in nats that a step moves the logits.
+    `sampler` maps the tables of all versions, a version and a rollout number to the table to sample from.
+
+    `drift` is the distance in nats that a step moves the logits.
     """
 
     seed: int = 0
