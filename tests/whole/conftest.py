@@ -1,4 +1,4 @@
-"""A tiny model, and `rl` on it, are those of the core's tests."""
+"""Fixtures of other rooms' tests: a tiny model, and `rl` on it."""
 
 from tests.run.conftest import finished, runner, tiny_model
 

@@ -1,4 +1,4 @@
-"""The single checks: devices, libraries, places, the model's files, the sample of an environment."""
+"""Single checks: devices, libraries, paths, the model's files, the sample of an environment."""
 
 from __future__ import annotations
 

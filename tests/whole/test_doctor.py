@@ -1,4 +1,4 @@
-"""`rl doctor` and what `rl` looks at by itself, as a person sees them."""
+"""`rl doctor` and the checks that `rl` makes itself, as users see them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def states(done) -> dict[str, str]:
 
 @pytest.fixture
 def broken_model(runner, tmp_path):
-    """The model without its weights and its chat template."""
+    """Model without its weights and its chat template."""
     directory = tmp_path / "broken"
     shutil.copytree(runner.model, directory)
     (directory / "model.safetensors").unlink()

@@ -1,4 +1,4 @@
-"""`--dry-run`, in every command that takes it and every spelling, beside a record of files and programs."""
+"""`--dry-run` in every command that has it and in every spelling, with a record of files and programs."""
 
 import contextlib
 import itertools
@@ -32,7 +32,7 @@ env = [{ id = "letters.py" }]
 PRIME = ("--provider", "prime", "--gpus", "2xA100", "--max-hours", "2", "--yes")
 SSH = ("--provider", "ssh", "--host", "me@127.0.0.1:1", "--yes")
 
-STARTS = [  # words after `rl`, without the file that says what is trained
+STARTS = [  # arguments after `rl`, without the file that says what is trained
     (),
     ("--clean", "--output-dir", "outputs/old"),
     ("--resume", "--output-dir", "outputs/old"),
@@ -55,7 +55,7 @@ CASES = {
 }
 """Calls that would write, start, order or delete something, for every command with --dry-run."""
 
-PASSES_ON = [("rl", "resume")]  # what it does not know goes to `rl`
+PASSES_ON = [("rl", "resume")]  # unknown arguments are passed on to `rl`
 ALL = [tuple(command.words.split()) for command in COMMANDS]
 
 
@@ -67,14 +67,14 @@ def takes_it(words):
 
 
 def spellings(words, rest):
-    """The same command with --dry-run, in all ways to write it."""
+    """Yield a command with --dry-run in all spellings and positions."""
     for flag in (("--dry-run",), ("--dry_run",), ("--dry-run=true",), ("--dry-run", "true")):
         yield (*words, *rest, *flag)
     yield (*words, "--dry-run", *rest)
 
 
 class Recorder:
-    """What becomes of folders, and which programs and addresses are called meanwhile."""
+    """Recorder of changes in folders, and of called programs and addresses."""
 
     def __init__(self):
         self.events = []
@@ -104,7 +104,7 @@ class Recorder:
 
 
 def snapshot(*folders):
-    """Path -> kind, time of the last change, content; links are not followed."""
+    """Return (kind, time of the last change, content) of each path; links are not followed."""
     found = {}
     for path in itertools.chain.from_iterable([folder, *folder.rglob("*")] for folder in folders):
         status = path.lstat()
@@ -128,7 +128,7 @@ def landlord():
 
 @pytest.fixture
 def place(tmp_path, landlord, monkeypatch):
-    """A project with all that the cases name, a home, and programs that leave a trace when called."""
+    """Project with everything that the cases name, a home, and programs that leave a trace when called."""
     project, home = tmp_path / "project", tmp_path / "home"
     monkeypatch.setenv("XDG_STATE_HOME", str(home / "state"))
     fill(project)
@@ -169,7 +169,7 @@ def place(tmp_path, landlord, monkeypatch):
 
 @pytest.fixture
 def call(place, recorder, landlord, monkeypatch):
-    """Run a command beside the recorder. What replaces this process is run in it, too."""
+    """Return a function that runs a command under the recorder, including programs that replace it."""
     project, home, environment = place
 
     def run(words):

@@ -1,7 +1,7 @@
-"""Without an extra a command works, or names the one it needs.
+"""Without an extra, a command works or names the extra that it needs.
 
-Each environment is a Python that has what Buckeye requires with some extras, linked from that of the tests,
-the code of Buckeye, and nothing else. (`test_installation.py` installs them.)
+Each environment is a Python with Buckeye's code and the requirements of some extras, linked from the tests'
+environment, and nothing else. (`test_installation.py` installs them.)
 """
 
 import csv
@@ -43,7 +43,7 @@ TASK = {
 GYM = "system_prompt: Play.\nparser: {use_thinking: false}\n"
 with (Path(__file__).parent / "uses.csv").open(encoding="utf-8", newline="") as table:
     USES = {row["command"]: row["extra"] or None for row in csv.DictReader(table)}
-"""Commands that do something, and the extra that each needs."""
+"""Commands with an effect, and the extra that each needs."""
 
 DRIVER = """
 import json, os, sys, tempfile
@@ -72,7 +72,7 @@ pytestmark = pytest.mark.e2e
 
 
 class Place:
-    """A folder with a Python that has Buckeye with some extras, and the objects that the commands name."""
+    """Folder with a Python that has Buckeye with some extras, and the objects that the commands name."""
 
     def __init__(self, folder, extras, finished):
         self.folder = folder
@@ -83,11 +83,11 @@ class Place:
         (folder / "g.yaml").write_text(GYM)
         (folder / "key").write_text("0" * 64)
         (folder / "chats.jsonl").write_text('{"messages": []}\n')
-        shutil.copytree(finished.root / "out", folder / "run")  # in which the commands may write
+        shutil.copytree(finished.root / "out", folder / "run")  # the commands may write here
         self._names = {"MODEL": str(finished.model), "RUN": str(folder / "run")}
 
     def carry_out(self, commands):
-        """For each command its exit code and what it said."""
+        """Run the commands; return exit code and output of each."""
         with (
             chat_server(lambda body, number: (401, "{}")) as (url, _),
             socket.create_server(("127.0.0.1", 0)) as taken,
@@ -113,7 +113,7 @@ class Place:
 
 
 def linked(folder, wanted_extras):
-    """A Python with what `requirements` lead to, and the source of Buckeye."""
+    """Create a Python with the requirements of these extras and the source of Buckeye."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     site = next(folder.glob("lib/*/site-packages"))
     queue, seen = [Requirement(line) for line in requirements(wanted_extras)], set()

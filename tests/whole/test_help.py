@@ -1,4 +1,4 @@
-"""What the command looks like: help that fits a screen, colours, narrow and wide terminals."""
+"""Appearance of the command line: help that fits a screen, colors, narrow and wide terminals."""
 
 import os
 import pty
@@ -20,7 +20,7 @@ BUCKEYE = [sys.executable, "-m", "buckeye"]
 
 
 def on_a_terminal(*words, columns, **variables):
-    """What a command writes to a terminal of this width."""
+    """Return the output of a command on a terminal of this width."""
     master, slave = pty.openpty()
     env = {"PATH": os.environ["PATH"], "HOME": os.environ["HOME"], "TERM": "xterm", "COLUMNS": str(columns)}
     process = subprocess.Popen([*BUCKEYE, *words], stdout=slave, stderr=slave, env=env | variables)

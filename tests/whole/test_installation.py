@@ -1,4 +1,4 @@
-"""Installing as README and tutorial say, and from an index, into clean environments."""
+"""Installation by the commands of README and tutorial, and from an index, into clean environments."""
 
 import importlib.util
 import os
@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1_800)]
 
 
 class Clean:
-    """A new virtual environment, and an empty folder beside a checkout that is called `buckeye`."""
+    """New virtual environment, and an empty folder next to a checkout named `buckeye`."""
 
     def __init__(self, root):
         self.python = root / "venv" / "bin" / "python"
@@ -57,7 +57,7 @@ def index(tmp_path_factory):
 
 
 def line(page, start):
-    """The command of a page that begins so."""
+    """Return the command of a page that begins with `start`."""
     (found,) = re.findall(rf"^{re.escape(start)}.*$", (ROOT / page).read_text(encoding="utf-8"), re.M)
     return found
 
@@ -71,10 +71,10 @@ def test_what_the_pages_say_installs_what_trains(clean, page, start, place):
     spec = importlib.util.spec_from_file_location("setup_tool", ROOT / "tools" / "setup.py")
     tool = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(tool)
-    assert tool.install_torch(clean.python)  # the build for this machine, as docs/install.md says
+    assert tool.install_torch(clean.python)  # the build for this machine, as docs/install.md describes
     clean.run(line(page, start), cwd=place)
     clean.run("pip check")
-    clean.run("buckeye model tiny tiny")  # of the demonstration's environment
+    clean.run("buckeye model tiny tiny")  # the model of the demonstration
     assert "Qwen3" in (clean.folder / "tiny" / "config.json").read_text()
 
 

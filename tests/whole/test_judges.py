@@ -1,4 +1,4 @@
-"""Keys of a judge reach an environment by name, whichever command plays it."""
+"""Keys of a judge reach an environment by name in every command that runs rollouts."""
 
 import json
 import os

@@ -15,15 +15,15 @@ FILES = ("--trainer", "@", "train.toml", "--orchestrator", "@", "orch.toml", "--
 
 _LINES = (Path(__file__).parent / "malformed.jsonl").read_text("utf-8").splitlines()
 CASES = {case["name"]: case for case in map(json.loads, _LINES)}
-"""Name -> words after `buckeye` (`FILES`: those above), exit code, and files to write or replace."""
+"""Arguments after `buckeye` (`FILES`: those above), exit code, and files to write or replace, by name."""
 
 QUICK = ("unquoted string", "resuming from nothing", "misspelt command")
-"""Those that `make test-all` also tries in a process of their own: one of every way to end."""
+"""Cases that `make test-all` also runs in a separate process: one per kind of exit."""
 
 
 @pytest.fixture
 def try_case(tmp_path, tiny_model):
-    """Run a case, by a function that takes words, folder and variables, and return its standard error."""
+    """Return a function that runs a case with `function` and returns the standard error."""
 
     def run(name, function):
         case = CASES[name]
@@ -44,7 +44,7 @@ def try_case(tmp_path, tiny_model):
 @pytest.mark.parametrize("name", CASES)
 def test_malformed_input(name, try_case, wording):
     said = try_case(name, lambda words, **options: run_here(*words, **options))
-    assert said.partition(" failed: ")[0] == wording  # what follows is a library's
+    assert said.partition(" failed: ")[0] == wording  # the rest is from a library
 
 
 @pytest.mark.e2e

@@ -1,4 +1,4 @@
-"""The pages that explain commands: what people need first, all of it, and no wider than the terminal."""
+"""Help pages of commands: the important facts first, completely, and within the terminal's width."""
 
 import re
 
@@ -18,7 +18,7 @@ from buckeye.setup.recipe.flags import TrainFlags, written
 
 @pytest.fixture
 def shown(monkeypatch, capsys):
-    """The lines that a function prints to a terminal of so many columns."""
+    """Return a function that returns the lines that a function prints on a terminal of `columns` columns."""
 
     def lines(columns, function, *words):
         monkeypatch.setenv("COLUMNS", str(columns))
@@ -84,7 +84,7 @@ def test_the_page_of_another_command_has_its_sections(shown):
     assert max(map(len, lines)) <= 80
     assert any(line.startswith("  --batch-size  ") for line in lines)
     assert any(re.match(r"  optim  +The optimizer", line) for line in lines)
-    assert len([line for line in lines if line.startswith("  optim ")]) == 1  # of all its kinds
+    assert len([line for line in lines if line.startswith("  optim ")]) == 1  # one line for all its kinds
 
 
 def test_a_name_that_is_too_long_has_its_meaning_below(shown, wording):

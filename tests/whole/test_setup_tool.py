@@ -1,4 +1,4 @@
-"""`make setup`: two at once in a checkout, and what an interrupted one leaves."""
+"""`make setup`: two concurrent runs in a checkout, and the state after an interruption."""
 
 import importlib.util
 import sys
@@ -11,7 +11,7 @@ from tests.waiting import HANG
 
 @pytest.fixture
 def tool(tmp_path, monkeypatch):
-    """The tool in an empty checkout; `installed` are the environments that were filled."""
+    """Setup tool in an empty checkout; `installed` are the environments that it filled."""
     spec = importlib.util.spec_from_file_location("setup_tool", ROOT / "tools" / "setup.py")
     tool = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(tool)

@@ -1,4 +1,4 @@
-"""What `buckeye env new` writes works as it is."""
+"""The project that `buckeye env new` writes works unchanged."""
 
 import asyncio
 import os
@@ -51,9 +51,9 @@ def test_a_python_environment(tmp_path):
 
 @pytest.mark.slow
 def test_an_mcp_environment(tmp_path, monkeypatch):
-    project = new(tmp_path, "dice-game")  # an MCP server is what you get without --kind
+    project = new(tmp_path, "dice-game")  # the default kind is an MCP server
     passes_its_tests(project)
-    # what `pip install -e .` does, as far as a rollout needs it
+    # as `pip install -e .` does, as far as a rollout needs it
     program = tmp_path / "bin" / "dice-game"
     program.parent.mkdir()
     server = f'PYTHONPATH="{project / "src"}" exec "{sys.executable}" -m dice_game.server'

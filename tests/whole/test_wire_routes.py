@@ -1,4 +1,4 @@
-"""Every route by its real client: what comes back, what is followed, what is dropped."""
+"""Every route with its real client: answers, applied options, dropped options."""
 
 import asyncio
 import json
@@ -20,7 +20,7 @@ THOUGHT = {"role": "assistant", "content": "Four.", "reasoning_content": "Two an
 
 
 def chats(policy, *asks, **options):
-    """The answers to chats, and what the endpoint has counted."""
+    """Return the answers to chat requests, and the usage that the endpoint has counted."""
 
     async def play(client, endpoint):
         usual = {"model": "policy", "messages": ASK}
@@ -31,7 +31,7 @@ def chats(policy, *asks, **options):
 
 
 def using(policy, play, connect=openai, **options):
-    """What `play(client, endpoint)` returns with a client of this policy."""
+    """Return the result of `play(client, endpoint)` with a client of this policy."""
 
     async def run():
         async with connect(policy, **options) as (client, endpoint):
@@ -41,7 +41,7 @@ def using(policy, play, connect=openai, **options):
 
 
 def dialects(saying, *, tools=False):
-    """What a policy says as a chat, a response and a message."""
+    """Return the policy's answer as a chat, a response and a message."""
     flat, own = {"type": "function", **TOOL["function"]}, {"name": "find", "input_schema": SCHEMA}
     chat, response, message = ({"tools": [tool]} if tools else {} for tool in (TOOL, flat, own))
 
@@ -59,7 +59,7 @@ def dialects(saying, *, tools=False):
 
 
 class Hosted:
-    """A hosted model; `say(body)` is the choice that it answers a request with, `asked` are the requests."""
+    """Hosted model; `say(body)` returns the choice for a request, and `asked` are the requests."""
 
     def __init__(self, say):
         self._say, self.asked = say, []
@@ -128,7 +128,7 @@ def test_fewer_tokens_and_stop_texts_are_followed():
     assert answer.choices[0].message.content == said[:cut]
     assert answer.choices[0].finish_reason == "stop"
     segment = again.segments[1]
-    kept = said[: cut + len(said[1:])]  # to the token that completes the stop text; the rest was never said
+    kept = said[: cut + len(said[1:])]  # up to the end of the stop text; later tokens were never sampled
     assert text_of(segment.token_ids) == f"u:a$a:{kept}"
     assert sum(segment.loss_mask) == len(kept)
 
@@ -278,7 +278,7 @@ def test_the_log_probs_of_a_hosted_model_are_told_where_it_tells_them(told, expe
     "arguments", ['{"word": "dog', "[1]", '"dog"', "\ud83d not JSON".encode("utf-8", "replace").decode()]
 )
 def test_a_call_with_a_name_is_told_whatever_its_arguments_are(arguments):
-    """As it was written in OpenAI's dialects; Anthropic's has no place for what is no object."""
+    """OpenAI's routes return the call unchanged; Anthropic's has no form for non-object arguments."""
     call = {**CALL, "function": {"name": "find", "arguments": arguments}}
     said = {"role": "assistant", "content": "", "tool_calls": [call]}
     chat, response, message = dialects(Saying(said), tools=True)

@@ -1,4 +1,4 @@
-"""A small run that is struck again and again, and what must be true of it at the end."""
+"""Small run whose processes are killed and stopped repeatedly, and checks of its final state."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ _KILLED = -signal.SIGKILL
 
 @dataclass(frozen=True, kw_only=True)
 class Strike:
-    """When `step` steps are trained, and `delay` seconds later, `deed` to the process `victim`."""
+    """Signal `deed` to the process `victim`, sent `delay` seconds after `step` steps are trained."""
 
     step: int
     delay: float
@@ -86,8 +86,11 @@ def strikes(
     deeds: Sequence[signal.Signals],
     victims: Sequence[str] = ("supervisor", *ROLES),
 ) -> list[Strike]:
-    """Random ones, in the order in which they come. A third come soon after the one before, while the run
-    still recovers; none comes when it is about to end."""
+    """Return random strikes in order.
+
+    A third of them follow soon after the previous one, while the run still recovers; none is close to the
+    end.
+    """
     rng = random.Random(seed)
     moments = sorted(rng.randrange(steps * 4 // 5) for _ in range(count))
     found: list[Strike] = []
@@ -105,9 +108,10 @@ def strikes(
 
 
 class ChaosRun:
-    """`rl` on a tiny model in a directory of its own, started again with `--resume` whenever the supervisor
-    was killed. `faults` is a value of BUCKEYE_FAULTS; with `workers` the environment plays in so many
-    processes of its own."""
+    """Run of `rl` on a tiny model in a separate directory, resumed whenever its supervisor is killed.
+
+    `faults` is a value of BUCKEYE_FAULTS. `workers` is the number of worker processes of the environment.
+    """
 
     def __init__(
         self, root: Path, model: Path, *, steps: int, level: int, faults: str = "", workers: int = 0
@@ -127,12 +131,12 @@ class ChaosRun:
         self._running: subprocess.Popen[bytes] | None = None
 
     def argv(self, *words: str) -> list[str]:
-        """The command that starts the run; what comes later in it counts."""
+        """Return the command that starts the run; later arguments override earlier ones."""
         settings = {
             "--orchestrator.env.0.id": "chaos.py",
             "--orchestrator.batch-size": GROUPS * GROUP_SIZE,
             "--orchestrator.rollouts-per-example": GROUP_SIZE,
-            "--trainer.loss.kl-tau": "1e-30",  # so that samples without advantage are trained on, too
+            "--trainer.loss.kl-tau": "1e-30",  # samples without an advantage are trained too
             "--trainer.ckpt.interval": 2,
             "--supervision.heartbeat-timeout": 5,
             "--supervision.start-timeout": 60,
@@ -153,8 +157,10 @@ class ChaosRun:
             )
 
     def finish(self, plan: Sequence[Strike] = (), *, limit: float) -> None:
-        """Start it, strike as planned, and wait at most `limit` seconds for its end. It gets hardly beyond
-        the step of the next strike before that has come."""
+        """Start the run, carry out the strikes, and wait at most `limit` seconds for its end.
+
+        The run hardly gets beyond the step of the next strike before that strike.
+        """
         allowed = self.root / "limit"
         if plan:
             write_file(allowed, str(plan[0].step + 1))
@@ -170,7 +176,7 @@ class ChaosRun:
         assert self._process.returncode == 0, self.printed()
 
     def kill_everything(self) -> None:
-        """SIGKILL to every process of the run, the supervisor first."""
+        """Send SIGKILL to every process of the run, the supervisor first."""
         family = [psutil.Process(self._process.pid), *self.children()]
         for process in family:
             _signal(process, signal.SIGKILL)
@@ -189,7 +195,7 @@ class ChaosRun:
     def _strike(self, strike: Strike, deadline: float) -> None:
         if strike.victim == "supervisor":
             self._strike_supervisor(strike.deed)
-        else:  # it may be about to be started again
+        else:  # the process may be restarting
             self._until(lambda: self._find(strike.victim), f"a process to strike ({strike})", deadline)
             for process in self._find(strike.victim):
                 _signal(process, strike.deed)
@@ -215,7 +221,7 @@ class ChaosRun:
                 assert condition(), f"the run ended before {what}"
 
     def _go_on(self) -> None:
-        """Start the run again if its supervisor was killed, by a strike or by a fault."""
+        """Restart the run if a strike or a fault killed its supervisor."""
         self._remember_servers()
         code = self._process.poll()
         if code == _KILLED:
@@ -278,8 +284,7 @@ class ChaosRun:
         self.check_nothing_is_left()
 
     def check_training(self) -> None:
-        """Every task was trained on exactly as often as there were epochs, and what was trained on is what
-        was recorded."""
+        """Assert that each epoch trained every task once, and that trained samples match the records."""
         trainer = read_run(self.output / "metrics.jsonl").of("trainer")
         assert sorted(trainer) == list(range(self.steps))
         tasks: Counter[str] = Counter()
@@ -312,10 +317,10 @@ class ChaosRun:
             (path, line) for path in self.output.rglob("*.jsonl") for line in path.read_text().splitlines()
         )
         torn = {path.name for path, line in lines if not _is_json(line)}
-        assert torn <= {"metrics.jsonl", "events.jsonl"}  # a kill may tear a line
+        assert torn <= {"metrics.jsonl", "events.jsonl"}  # a kill may truncate a line
 
     def check_nothing_is_left(self) -> None:
-        """No process, port, temporary file, lock or batch."""
+        """Assert that no process, port, temporary file, lock or batch is left."""
         assert self.children() == []
         assert self.environment_workers() == []
         for url in self._urls:

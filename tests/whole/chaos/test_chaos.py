@@ -1,4 +1,4 @@
-"""Whatever is killed or stopped, and whenever: the run finishes, and nothing shows."""
+"""The run finishes unaffected, whichever process is killed or stopped at any time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The blocks of a page, in order."""
+"""Code blocks of a page, in order."""
 
 import re
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Block:
-    """`file` is the name in the line before the block, as in `` `a.py`: `` and nothing else."""
+    """Code block; `file` is the name in the line before it, as in `` `a.py`: `` and nothing else."""
 
     language: str
     text: str
@@ -14,6 +14,6 @@ class Block:
 
 
 def blocks(page):
-    """The fenced blocks of a page of Markdown."""
+    """Return the fenced blocks of a Markdown page."""
     pattern = r"(?:^`([\w./-]+)`:\n\n)?^```(\w+)\n(.*?)^```"
     return [Block(language, text, file) for file, language, text in re.findall(pattern, page, re.S | re.M)]

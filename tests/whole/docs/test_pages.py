@@ -1,5 +1,4 @@
-"""Pages of docs/ can be found, and what they and texts of the program name exists: files, tests, settings,
-flags, commands."""
+"""Pages of docs/ are linked, and the files, tests, settings, flags and commands in texts exist."""
 
 import re
 from datetime import date
@@ -39,7 +38,7 @@ TEXTS = {page: page.read_text(encoding="utf-8") for page in PAGES}
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
 FLAGS_OF_OTHERS = {"--gpu-bind", "--rm", "--memory-path", "--compute-dtype"}
-"""Of srun, docker, a published MCP server, and a benchmark."""
+"""Flags of srun, docker, a published MCP server, and a benchmark."""
 
 ENDPOINT = {"base_url": "http://h/v1", "root_url": "http://h", "api_key": "k", "model": "m"}
 NAMES = {
@@ -60,7 +59,7 @@ NAMES = {
     "rl": [*KEYS, *(name.split()[0] for rows in FLAGS.values() for name, _ in rows)],
     "workers": [*get_args(Boundary), *get_args(Isolation)],
 }
-"""Page -> all that it must explain."""
+"""Names that each page must explain."""
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -91,7 +90,7 @@ def test_every_variable_of_the_code_is_on_its_page_with_its_readers():
 def test_every_table_of_settings_is_a_configuration(page, tmp_path):
     for block in blocks(TEXTS[page]):
         if block.language != "toml" or page.name == "tutorial.md" or "placement = [0, 1]" in block.text:
-            continue  # parts, which stand below other settings or beside flags
+            continue  # fragments that need other settings or flags
         (tmp_path / "c.toml").write_text(block.text)
         assert any(_loads(kind, tmp_path / "c.toml") for kind in configurations().values()), block.text
 
@@ -167,7 +166,7 @@ def test_what_a_page_points_to_is_there(page):
 
 
 def _headings(page):
-    """As GitHub calls the headings of a page in addresses."""
+    """Return the anchors of a page's headings, as GitHub forms them."""
     titles = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.M)
     return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
 
@@ -189,7 +188,7 @@ def test_measured_figures_say_when_on_what_and_by_which_command():
 
 
 def _check(command):
-    """`python` commands are programs that are there, others are Buckeye's."""
+    """Assert that a command is valid: `python` commands name existing programs, others are Buckeye's."""
     program, *words = command.split()
     if program != "python":
         assert problem(command) is None, command
@@ -200,7 +199,7 @@ def _check(command):
 
 
 def test_the_tests_that_pages_name_are_there():
-    """Of a formula, a page says which test computes it; of a promise about security, which file tests it."""
+    """A page names the test of each formula, and the test file of each security promise."""
     named = [found for text in TEXTS.values() for found in re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", text)]
     assert len(named) >= 10
     for path, test in named:

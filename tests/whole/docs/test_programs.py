@@ -1,4 +1,4 @@
-"""The programs and configurations that pages show run as they stand."""
+"""Programs and configurations shown on pages run unchanged."""
 
 import inspect
 import json
@@ -76,7 +76,7 @@ def test_the_dataset_the_environment_and_the_lock_file_of_hf(tmp_path, monkeypat
 
 @pytest.fixture
 def algorithms(tmp_path):
-    """A file with the functions of docs/algorithms.md."""
+    """File with the functions of docs/algorithms.md."""
     file = tmp_path / "own.py"
     file.write_text("\n\n".join(texts("docs/algorithms.md", "python")))
     return file
@@ -117,7 +117,7 @@ MCP = (ROOT / "docs" / "mcp.md").read_text("utf-8")
 
 
 def table(heading):
-    """The rows of the table with this first line: two cells each, without back-quotes."""
+    """Return the rows of the table with this first line, as two cells without backquotes."""
     lines = MCP.split(f"{heading}\n|---|---|\n")[1].split("\n\n")[0].splitlines()
     rows = [line.removeprefix("| ").removesuffix(" |").split(" | ") for line in lines]
     return [(first.strip("`"), second.strip("`")) for first, second in rows]

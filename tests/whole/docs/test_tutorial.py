@@ -1,8 +1,8 @@
-"""docs/tutorial.md, done as it is printed: the model gets better, and no key gets anywhere.
+"""docs/tutorial.md, run as printed: the model improves, and no key leaks.
 
-Keys are planted wherever somebody may have them, and it is gone beyond the tutorial: a push to a hub, a model
-behind an address. No file, no log, no argument of any process has one of them, and each is sent to nobody but
-the one whose key it is.
+Keys are planted in every place where users may keep them. The test goes beyond the tutorial: a push to a hub,
+and a model behind a URL. No file, log or process argument contains a key, and each key is sent only to its
+own service.
 """
 
 import base64
@@ -65,7 +65,7 @@ def test_every_block_is_run_or_written():
 
 
 def test_the_figures_of_the_page_are_those_of_its_record():
-    """And the rise can be told from noise: the intervals do not meet."""
+    """The rise is significant: the intervals do not overlap."""
     for pattern, text in shown(RECORDED).items():
         assert re.findall(pattern, TUTORIAL, re.S) == [text]
     assert RECORDED["after"]["low"] > RECORDED["before"]["high"]
@@ -118,7 +118,7 @@ def test_the_scan_finds_what_is_there(tmp_path):
 
 
 def plant_in_tasks(file):
-    """The tasks hand a key of the person's to their server, by its name."""
+    """Let the tasks pass a user's key to their server by name."""
     tasks = json.loads(file.read_text())
     for task in tasks:
         (server,) = task["mcp_config"].values()
@@ -127,7 +127,7 @@ def plant_in_tasks(file):
 
 
 def files(folder):
-    """All files below a folder, those of the virtual environment left out."""
+    """Return all files below a folder, except those of the virtual environment."""
     return {
         path
         for path in folder.rglob("*")
@@ -136,7 +136,7 @@ def files(folder):
 
 
 def text_of(name, content):
-    """What a file says; parquet is packed, so it is unpacked first."""
+    """Return the text of a file; parquet is unpacked first."""
     if name.endswith(".parquet") and content[:4] == b"PAR1":
         import pyarrow
         import pyarrow.parquet
@@ -146,7 +146,7 @@ def text_of(name, content):
 
 
 def found(places):
-    """Which keys are where, also written in base64 at any offset."""
+    """Return the places of planted keys, also if encoded in base64 at any offset."""
     wanted = {}
     for name, key in PLANTED.items():
         wanted[key] = name

@@ -1,6 +1,6 @@
-"""Doing what docs/tutorial.md says, in an empty folder, as somebody with an empty home.
+"""Run docs/tutorial.md in an empty folder, as a user with an empty home directory.
 
-`python -m tests.whole.docs.tutorial_run` does it, and writes what was measured to docs/tutorial.json and into
+`python -m tests.whole.docs.tutorial_run` does it, and writes the measurements to docs/tutorial.json and into
 the page.
 """
 
@@ -22,13 +22,13 @@ DOCS = ROOT / "docs"
 TUTORIAL = (DOCS / "tutorial.md").read_text(encoding="utf-8")
 RECORD = DOCS / "tutorial.json"
 _BLOCK_SECONDS = 1_800
-_EVERY = 0.5  # seconds between two looks at all processes
+_EVERY = 0.5  # seconds between checks of all processes
 
 
 class Place:
-    """An empty folder, a home, a folder for temporary files, and a virtual environment that sees Buckeye.
+    """Empty folder, home, temporary folder, and a virtual environment that can import Buckeye.
 
-    `arguments` are the command lines of all processes seen while something ran; `said` is what was printed.
+    `arguments` are the command lines of all processes seen during a run; `said` is the printed output.
     """
 
     def __init__(self, root, **variables):
@@ -49,7 +49,7 @@ class Place:
         self.said, self.arguments = "", set()
 
     def run(self, script, seconds=_BLOCK_SECONDS):
-        """Run a shell script as it stands; fails the test if any of its commands does."""
+        """Run a shell script unchanged; fail the test if any of its commands fails."""
         stop = threading.Event()
         looking = threading.Thread(target=self._look, args=(stop,))
         looking.start()
@@ -73,7 +73,7 @@ class Place:
         return done.stdout
 
     def tutorial(self, *, before_its_configuration=lambda: None):
-        """All blocks of the tutorial, but for the installation of Buckeye itself."""
+        """Run all blocks of the tutorial, except the installation of Buckeye itself."""
         page = TUTORIAL.partition("\n## 2. ")[2]
         for block in blocks(page):
             if block.file:
@@ -90,7 +90,7 @@ class Place:
 
 
 def _virtual_environment(folder):
-    """Made without a download: what it does not have it takes from the one of the tests."""
+    """Create a virtual environment without downloads; it imports missing packages from the tests' one."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     outer = [path for path in sys.path if path.endswith("site-packages")]
@@ -103,8 +103,7 @@ def _virtual_environment(folder):
 
 
 def record_of(folder, *, day):
-    """What the page shows, from the folder in which everything was done: figures with their intervals, and
-    when and on what they were measured."""
+    """Return the page's measurements from the run's folder: rewards with intervals, date and machine."""
     figures = {
         name: json.loads((folder / "evals" / name / "figures.json").read_text())
         for name in ("before", "after")
@@ -122,7 +121,7 @@ def record_of(folder, *, day):
 
 
 def shown(record):
-    """The texts in which the page says what was measured, by what finds them there."""
+    """Return the texts with measurements on the page, by the patterns that find them."""
     before, after = (
         "{value:.2f} [{low:.2f}, {high:.2f}]".format(**record[name]) for name in ("before", "after")
     )

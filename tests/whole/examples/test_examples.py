@@ -1,4 +1,4 @@
-"""The examples run as they stand, and those for Kubernetes, SkyPilot and Slurm are valid."""
+"""Examples run unchanged, and those for Kubernetes, SkyPilot and Slurm are valid."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""The example of the game, a few steps long: warm start, gateway, training, evaluation, report."""
+"""The game example with few steps: warm start, gateway, training, evaluation, report."""
 
 import os
 import re
@@ -21,7 +21,7 @@ EXAMPLE = ROOT / "examples" / "text_2048"
 
 
 def shortened(folder, port):
-    """The example with few steps and games, on a port of its own."""
+    """Copy the example with few steps and games, and with a separate port."""
     shutil.copytree(EXAMPLE, folder)
     for name, old, new in (
         ("sft.toml", r"max_steps = \d+", "max_steps = 8"),

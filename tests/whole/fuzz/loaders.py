@@ -1,7 +1,8 @@
-"""Everything that Buckeye reads and others may have written: a good example of each, and its reader.
+"""All inputs that Buckeye reads and others may have written, each with a valid example and its reader.
 
-A loader gets a folder in which one file is spoilt. It raises a BuckeyeError, or another error that its caller
-handles (`refusals`); any other exception is a defect. The good examples are in `seeds/`, or made by Buckeye.
+A loader receives a folder in which one file is damaged. It raises a BuckeyeError, or another error that its
+caller handles (`refusals`); any other exception is a defect. The valid examples are in `seeds/`, or made by
+Buckeye.
 """
 
 import gzip
@@ -88,8 +89,10 @@ RUN = RunIdentity(run_id="r", attempt=1)
 
 @dataclass(frozen=True, kw_only=True)
 class Loader:
-    """`load(folder)` reads what `prepare(folder)` has made; the file `spoilt`, of a kind that
-    `mutations.spoilt` takes, is what is changed."""
+    """Reader `load(folder)` of the files that `prepare(folder)` makes.
+
+    The file `spoilt` is damaged; its `kind` is one that `mutations.spoilt` accepts.
+    """
 
     spoilt: str
     kind: str
@@ -99,11 +102,14 @@ class Loader:
 
 
 class RefusedError(BuckeyeError):
-    """A command has ended with one message."""
+    """Failure of a command with a single message."""
 
 
 def _file(name, kind, load, *refusals, seed=None, beside=()):
-    """One file, a copy of a seed, given to `load`; `beside` are other files: name -> seed."""
+    """Return the loader of one file, copied from a seed.
+
+    `beside` maps names of further files to their seeds.
+    """
     files = {**dict(beside), name: seed or name}
 
     def prepare(folder):
@@ -117,7 +123,7 @@ def _file(name, kind, load, *refusals, seed=None, beside=()):
 
 
 def _part(prepare, load, name, kind="json", refusals=()):
-    """One file of a folder that Buckeye has made, the folder given to `load`."""
+    """Return the loader of one file in a folder made by Buckeye; `load` receives the folder."""
     return Loader(spoilt=name, kind=kind, load=load, prepare=prepare, refusals=refusals)
 
 
@@ -134,7 +140,7 @@ def _text(path):
 
 
 def _command(*words):
-    """A command, that ends well or with one message and without "unexpected"."""
+    """Return the loader of a command that succeeds or fails with one message, without "unexpected"."""
 
     def run(folder):
         variables = {"HOME": str(folder), "PATH": "/usr/bin:/bin", "HF_HUB_OFFLINE": "1", "COLUMNS": "80"}
@@ -209,7 +215,7 @@ def _put_adapter(folder):
 
 
 def _engine(folder):
-    """What the embedded engine and the renderer read of a model folder, and what is checked before."""
+    """Read a model directory as the embedded engine, the renderer and the checks before a start do."""
     check_template(folder), missing_files(folder), read_shape(folder)
     spec, files = read_spec(folder), Checkpoint(folder)
     weights = Weights(spec, dtype=auto_dtype(files, CPU), device=CPU)
@@ -234,7 +240,7 @@ def _adapter(folder):
     check_base(folder / "adapter", str(folder))
 
 
-# --- what processes of a run hand to each other ---
+# --- files between the processes of a run ---
 
 
 def _put_checkpoint(folder):
@@ -319,7 +325,7 @@ def _evaluated(path):
     return figures_of(rows, each=1, pass_reward=1.0) if rows else None
 
 
-# --- what providers, registries and clients send ---
+# --- answers of providers, registries and clients ---
 
 
 def _ledger(path):
@@ -416,7 +422,7 @@ def _chat_format():
 
 
 def _copied(load, levels=0):
-    """Load a copy of the folder: for what is read once, or cached by its name."""
+    """Load a copy of the folder, for files that are read once or cached by name."""
 
     def load_copy(path):
         with tempfile.TemporaryDirectory() as scratch:

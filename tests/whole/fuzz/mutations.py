@@ -1,4 +1,4 @@
-"""What goes wrong with a file: in its bytes, in its text, and in the values that it holds."""
+"""Damage to a file: in its bytes, in its text, and in the values that it holds."""
 
 import copy
 import json
@@ -26,8 +26,12 @@ BYTES = (b"\x00", b"\xff", b"\xff\xfe", b"\xc3", b"\xed\xa0\x80", b"\r", b"\x80"
 
 @st.composite
 def spoilt(draw, seed: bytes, kind: str) -> bytes:
-    """A file that was `seed`; `kind` says what is in it: "json", "lines" of JSON, "yaml", "toml", "text" or
-    "binary" (with a JSON header behind its length: "safetensors")."""
+    """Draw a damaged version of `seed`.
+
+    `kind` is the content: "json", "lines" of JSON, "yaml", "toml", "text", "binary", or "safetensors".
+
+    A "safetensors" file has a JSON header after its length.
+    """
     values = kind in ("json", "yaml", "toml", "lines", "safetensors") and draw(st.booleans())
     if values:
         return draw(_other_values(seed, kind))
@@ -86,7 +90,7 @@ def _other_values(draw, content, kind):
     ](content)
     for _ in range(draw(st.integers(1, 3))):
         value = draw(_other_value(value))
-    # JSON is YAML, too, and inside TOML it is an inline table
+    # JSON is also YAML, and an inline table in TOML
     written = json.dumps(value, ensure_ascii=draw(st.booleans()), default=str)
     if kind == "toml" and isinstance(value, dict):
         written = "\n".join(f"{json.dumps(str(key))} = {_toml(item)}" for key, item in value.items())
@@ -95,7 +99,7 @@ def _other_values(draw, content, kind):
 
 @st.composite
 def _other_value(draw, root):
-    """The value with one place in it replaced, taken out, named otherwise, or put elsewhere."""
+    """Draw the value with one place replaced, removed, renamed or moved."""
     root = copy.deepcopy(root)
     places = list(_places(root))
     if not places:

@@ -1,5 +1,7 @@
-"""Spoilt input of every kind is accepted or refused with a message: never an "unexpected" error, a file
-written, or no end."""
+"""Damaged input of every kind is accepted or refused with a message.
+
+It never causes an "unexpected" error, a written file, or an endless loop.
+"""
 
 import os
 from pathlib import Path
@@ -16,11 +18,11 @@ pytestmark = pytest.mark.timeout(300)
 FEW = 4
 MANY = int(os.environ.get("BUCKEYE_FUZZ_CASES", "20000"))
 FOUND = Path(__file__).parent / "found"
-"""`<loader>/<name>`: files that were once not refused as they should be."""
+"""Files `<loader>/<name>` that once were not refused correctly."""
 
 
 def attempt(loader, folder, content):
-    """What comes of a spoilt file."""
+    """Load a damaged file and return the outcome."""
     file = folder / loader.spoilt
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_bytes(content)

@@ -1,8 +1,8 @@
-"""The commands and files of the guide, and a place to run them.
+"""Commands and files of the guide, and a workspace to run them.
 
-What is changed in them, and nothing else: placeholders and absolute paths; the model (a local tiny one);
-sizes and steps. Programs that need another machine (ssh, curl, uv's downloads, nvidia-smi) are replaced by
-scripts that record how they were called.
+Only these parts are changed: placeholders and absolute paths; the model (a local tiny one); sizes and steps.
+Programs that need another machine (ssh, curl, uv's downloads, nvidia-smi) are replaced by scripts that record
+their calls.
 """
 
 import json
@@ -29,13 +29,13 @@ STAND_INS = {
 
 
 def blocks(language):
-    """The fenced blocks of one language in the order of the guide, without their indentation."""
+    """Return the fenced blocks of one language in the order of the guide, without their indentation."""
     found = re.findall(rf"^( *)```{language}\n(.*?)^ *```", GUIDE.read_text(encoding="utf-8"), re.S | re.M)
     return ["\n".join(line.removeprefix(indent) for line in text.splitlines()) for indent, text in found]
 
 
 class Workspace:
-    """A stand-in for the guide's machine."""
+    """Replacement for the guide's machine."""
 
     def __init__(self, root, model):
         self.root = root
@@ -71,19 +71,19 @@ class Workspace:
             "REAL_UV": "",
             "UV_PROJECT": str(ROOT),
             "UV_PROJECT_ENVIRONMENT": str(venv_bin.parent),
-            "UV_NO_SYNC": "1",  # what it would install is there
+            "UV_NO_SYNC": "1",  # the packages are installed already
             "HF_HUB_OFFLINE": "1",
             "TERM": "dumb",
         }
 
     def text(self, block):
-        """The block as it is run here."""
+        """Return the block with the replacements of this workspace."""
         for old, new in self.replacements.items():
             block = block.replace(old, new)
         return block
 
     def run(self, block, *, limit=HANG, expect=0, **variables):
-        """Run a bash block and return what it printed; `expect=None` accepts any exit code."""
+        """Run a bash block and return its output; `expect=None` accepts any exit code."""
         done = subprocess.run(
             ["bash", "-e", "-o", "pipefail", "-c", self.text(block)],
             cwd=self.root,
@@ -99,7 +99,7 @@ class Workspace:
         return done.stdout
 
     def start_server(self):
-        """A process of Buckeye's that goes on, and is ready."""
+        """Start a server process of Buckeye, wait until it is ready, and keep it running."""
         port = free_port()
         file = self.root / "inference.toml"  # the file of a run's server has this name
         file.write_text(f"model.name = {json.dumps(self.model)}\nserver.port = {port}\n")
@@ -119,7 +119,7 @@ class Workspace:
         return (self.root / "calls.log").read_text()
 
     def set_steps(self, steps):
-        """Let a later block of the guide train up to another step."""
+        """Let later blocks of the guide train up to another step."""
         for name in ("train", "orch"):
             path = self.root / "configs" / "dakota_grammar_gym" / "rl" / f"{name}.toml"
             path.write_text(re.sub(r"max_steps = \d+", f"max_steps = {steps}", path.read_text()))

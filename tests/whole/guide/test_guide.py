@@ -1,4 +1,4 @@
-"""Every bash and toml block of the training guide does what the guide says, on CPU slots."""
+"""Every bash and toml block of the training guide has its documented effect, on CPU slots."""
 
 import json
 import re
@@ -26,7 +26,7 @@ RUN = "outputs/dakota-v12-1000steps"
 
 
 def block(*words):
-    """The one bash block that holds all the words."""
+    """Return the only bash block that contains all the words."""
     (found,) = [b for b in BASH if all(w in b for w in words)]
     return found
 
@@ -46,14 +46,14 @@ def model(tmp_path_factory):
     size = TinySize(vocab_size=320, layers=1, hidden=64, max_length=512)
     make_tiny_model(path, texts=texts, size=size, seed=0)
     generation = json.loads((path / "generation_config.json").read_text())
-    ends = [generation["eos_token_id"], *range(100, 200)]  # so that answers of random tokens come to an end
+    ends = [generation["eos_token_id"], *range(100, 200)]  # end replies of random tokens early
     (path / "generation_config.json").write_text(json.dumps({**generation, "eos_token_id": ends}))
     return path
 
 
 @pytest.fixture(scope="module")
 def ws(tmp_path_factory, model):
-    """A workspace with the guide's configuration files."""
+    """Workspace with the guide's configuration files."""
     workspace = Workspace(tmp_path_factory.mktemp("guide"), model)
     workspace.run(block("mkdir -p configs"))
     for name, text in zip(NAMES, TOML, strict=False):
@@ -67,13 +67,13 @@ def steps_trained(ws):
 
 
 def put_away(ws):
-    """The guide shows alternatives for the same directory; each starts from an empty one here."""
+    """Empty the run directory, because alternatives in the guide share it."""
     if (ws.root / RUN).exists():
         shutil.rmtree(ws.root / RUN)
 
 
 def on_two(launch):
-    """A launch with the devices of the guide's smaller one, which takes a third of the time."""
+    """Return a launch on the devices of the guide's smaller one, which takes a third of the time."""
     return launch.replace("0,1,2,3,4,5", "0").replace("6,7", "1").replace("parallel.dp 6", "parallel.dp 1")
 
 
@@ -95,7 +95,7 @@ def test_setting_up(ws):
 
 @pytest.mark.slow
 def test_option_b_and_the_verification_line_as_printed(ws, tmp_path):
-    """Next to Buckeye, from an index that has the wheel of this checkout, and with the real `verifiers`."""
+    """Installed next to Buckeye from an index with this checkout's wheel, and with the real `verifiers`."""
     wheels, venv = tmp_path / "wheels", tmp_path / "venv"
     uv = Path(sys.executable).with_name("uv")
     project = ROOT / "environments" / "dakota1890"
@@ -115,7 +115,7 @@ def test_option_b_and_the_verification_line_as_printed(ws, tmp_path):
 
 @pytest.mark.slow
 def test_the_configuration_also_as_printed(ws):
-    """Unchanged, with the published model's name: accepted, resolved, and nothing is written."""
+    """The unchanged file with the published model's name is accepted and resolved; nothing is written."""
     directory = ws.root / "as-printed"
     (directory / CONFIGS).mkdir(parents=True)
     for name, text in zip(NAMES, TOML, strict=False):
@@ -145,12 +145,12 @@ def test_launch_with_8_devices(ws):
 
 
 def check_orchestrator(ws):
-    """Its log has the lines that the guide looks for."""
+    """Assert that the orchestrator's log has the lines that the guide looks for."""
     orchestrator = (ws.root / RUN / "logs" / "orchestrator.stdout").read_text()
     for line in (
         r"INFO Starting orchestrator step 1",
         r"INFO Waiting for weight checkpoint 0",
-        r"INFO Updating weights to weight checkpoint [12]",  # the first may be outdated at once
+        r"INFO Updating weights to weight checkpoint [12]",  # the first may already be outdated
         r"SUCCESS Step 1 \| Time: \d+\.\d\ds \| Reward: -?\d\.\d{4} \| Throughput: \d+\.\d tokens/s"
         r" \| Seq\. Length: \d+\.\d tokens/sample",
     ):
@@ -166,7 +166,7 @@ def test_launch_with_2_devices_and_watching_it(ws):
     assert steps_trained(ws) == [0, 1, 2]
     check_orchestrator(ws)
     tail = block("tail -f").replace("tail -f", "timeout 2 tail -f")
-    assert "SUCCESS Step 2" in ws.run(tail, expect=124)  # of the last lines; those before may be warnings
+    assert "SUCCESS Step 2" in ws.run(tail, expect=124)  # of the last lines; earlier ones may be warnings
     ws.run(block("watch -n 1 nvidia-smi"), expect=None)
     assert "step_3" in ws.run(block("ls -la outputs"))
 

@@ -1,7 +1,7 @@
-"""Every command of `commands.sh`, as it is printed there, in an order that a person could have typed them in.
+"""Every command of `commands.sh`, unchanged, in an order in which a user could run them.
 
-A registry on this machine stands for Docker Hub, a server on it for the Hugging Face hub. There is no key to
-rent machines with, so that command ends with what is missing.
+A local registry replaces Docker Hub, and a local server the Hugging Face hub. There is no key to rent
+machines with, so that command fails and names the missing key.
 """
 
 import json
@@ -54,7 +54,7 @@ primary_dataset:
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory):
-    """A registry with both images of the page."""
+    """Registry with both images of the page."""
     place = tmp_path_factory.mktemp("images")
     folder = place / "text_2048"
     python_tree(folder / "tree")
@@ -70,7 +70,7 @@ def images(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def typed(images, tmp_path_factory):
-    """Each command in one folder, one after the other: command -> (exit code, stdout, stderr)."""
+    """Results of the commands, run in order in one folder: command -> (exit code, stdout, stderr)."""
     folder = tmp_path_factory.mktemp("project")
     (folder / "tasks.json").write_text(json.dumps([TASK | {"id": f"task-{n:03}"} for n in range(64)]))
     (folder / "buckeye.lock.yaml").write_text(LOCK)
@@ -102,7 +102,7 @@ def typed(images, tmp_path_factory):
 
 
 def test_every_command_ends_as_it_should(typed):
-    """Those of `rl` end with what is missing: a model to fetch, a hosted model's training, GPUs, a key."""
+    """Commands of `rl` fail and name the cause: no model, a hosted model's training, no GPUs, no key."""
     _, ends, _ = typed
     assert len(ends) == len(COMMANDS) == 12
     for command, end in ends.items():

@@ -1,4 +1,4 @@
-"""What lies around a folder that an attack is let loose on."""
+"""Files around a folder that an attack may try to change."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 class Surroundings:
-    """A folder of somebody's beside the one under attack, as it was when this was made."""
+    """Folder of another user next to the attacked one, with its state at construction."""
 
     def __init__(self, folder: Path) -> None:
         self.victim = folder / "victim"
@@ -19,7 +19,7 @@ class Surroundings:
         self._before = self._seen()
 
     def untouched(self) -> bool:
-        """Whether every name, mode, owner, time and content is what it was."""
+        """Return True if every name, mode, owner, time and content is unchanged."""
         return self._seen() == self._before
 
     def _seen(self) -> list[object]:

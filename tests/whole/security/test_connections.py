@@ -1,4 +1,4 @@
-"""Many connections that ask nothing, of somebody without the key."""
+"""Many connections without a request, from a client without the key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a client of a gateway can put into a server's process: the variables that were named at its start."""
+"""Variables that a gateway's client can set for a server process: only those named at the start."""
 
 from __future__ import annotations
 

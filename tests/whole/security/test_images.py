@@ -1,4 +1,4 @@
-"""What an image can do while it is unpacked: nothing outside of its folder, and nothing to the memory."""
+"""An image that is unpacked changes nothing outside its folder and does not exhaust memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.whole.security.surroundings import Surroundings
 
 MOST_MEMORY_KIB = 300 * 1024
 NOBODY = 65534
-# Where the victim is, seen from the root of an image and from a folder in it.
+# Paths of the victim from the root of an image, and from a folder in it.
 OUT = "../../victim"
 
 
@@ -39,7 +39,7 @@ def extended(name, **fields):
 
 
 def declared(size, kind=tarfile.XHDTYPE, name="x"):
-    """A header that announces so many bytes, and nothing after it."""
+    """Return a header that declares `size` bytes, without content."""
     info = tarfile.TarInfo(name)
     info.type, info.size = kind, size
     return info.tobuf(tarfile.USTAR_FORMAT)
@@ -47,7 +47,7 @@ def declared(size, kind=tarfile.XHDTYPE, name="x"):
 
 @dataclass(frozen=True)
 class Zeros:
-    """A header and so many zeros."""
+    """Header followed by `size` zeros."""
 
     header: bytes
     size: int
@@ -59,7 +59,7 @@ class Zeros:
 
 
 def chain(number):
-    """So many extended headers, each for the next."""
+    """Return `number` extended headers in a row, each for the next one."""
     one = declared(10) + b"9 a=bcde\n\n".ljust(512, b"\0")
     return one * number + layer(entry("x"))
 
@@ -147,7 +147,7 @@ REFUSED = """
 
 
 def victimised(data: bytes, victim: Path) -> bytes:
-    """The layer, with the name of the victim in its headers."""
+    """Return the layer with the victim's path in its headers."""
     if b"{victim}" not in data:
         return data
     result = io.BytesIO()
@@ -162,7 +162,7 @@ def victimised(data: bytes, victim: Path) -> bytes:
 
 @cache
 def packed_zeros(zeros):
-    """The layer and its digest."""
+    """Return the compressed layer and its digest."""
     packed, digest = io.BytesIO(), hashlib.sha256()
     with gzip.open(packed, "wb", 1) as layer:
         for piece in zeros.pieces():
@@ -179,7 +179,7 @@ def packed_zeros(zeros):
     ],
 )
 def unpacked(request, tmp_path_factory):
-    """The surroundings and what became of each layer, unpacked in one process."""
+    """The surroundings and the result of each layer, all unpacked in one process."""
     if request.param == "as nobody" and os.getuid() != 0:
         pytest.skip("only root can become somebody else")
     folder = tmp_path_factory.mktemp("images")

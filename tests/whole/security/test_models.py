@@ -1,4 +1,4 @@
-"""What the folder of somebody else's model can do: be refused in words."""
+"""A third party's model directory can only be refused with a message."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ for folder in map(Path, sys.argv[1:]):
 
 @pytest.fixture(scope="module")
 def loaded(tmp_path_factory):
-    """Each folder, and what a process said that was to load it."""
+    """Load each folder in a process, and keep its output."""
     base = tmp_path_factory.mktemp("models")
     around = Surroundings(base)
     folders = []

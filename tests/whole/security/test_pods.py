@@ -1,4 +1,4 @@
-"""What a machine that was rented can do to the one that rented it: nothing but tell how the run is."""
+"""A rented machine can do nothing to the user's machine except report the state of the run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ METRICS = b'{"step": 1}\n'
 
 
 class Pod:
-    """A machine that lists and sends what it likes, and a run here that it belongs to."""
+    """Machine that lists and sends arbitrary data, and the local run that it belongs to."""
 
     def __init__(self, folder: Path) -> None:
         self.around = Surroundings(folder)

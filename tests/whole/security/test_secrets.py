@@ -1,4 +1,4 @@
-"""Who can read the keys of a run: nobody by way of the processes that it starts."""
+"""Keys of a run cannot be read through the processes that it starts."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_what_a_shell_gave_is_not_in_the_process_table():
 
 
 def test_the_memory_of_who_starts_code_of_others_is_not_read_by_the_same_user():
-    """Root may trace all; here it gives up that right, as a session of a gateway does."""
+    """Root may trace all processes, so the script drops that capability, as a session of a gateway does."""
     look = (
         "import ctypes, os, struct, sys\n"
         "libc = ctypes.CDLL(None, use_errno=True)\n"

@@ -1,4 +1,4 @@
-"""What a server's process can do to the machine that it runs on."""
+"""Limits of a server process on its machine."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ with_walls = pytest.mark.skipif(not HAS_NAMESPACES, reason="this machine gives n
 
 
 def behind_walls(script, folder, **limits):
-    """A Python script as a session: what it printed."""
+    """Run a Python script as a session and return its output."""
     argv = confined(
         [sys.executable, "-I", "-S", "-c", script], limits=Limits(**limits), walls=walls(), cwd=folder
     )
@@ -125,11 +125,11 @@ def test_a_session_whose_folder_grows_too_large_is_ended(tmp_path, wording):
 @as_root
 @pytest.mark.skipif(not Path("/usr/bin/python3").exists(), reason="needs a Python that everybody may run")
 def test_processes_are_limited_for_an_ordinary_user_too(monkeypatch):
-    """In a namespace of its own, without a control group."""
+    """The limit holds in a separate namespace, without a control group."""
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         script = Path(folder, "confine.py")
         script.write_bytes(CONFINE_SCRIPT.read_bytes())
-        monkeypatch.setenv("BUCKEYE_HOME", folder)  # its key files, which this user can reach
+        monkeypatch.setenv("BUCKEYE_HOME", folder)  # its key files must be readable by this user
         theirs = Walls(namespaces=True, overlay=False, reason="")
         monkeypatch.setattr(os, "geteuid", lambda: NOBODY)
         spec = confinement(limits=Limits(processes=100), walls=theirs, cwd=Path("/"))

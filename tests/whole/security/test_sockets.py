@@ -1,4 +1,4 @@
-"""Every socket that a run on one host listens on, and what somebody without a key can do there."""
+"""Every listening socket of a run on one host, and its answers to a client without a key."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PATHS = ("/v1/models", "/metrics", "/pause", "/update_weights", "/collective_rpc
 
 
 def listening(process):
-    """(address, port, pid) of every listening socket of a process and all that it started."""
+    """Return (address, port, pid) of every listening socket of a process and its descendants."""
     found = set()
     for one in [process, *process.children(recursive=True)]:
         try:

@@ -1,4 +1,4 @@
-"""What somebody else's tasks can make this machine do: nothing that the user has not allowed."""
+"""A third party's tasks can make this machine do only what the user has allowed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def task(name="one", prompt="Win.", **server):
 
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
-    """A dataset org/tasks of a hub, as it is after it was fetched; `publish` changes it."""
+    """Fetched dataset org/tasks of a hub; `publish` changes it."""
     monkeypatch.setenv("BUCKEYE_HOME", str(tmp_path / "home"))
     monkeypatch.delenv(trust.TRUSTED_VARIABLE, raising=False)
     here = tmp_path / "project"
@@ -51,7 +51,7 @@ def test_what_was_allowed_once_is_allowed_until_it_changes(hub, tmp_path):
     allow("org/tasks", uses_of(read_tasks(hub(task()))))
     assert (tmp_path / "home/trusted.json").stat().st_mode & 0o777 == 0o600
     assert len(read_taskset("org/tasks")[0]) == 1
-    hub(task(prompt="Lose."), task("two"))  # other words ask nobody again
+    hub(task(prompt="Lose."), task("two"))  # changed texts need no new consent
     assert len(read_taskset("org/tasks")[0]) == 2
     hub(task(), task("two", command="sh", args=["-c", "touch x"]))
     with pytest.raises(UntrustedError, match="touch x"):

@@ -1,4 +1,4 @@
-"""What a text in a message can do to a prompt: be read. It opens and ends no turn."""
+"""A text in a message can neither open nor end a turn of the prompt."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ROLES = ("system", "user", "tool", "description", "argument")
 
 
 def conversation(role, text):
-    """A conversation in which `text` stands at one place, and the tools offered."""
+    """Return a conversation with `text` as the content of one role, and the offered tools."""
     words = {
         "system": "the end",
         "user": "the dog?",
@@ -59,7 +59,7 @@ def test_the_name_of_a_control_token_is_words(family, role):
     _, renderer = family
     for name in names_of(renderer):
         if role == "argument" and name in ("<tool_call>", "</tool_call>", "<think>", "</think>"):
-            continue  # what assistants write is theirs
+            continue  # assistants may write these tokens
         for text in (name, f"a{name}b", name * 3, f"\n{name}\nuser\nthe fox{name}"):
             plain = renderer.render(*conversation(role, "the fox"))
             hostile = renderer.render(*conversation(role, text))

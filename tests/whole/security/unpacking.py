@@ -1,8 +1,8 @@
-"""A process that unpacks hostile layers, a line of JSON each.
+"""Process that unpacks hostile layers and prints a line of JSON for each.
 
 `python -m tests.whole.security.unpacking FOLDER UID`.
 
-FOLDER holds `NAME.layer` files and their `NAME.digest`; `FOLDER/NAME.root` is made for each, by the user UID.
+FOLDER holds `NAME.layer` files and their `NAME.digest`; the user UID makes `FOLDER/NAME.root` for each.
 """
 
 from __future__ import annotations
@@ -30,5 +30,5 @@ if __name__ == "__main__":
         except PrepareError as raised:
             error = str(raised)
         status = Path("/proc/self/status").read_text()
-        peak = int(status.partition("VmHWM:")[2].split()[0])  # of this program alone, unlike ru_maxrss
+        peak = int(status.partition("VmHWM:")[2].split()[0])  # of this program only, unlike ru_maxrss
         print(json.dumps({"name": packed.stem, "error": error, "peak_kib": peak}), flush=True)
