@@ -1,6 +1,6 @@
-"""pip-audit over what uv.lock names, as far as lists of known holes can be reached; says what could not be.
+"""Run pip-audit on the packages in uv.lock, with the vulnerability lists that can be reached.
 
-Exit code 1 if there is a known hole, 0 if there is none or nobody could be asked.
+Reports the lists that could not be reached. Exit code 1 if a known vulnerability is found, else 0.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ UV = str(Path(sys.executable).with_name("uv"))
 
 
 def main() -> int:
-    """Ask, and print what is known."""
+    """Run the audit and print its results."""
     with tempfile.TemporaryDirectory() as folder:
         named, found = Path(folder, "requirements.txt"), Path(folder, "found.json")
         export = [

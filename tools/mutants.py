@@ -1,11 +1,11 @@
-"""Random small defects in the core, and whether the tests notice: which rules does no test hold to?
+"""Make random small changes in the core and report those that no test detects.
 
     python tools/mutants.py [--count 120] [--seed 0] [--room NAME ...] [--report FILE]
 
-A mutant is a module with one change: `<` for `<=`, `and` for `or`, one more than a number, a call left out.
-Each lies in a copy of the working tree and meets the fast tests of its room that run the changed line (found
-by running them once under `coverage`). What survives is printed, to be judged by a person: some
-changes make no difference that matters.
+A mutant is a module with one change: `<` for `<=`, `and` for `or`, a number increased by one, a call left
+out. Each is applied in a copy of the working tree and runs the fast tests of its room that cover the changed
+line (found by running them once under `coverage`). Survivors are printed for a person to judge: some changes
+make no difference that matters.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 HEAVY = ("hypothesis", "jinja2", "pydantic", "safetensors.torch", "torch", "transformers", "pytest")
-"""Of others: imported once; every mutant is a fork of this process."""
+"""Third-party packages, imported once; every mutant is a fork of this process."""
 MEMORY = 16 * 2**30
 PATIENCE = (60.0, 10.0)
-"""Seconds a mutant gets beyond so many times what its tests took: with it they may not end at all."""
+"""Timeout of a mutant, which may never end: extra seconds, and a factor of its tests' duration."""
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """Modules (globs under src/buckeye) and the tests that are theirs."""
+    """Modules (globs under src/buckeye) and their tests."""
 
     modules: tuple[str, ...]
     tests: tuple[str, ...]
@@ -87,11 +87,11 @@ class Mutant:
     text: bytes
 
     def applied(self, source: bytes) -> bytes:
-        """The module with the change."""
+        """Return the module with the change."""
         return source[: self.start] + self.text + source[self.end :]
 
 
-# --- what may be changed ---
+# --- possible changes ---
 
 _OTHER: dict[type, tuple[type, ...]] = {
     ast.Lt: (ast.LtE, ast.Gt),
@@ -116,7 +116,7 @@ _OTHER: dict[type, tuple[type, ...]] = {
 
 
 def variants(node: ast.AST) -> Iterator[ast.AST]:
-    """What could stand in the place of a node."""
+    """Yield replacements of a node."""
     documents = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
     if isinstance(node, ast.Expr | ast.Continue | ast.Break | ast.AugAssign) and not documents:
         yield ast.Pass()
@@ -142,7 +142,7 @@ def _with(node: ast.AST, **fields: object) -> ast.AST:
 
 
 def _looked_at(tree: ast.AST) -> Iterator[ast.AST]:
-    """All nodes but those of annotations, decorators and messages."""
+    """Yield all nodes except those of annotations, decorators and messages."""
     for name, value in ast.iter_fields(tree):
         if name in ("annotation", "returns", "decorator_list"):
             continue
@@ -156,7 +156,7 @@ def _looked_at(tree: ast.AST) -> Iterator[ast.AST]:
 
 
 def mutants_of(path: Path) -> list[Mutant]:
-    """All that could be made of a module."""
+    """Return all mutants of a module."""
     source = path.read_bytes()
     starts = [0]
     for line in source.splitlines(keepends=True):
@@ -180,7 +180,7 @@ def mutants_of(path: Path) -> list[Mutant]:
 
 
 def in_a_fork(work: Callable[[], int], *, seconds: float, output: Path) -> int | None:
-    """The exit code of `work`; None if it took too long, or too much memory."""
+    """Run `work` in a fork; return its exit code, or None if it exceeds the time or memory limit."""
     pid = os.fork()
     if not pid:
         os.setsid()
@@ -212,7 +212,7 @@ def run_tests(copy: Path, words: list[str], plugin: object = None) -> int:
 
 
 class Recorder:
-    """A plugin of pytest: which test runs which lines, and for how long."""
+    """Pytest plugin that records the lines that each test runs, and its duration."""
 
     def __init__(self, copy: Path, kept: Path) -> None:
         import coverage
@@ -223,25 +223,25 @@ class Recorder:
         self._seconds: dict[str, float] = {}
 
     def pytest_runtest_protocol(self, item: object) -> None:
-        """Called before a test."""
+        """Switch the coverage context at the start of a test."""
         self._coverage.switch_context(item.nodeid)  # type: ignore[attr-defined]
 
     def pytest_runtest_logreport(self, report: object) -> None:
-        """Called after each of the three parts of a test."""
+        """Add the duration of a test's part; a failed test takes infinitely long."""
         name = report.nodeid  # type: ignore[attr-defined]
         self._seconds[name] = self._seconds.get(name, 0.0) + report.duration  # type: ignore[attr-defined]
         if report.failed:  # type: ignore[attr-defined]
             self._seconds[name] = float("inf")
 
     def pytest_sessionfinish(self) -> None:
-        """Called at the end."""
+        """Write the records."""
         self._coverage.stop()
         self._coverage.save()
         self._kept.with_suffix(".json").write_text(json.dumps(self._seconds))
 
 
 class Touched:
-    """Which tests run a line, from a recorded run of them."""
+    """Tests that run a line, from a recorded run of them."""
 
     def __init__(self, kept: Path) -> None:
         from coverage import CoverageData
@@ -260,7 +260,10 @@ class Touched:
         return self._data.contexts_by_lineno(path)
 
     def tests(self, path: Path, lines: range) -> list[str]:
-        """Those of quick files first; for what runs when the module is imported, all that touch it."""
+        """Return the tests that run these lines, those of fast files first.
+
+        For lines that run at import, return all tests that touch the module.
+        """
         by_line = self._by_line(str(path))
         found = {test for line in lines for test in by_line.get(line, ())}
         if "" in found:
@@ -300,7 +303,7 @@ def main() -> int:
 
 
 def copy_tree(copy: Path) -> None:
-    """What git knows of, as it lies in the working tree."""
+    """Copy the files that git tracks, with changes in the working tree."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True)
     for name in filter(None, listed.stdout.decode().split("\0")):
         if (ROOT / name).exists():
@@ -320,14 +323,14 @@ def record(copy: Path, tests: tuple[str, ...], folder: Path) -> Touched:
 
 
 def choose(copy: Path, name: str, *, count: int, seed: int) -> list[Mutant]:
-    """Some mutants of a room, drawn by chance."""
+    """Return random mutants of a room."""
     modules = [path for glob in ROOMS[name].modules for path in sorted((copy / "src" / "buckeye").glob(glob))]
     possible = [mutant for path in modules for mutant in mutants_of(path)]
     return random.Random(f"{seed} {name}").sample(possible, min(count, len(possible)))
 
 
 def try_all(copy: Path, name: str, chosen: list[Mutant], touched: Touched, output: Path) -> list[str]:
-    """The changes of those that survive; prints the room's counts."""
+    """Return the changes of survivors; print the room's counts."""
     survivors = []
     ends: Counter[str] = Counter()
     for mutant in chosen:
@@ -341,7 +344,7 @@ def try_all(copy: Path, name: str, chosen: list[Mutant], touched: Touched, outpu
 
 
 def fate(copy: Path, mutant: Mutant, touched: Touched, output: Path) -> tuple[str, int]:
-    """Whether it was killed, hung or survived, and how many tests it met."""
+    """Return "killed", "hung" or "survived", and the number of tests that ran."""
     tests = touched.tests(mutant.path, mutant.lines)
     if not tests:
         return "survived", 0
@@ -357,7 +360,7 @@ def fate(copy: Path, mutant: Mutant, touched: Touched, output: Path) -> tuple[st
 
 
 def difference(copy: Path, mutant: Mutant) -> str:
-    """The change, as `diff -u` shows it."""
+    """Return the change as `diff -u` shows it."""
     whole = mutant.path.read_bytes()
     before, after = (text.decode().splitlines() for text in (whole, mutant.applied(whole)))
     name = str(mutant.path.relative_to(copy))

@@ -1,9 +1,9 @@
-"""Pictures of what commands print, for the documentation: docs/screens/NAME.svg, from real runs of them.
+"""Make pictures of command output for the documentation: docs/screens/NAME.svg, from real runs.
 
     python tools/screens.py [NAME ...]
 
-Commands run in a terminal of 80 columns, in an empty folder with an empty home. What `buckeye rl` asks is
-answered as a person would, at a terminal too.
+Commands run in a terminal of 80 columns, in an empty folder with an empty home. The questions of `buckeye rl`
+are answered at a terminal too.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ WIZARD = {
     "rl-model": ((r"Where\?.*\[1\]: ", "1"), (r"Which model\?.*\[1\]: ", "1")),
     "rl-plan": ((r"Start\? \[Y/n\]: ", "n"),),
 }
-"""The questions of one run of `buckeye rl`, and what is answered, a picture for each few of them."""
+"""Questions and answers of one run of `buckeye rl`, grouped by picture."""
 
 
 def main() -> None:
-    """Make the pictures that are named, or all."""
+    """Make the named pictures, or all."""
     wanted = sys.argv[1:] or [*COMMANDS, *WIZARD]
     unknown = set(wanted) - COMMANDS.keys() - WIZARD.keys()
     if unknown:
@@ -62,7 +62,7 @@ def main() -> None:
 
 
 def texts(wanted: Sequence[str], columns: int) -> Iterator[tuple[str, str]]:
-    """(name, what the terminal shows), with its colours."""
+    """Yield (name, terminal output) with colors."""
     for name in wanted:
         if name in COMMANDS:
             with tempfile.TemporaryDirectory() as folder:
@@ -74,23 +74,23 @@ def texts(wanted: Sequence[str], columns: int) -> Iterator[tuple[str, str]]:
 
 
 def picture(text: str, columns: int) -> str:
-    """What a terminal shows, as SVG."""
+    """Return terminal output as SVG."""
     with open(os.devnull, "w") as nowhere:
         console = Console(record=True, width=columns, file=nowhere, force_terminal=True)
         console.print(Text.from_ansi(text))
         drawn = console.export_svg(title="buckeye", unique_id="buckeye")
-    return drawn.replace("<svg ", '<svg xml:space="preserve" ', 1)  # some programs leave out spaces else
+    return drawn.replace("<svg ", '<svg xml:space="preserve" ', 1)  # some programs drop spaces otherwise
 
 
 def _typed(command: str, folder: Path, columns: int) -> str:
-    """A command as it is typed, and what it writes to a terminal."""
+    """Run a command; return the command line and its output on a terminal."""
     child = _started(command, folder, columns)
     child.expect(pexpect.EOF)
     return f"{_prompt(command)}\n{_as_shown(child.before)}"
 
 
 def _wizard(folder: Path, columns: int) -> Iterator[tuple[str, str]]:
-    """The questions of `buckeye rl` in a folder with tasks and a model, each with its answer."""
+    """Yield the questions of `buckeye rl` in a folder with tasks and a model, each with its answer."""
     shutil.copy(ROOT / "environments" / "text_2048" / "tasks.json", folder / "games.json")
     _typed("buckeye model tiny small --corpus games.json --layers 2 --hidden 128", folder, columns)
     child = _started("buckeye rl", folder, columns)
@@ -101,7 +101,7 @@ def _wizard(folder: Path, columns: int) -> Iterator[tuple[str, str]]:
             child.expect(question)
             text += child.before + child.after
             child.sendline(answer)
-            child.expect_exact(f"{answer}\r\n")  # as the terminal shows what is typed
+            child.expect_exact(f"{answer}\r\n")  # as the terminal shows typed text
             text += child.before + child.after
         if name == next(reversed(WIZARD)):
             child.expect(pexpect.EOF)
@@ -130,7 +130,7 @@ def _prompt(command: str) -> str:
 
 
 def _as_shown(written: str) -> str:
-    """What is left on the screen in the end: without lines that only said that something is going on."""
+    """Return the final state of the screen, without lines that only showed progress."""
     text = re.sub(r"\x1b\[\?25l.*?\x1b\[\?25h", "", written, flags=re.S)
     return re.sub(r"\x1b\[[02]K|\x1b\[1A", "", text).replace("\r\n", "\n").replace("\r", "").strip("\n")
 

@@ -1,11 +1,11 @@
 """Make a virtual environment with Buckeye, its environments and its development tools.
 
-Run by `make setup` with any Python >= 3.11; does nothing if nothing has changed since the last time.
+Run by `make setup` with any Python >= 3.11; does nothing if nothing has changed since the last run.
 
-Everything but torch comes from `uv.lock`, installed by uv; where uv cannot be had, pip resolves the
-requirements of pyproject.toml instead. Where there is no NVIDIA GPU, torch is its CPU build, asked for by
-its own version number (`+cpu`), so no CUDA build (several gigabytes) can be chosen: first from the package
-index that pip is set up with, then from PyTorch's own index of CPU builds. Set BUCKEYE_TORCH to a requirement
+Everything except torch comes from `uv.lock`, installed by uv. If uv is unavailable, pip resolves the
+requirements of pyproject.toml instead. Without an NVIDIA GPU, torch is its CPU build, requested by its exact
+version (`+cpu`), so that no CUDA build (several gigabytes) can be chosen: first from the package index that
+pip is configured with, then from PyTorch's index of CPU builds. Set BUCKEYE_TORCH to a requirement
 (`torch==2.14.0`) to choose another.
 """
 
@@ -85,8 +85,10 @@ def alone(target: Path) -> Iterator[None]:
 
 
 def make_venv(target: Path) -> Path:
-    """Return the Python of the environment, which is made unless it has one with pip. That of an interrupted
-    setup, and one that uv has made, get pip."""
+    """Return the Python of the environment, creating it unless it has one with pip.
+
+    An environment from an interrupted setup, or made by uv, gets pip.
+    """
     python = target / "bin" / "python"
     if python.exists() and (
         pip(python, "--version", quiet=True) or run(python, "-m", "ensurepip", "--upgrade", quiet=True)
@@ -99,14 +101,14 @@ def make_venv(target: Path) -> Path:
 
 
 def fingerprint() -> str:
-    """Return a digest that changes with what would be installed."""
+    """Return a digest of everything that determines the installation."""
     parts = [(ROOT / name).read_bytes() for name in INPUTS]
     parts += [os.environ.get("BUCKEYE_TORCH", "").encode(), str(ROOT).encode(), sys.version.encode()]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()
 
 
 def install_torch(python: Path) -> bool:
-    """Install the build of torch that suits the machine, unless there is one."""
+    """Install the build of torch for this machine, unless one is installed."""
     if run(python, "-c", "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"):
         return True
     print("installing torch", flush=True)
@@ -125,7 +127,7 @@ def install_torch(python: Path) -> bool:
 
 
 def install_locked(python: Path) -> bool:
-    """Install the versions in uv.lock, all but torch, and this project. Return False if uv cannot."""
+    """Install the versions in uv.lock except torch, and this project. Return False if uv is unavailable."""
     uv = python.parent / "uv"
     if not (uv.exists() or pip(python, "install", UV, quiet=True)):
         return False
@@ -153,14 +155,14 @@ def install_locked(python: Path) -> bool:
 
 
 def install_resolved(python: Path) -> bool:
-    """Install what pip resolves from pyproject.toml."""
+    """Install the requirements of pyproject.toml as pip resolves them."""
     print("uv is not available: pip resolves the requirements", flush=True)
     project = f".[{','.join(EXTRAS)}]"
     return pip(python, "install", *(word for path in (project, *ENVIRONMENTS) for word in ("-e", path)))
 
 
 def pip(python: Path, *words: str, quiet: bool = False) -> bool:
-    """Run pip; `quiet` hides what it prints, where another attempt follows."""
+    """Run pip; `quiet` hides its output if a failure leads to another attempt."""
     return run(python, "-m", "pip", "--quiet", "--disable-pip-version-check", *words, quiet=quiet)
 
 

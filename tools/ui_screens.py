@@ -1,8 +1,8 @@
-"""Pictures of `buckeye ui` for the documentation: docs/screens/ui-NAME.png, of a real run.
+"""Make pictures of `buckeye ui` for the documentation: docs/screens/ui-NAME.png, of a real run.
 
     python tools/ui_screens.py RUN
 
-Needs Debian's chromium. The newest group whose rewards differ is shown.
+Needs Debian's chromium. Shows the newest group whose rewards differ.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PICTURES = {
     "timeline": ("timeline?step={step}", "dark", 1200, 560),
     "narrow": ("overview", "light", 390, 800),
 }
-"""Name -> what is opened, in light or dark, width and height."""
+"""Page, color scheme, width and height of each picture, by name."""
 SECONDS = 120.0
 
 
@@ -59,7 +59,7 @@ def wait_for(address: str) -> None:
 
 
 def take(base: str, run: str) -> None:
-    """Open and take each picture; findings are waited for."""
+    """Open each page and take its picture, after the findings have arrived."""
     api = f"{base}/api/runs/{run}"
     httpx.get(f"{api}/findings", timeout=SECONDS)
     groups = httpx.get(f"{api}/groups", timeout=SECONDS).json()
