@@ -1,9 +1,9 @@
-"""What one memorised affix earns on dakota1890: the best prefix and ending on the word of the prompt.
+"""Measure the score of one memorized affix on dakota1890: the best prefix and ending on the prompt's word.
 
     python benchmarks/affix_baseline.py [--families conjugate,possess]
 
-Not a policy without content, but one that has learnt one thing and never reads the question. Printed for each
-family and held-out split: the best pair, chosen there, and its exact match.
+The policy is not content-free: it has learned one thing, and never reads the question. Prints for each family
+and held-out split the best pair, chosen there, and its exact match.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def best_affix(items: Sequence[Item]) -> tuple[str, float]:
-    """The pair that is right most often, written `wa-...-pi`, and its exact match over all `items`."""
+    """Return the best pair, written `wa-...-pi`, and its exact match over all `items`."""
     policies: dict[str, Callable[[str], str]] = {
         f"{before}…{after}": lambda word, before=before, after=after: before + word + after  # type: ignore[misc]
         for before, after in product(PREFIXES, ENDINGS)
@@ -57,7 +57,7 @@ def best_affix(items: Sequence[Item]) -> tuple[str, float]:
 
 
 def exact_match(items: Sequence[Item], write: Callable[[str], str]) -> float:
-    """The share of `items` whose first shown word, changed by `write`, is right."""
+    """Return the share of `items` whose first shown word, changed by `write`, is correct."""
     asked = [
         item for item in items if item.data["answer"] in (FORM, WORD, WORDS) and item.data["prompt_forms"]
     ]

@@ -1,10 +1,10 @@
-"""What asking costs the one who asks: thousands of rollouts at once on one server, by the client of a run.
+"""Measure the client's cost of requests: thousands of concurrent rollouts on one server.
 
     python benchmarks/client.py [--rollouts 8192] [--turns 2] [--backend torch|vllm]
 
-A rollout asks for 16 tokens after 32 of its own, then again with the longer prompt. The server is another
-process, with a model of 3 M random parameters. Printed are processor time, which others on the machine change
-little, the memory of the client, and whether the server was taken for dead. It fails if a rollout is lost.
+A rollout requests 16 tokens after 32 prompt tokens, then again with the longer prompt. The server is another
+process, with a model of 3 M random parameters. Prints processor time, which other processes affect little,
+the memory of the client, and whether the server was considered dead. Fails if a rollout is lost.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ DEADLINE = 3600.0
 
 
 async def rollout(client: InferenceClient, prompt: Sequence[int], seed: int, turns: int) -> None:
-    """Turns of one conversation, each with what was sampled before."""
+    """Run the turns of one conversation, each with the earlier samples in its prompt."""
     session, ids = client.session(), list(prompt)
     for turn in range(turns):
         params = SamplingParams(max_tokens=NEW_TOKENS, min_tokens=NEW_TOKENS, seed=seed * turns + turn)
@@ -42,7 +42,7 @@ async def rollout(client: InferenceClient, prompt: Sequence[int], seed: int, tur
 
 
 async def measure(rollouts: int, turns: int, backend: str, folder: Path) -> None:
-    """Ask for all rollouts at once, and print what it took."""
+    """Run all rollouts at once, and print their cost."""
     config = InferenceConfig.model_validate({"backend": backend, "log": {"level": "warning"}})
     prompts = random_prompts(rollouts, MODELS[SIZE]["vocab_size"], seed=0)
     async with served_model(make_model(folder, SIZE), config=config) as served:
@@ -73,7 +73,7 @@ async def measure(rollouts: int, turns: int, backend: str, folder: Path) -> None
 
 
 def spent(process: psutil.Process) -> float:
-    """Processor seconds of a process and its children."""
+    """Return the processor seconds of a process and its children."""
     times = [one.cpu_times() for one in (process, *process.children(recursive=True))]
     return sum(one.user + one.system for one in times)
 

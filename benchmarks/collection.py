@@ -1,20 +1,20 @@
-"""Which rollouts reach the loss, and how fast: rules of collecting batches side by side, on virtual time.
+"""Compare rules of collecting batches: which rollouts reach the loss, and how fast, on virtual time.
 
     python benchmarks/collection.py [--laws ...] [--levels 0 1 2 4] [--oversampling 1 1.5] [--batches 60]
 
-Batches of 16 groups of 8 rollouts. A rollout takes as long as a law says and has as many tokens; a step of
-training takes as long as a batch of rollouts in the mean. The engines have places for as many rollouts as
-may be in flight (plenty), or for half of them (scarce), and are at once at new weights. Time is virtual: what
-waits is what the clock jumps to, so nothing depends on the machine. Rules:
+Batches of 16 groups of 8 rollouts. A distribution gives the duration of a rollout, and its tokens are
+proportional; a training step takes the mean duration of a batch. The engines have slots for as many rollouts
+as may be in flight (plenty), or for half of them (scarce), and load new weights immediately. Time is virtual:
+the clock jumps to the next event, so nothing depends on the machine. Rules:
 
-    buckeye    what orchestrator/collector.py does: the real class
-    overtake   first to finish, dropped when older than the run-ahead: what Buckeye did before
-    prime-rl   first to finish; what is played longer than 8 updates is cancelled
+    buckeye    the real class of orchestrator/collector.py
+    overtake   first to finish, dropped when older than the run-ahead: Buckeye's former rule
+    prime-rl   first to finish; rollouts that span more than 8 updates are cancelled
     areal      the oldest that are finished first; never dropped
 
-Shown of each: the share of groups dropped, the share of sampling time that came to nothing, the length of
-what was trained on against all that was begun, with its 95 % interval, and the time against `areal`, which
-neither waits for a group nor drops one.
+Shows for each: the share of groups dropped, the share of sampling time that was lost, the length of trained
+rollouts relative to all started ones, with its 95 % interval, and the time relative to `areal`, which neither
+waits for a group nor drops one.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ LAWS: dict[str, Callable[[random.Random], float]] = {
     "heavy tail": lambda rng: min(30.0, 0.5 * rng.paretovariate(1.5)),
     "uniform": lambda rng: rng.uniform(0.2, 1.8),
 }
-"""Seconds of a rollout. Those of `two kinds` belong to the task: some are six times as long as others."""
+"""Seconds of a rollout. Those of `two kinds` depend on the task: some take six times as long as others."""
 
 
 class VirtualTime(asyncio.SelectorEventLoop):
-    """An event loop whose clock jumps to what is waited for next. Raises RuntimeError if that is nothing."""
+    """Event loop whose clock jumps to the next event. Raises RuntimeError without a next event."""
 
     def __init__(self) -> None:
         super().__init__(_Jumps(self))
@@ -78,8 +78,10 @@ class _Jumps(selectors.SelectSelector):
 
 @dataclass(slots=True)
 class Engine:
-    """Plays groups: their durations are known when they begin. `begun` are the seconds of every rollout, by
-    group; a group that is cut ends at once."""
+    """Simulated engine whose groups have fixed durations from their start.
+
+    `begun` holds the seconds of every rollout, by group; a group that is cut ends immediately.
+    """
 
     law: str
     places: int
@@ -97,7 +99,7 @@ class Engine:
         seconds = []
         for _ in range(size):
             if self.law == "two kinds":
-                rng.setstate(kind)  # all rollouts of a task are as long
+                rng.setstate(kind)  # all rollouts of a task have the same duration
             seconds.append(LAWS[self.law](rng))
         clock = asyncio.get_running_loop().time
         begins, ends = [], []
@@ -133,7 +135,7 @@ def _rollout(flight: Flight, seconds: float) -> Rollout:
 
 
 class _Tasks:
-    """As many as are asked for, each once."""
+    """Unlimited tasks, each used once."""
 
     environment = argparse.Namespace(name="simulated", play=argparse.Namespace(group_size=None))
 
@@ -148,7 +150,7 @@ class _Tasks:
 
 
 class Overtake(GroupCollector):
-    """The rule before: first to finish, and dropped when older than the run-ahead."""
+    """Buckeye's former rule: first to finish, dropped when older than the run-ahead."""
 
     def _order(self, ended: Any) -> tuple[int, int]:
         return 0, self._finished.index(ended)
@@ -163,7 +165,7 @@ class Overtake(GroupCollector):
 
 
 class PrimeRL(Overtake):
-    """First to finish; what spans more than so many updates is cancelled, and another task played."""
+    """First to finish; a group that spans more than AGE updates is cancelled and replaced by another task."""
 
     def set_version(self, version: int) -> None:
         super().set_version(version)
@@ -185,7 +187,7 @@ RULES: dict[str, type[GroupCollector]] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Result:
-    """Of one run: `trained` and `begun` are seconds of rollouts, a mean for each group."""
+    """Result of one run; `trained` and `begun` are mean seconds of rollouts for each group."""
 
     seconds: float
     batches: list[Collected]
@@ -198,20 +200,22 @@ class Result:
 
     @property
     def dropped(self) -> float:
-        """The share of the groups that ended."""
+        """Share of the ended groups that were dropped."""
         dropped = sum(batch.dropped.total() for batch in self.batches)
         return dropped / (dropped + len(self.trained))
 
     @property
     def lost(self) -> float:
-        """The share of the sampling time of the groups that ended which came to nothing."""
+        """Share of the sampling time of ended groups that was lost."""
         lost = sum(_mean(group) for batch in self.batches for _, group in batch.dropped_groups)
         return lost / (lost + sum(self.trained))
 
     @property
     def bias(self) -> tuple[float, float]:
-        """Mean length of what was trained against what was begun, less 1, and the half width of its 95 %
-        interval if the one were a sample of its own."""
+        """Relative difference of the mean length of trained and started groups, and its 95 % half width.
+
+        The half width treats the trained groups as an independent sample.
+        """
         mean = statistics.fmean(self.begun)
         error = statistics.stdev(self.begun) / math.sqrt(len(self.trained))
         return statistics.fmean(self.trained) / mean - 1.0, 1.96 * error / mean

@@ -1,8 +1,8 @@
-"""How many dakota1890 tasks a second are generated and graded on one core.
+"""Measure how many dakota1890 tasks per second are generated and graded on one core.
 
     python benchmarks/dakota_tasks.py [--tasks N] [--invented 0.5]
 
-Half of the replies are right, a quarter is a near miss (one letter off), a quarter another task's answer.
+Half of the replies are correct, a quarter is a near miss (one letter off), a quarter another task's answer.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def main() -> None:
 
 
 def measure(families: tuple[str, ...], count: int, invented: float) -> tuple[float, float]:
-    """Return the tasks generated, and the replies graded, a second of CPU time; caches are warm."""
+    """Return the tasks generated and the replies graded per second of CPU time, with warm caches."""
     tasks = TrainTasks(TaskOptions(families=families, invented_fraction=invented), 10 * count)
     tasks[: count // 10]
     started = time.process_time()
@@ -48,7 +48,7 @@ def measure(families: tuple[str, ...], count: int, invented: float) -> tuple[flo
 
 
 def replies(items: Sequence[Item]) -> list[str]:
-    """A reply for each task."""
+    """Return a reply for each task."""
     answers = [item.data["accept"][0] for item in items]
     mixed = [(answer, answer, f"{answer[:-1]}k", answers[i - 1])[i % 4] for i, answer in enumerate(answers)]
     return [f"<answer>{answer}</answer>" for answer in mixed]

@@ -1,9 +1,9 @@
-"""How long it takes to say what is wrong with a long run, and how much memory.
+"""Measure the time and memory of a diagnosis of a long run.
 
-The directory is made, as of a run that learns.
+The directory is synthetic, like that of a run that learns.
 
-python benchmarks/diagnose.py [--steps 1000] [--rollouts 128] [--kilobytes 3] [--kept 200] [--dir DIR]
-python benchmarks/diagnose.py --run RUN      what looking at a run cost while it went on
+    python benchmarks/diagnose.py [--steps 1000] [--rollouts 128] [--kilobytes 3] [--kept 200] [--dir DIR]
+    python benchmarks/diagnose.py --run RUN      cost of the checks during a run
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ f"{[one.name for one in found]} {notes} {failed}")
 
 
 def make(run: Path, *, steps: int, rollouts: int, kilobytes: int, kept: int) -> None:
-    """Write what a run of so many steps leaves, with `kept` batches of tokens."""
+    """Write the files of a run of `steps` steps, with `kept` batches of tokens."""
     rng, words = random.Random(0), ["".join(random.Random(n).choices("etaoin", k=5)) for n in range(500)]
     (run / "rollouts").mkdir(parents=True)
     with (run / "metrics.jsonl").open("w") as metrics:
@@ -97,12 +97,12 @@ def make(run: Path, *, steps: int, rollouts: int, kilobytes: int, kept: int) -> 
 
 
 def _given(number: int, reward: float) -> float:
-    """A made advantage: what earns is above 0."""
+    """Return a synthetic advantage, above 0 for a rewarded rollout."""
     return reward - 0.5 + 0.01 * (number % 3)
 
 
 def keep(run: Path, step: int, rewards: list[float]) -> None:
-    """A batch that was trained on: 40 tokens of prompt and the rest sampled."""
+    """Write a trained batch: 40 prompt tokens per sample, and the rest sampled."""
     rng = np.random.default_rng(step)
     mask = np.arange(40 + _TOKENS) >= 40
     samples, logprobs = [], []
@@ -132,7 +132,7 @@ def keep(run: Path, step: int, rewards: list[float]) -> None:
 
 @contextmanager
 def made_run(description: str, *, kept: int) -> Iterator[Path]:
-    """The directory that the command's words ask for; it is made where it is not there."""
+    """Yield the directory that the arguments select; create it if it does not exist."""
     parser = argparse.ArgumentParser(description=description)
     for name, default in (("steps", 1000), ("rollouts", 128), ("kilobytes", 3), ("kept", kept)):
         parser.add_argument(f"--{name}", type=int, default=default)
@@ -148,8 +148,11 @@ def made_run(description: str, *, kept: int) -> Iterator[Path]:
 
 
 def looks(run: Path) -> None:
-    """What `rl` spends on looking at all records after 8, 16, 32 ... steps, each time from the start: on
-    copies as they were then. It has the lowest priority: a run loses at most this."""
+    """Measure the checks of `rl` on all records after 8, 16, 32 ... steps, each from scratch.
+
+    Each check reads a copy of the records at that step. Checks run at the lowest priority, so a run loses at
+    most this time.
+    """
     steps = runs.open(run).steps
     times = [float(step.trained["time"]) for step in steps if step.trained is not None]
     spent, number = 0.0, 8
@@ -172,7 +175,7 @@ def looks(run: Path) -> None:
 
 
 def as_it_was(run: Path, copy: Path, until: int) -> Path:
-    """A copy of what the run had recorded after a step."""
+    """Copy the records that existed after a step."""
     kept = step_directories(run / "trained").items()
     for number, path in (*rollouts_files(run / "rollouts"), *kept):
         if number <= until:
@@ -187,7 +190,7 @@ def as_it_was(run: Path, copy: Path, until: int) -> Path:
 
 
 def main() -> None:
-    """Print the time and the memory, at first and again; or of the looks at a run."""
+    """Print time and memory of a first and a second diagnosis, or of the checks during a run."""
     if sys.argv[1:2] == ["--run"]:
         looks(Path(sys.argv[2]))
         return

@@ -1,16 +1,16 @@
-"""What the gateway adds to a tool call: the same server, spoken to directly and through the gateway.
+"""Measure what the gateway adds to a tool call: one server, called directly and through the gateway.
 
     python benchmarks/gateway.py [--sessions 64] [--calls 50] [--think 1.0]
     python benchmarks/gateway.py --starts 20 [--command text-2048]
 
-Every session has its own server process (a small script without libraries; it answers at once) and calls one
-tool again and again. With `--think` seconds of mean pause between its calls, as a policy that writes its next
-move, the figure is what one call waits longer; with 0 all call without a pause, and the figure is what the
-machine can do at most. Starting the servers is not part of it. The time of a call is from its first byte to
-the parsed answer; on a busy machine look at the processor time, which waiting for others does not change.
+Every session has its own server process (a small script without libraries that answers immediately) and calls
+one tool repeatedly. With `--think` seconds of mean pause between its calls, like a policy that writes its
+next move, the result is the extra latency of one call; with 0 all sessions call without a pause, and the
+result is the machine's maximum. Server starts are excluded. The time of a call is from its first byte to the
+parsed answer; on a busy machine use the processor time, which waiting does not change.
 
-With `--starts` it measures what a session of a Python server costs from its start to its end, in processor
-time of the gateway and everything it starts: with its libraries imported once, and without.
+With `--starts` it measures the cost of a session of a Python server from start to end, in processor time of
+the gateway and its child processes: with its libraries imported once, and without.
 """
 
 from __future__ import annotations
@@ -61,12 +61,12 @@ Call = Callable[[str, dict[str, Any]], Awaitable[Any]]
 
 
 def message(number: int, method: str, params: dict[str, Any]) -> dict[str, Any]:
-    """A JSON-RPC request."""
+    """Return a JSON-RPC request."""
     return {"jsonrpc": "2.0", "id": number, "method": method, "params": params}
 
 
 async def play(call: Call, calls: int, think: float, seed: int) -> list[float]:
-    """The seconds of each call of one session."""
+    """Return the seconds of each call of one session."""
     pause = random.Random(seed)
     await call("initialize", INFO)
     took = []
@@ -79,7 +79,7 @@ async def play(call: Call, calls: int, think: float, seed: int) -> list[float]:
 
 
 async def direct(script: Path, sessions: int, calls: int, think: float) -> list[float]:
-    """Over pipes."""
+    """Return the seconds of calls over pipes."""
 
     async def session(seed: int) -> list[float]:
         process = await ServerProcess.start(
@@ -100,7 +100,7 @@ async def direct(script: Path, sessions: int, calls: int, think: float) -> list[
 
 
 async def through(url: str, sessions: int, calls: int, think: float) -> list[float]:
-    """Over the gateway, one connection for each session."""
+    """Return the seconds of calls through the gateway, with one connection per session."""
 
     async def session(seed: int) -> list[float]:
         async with httpx.AsyncClient(timeout=120, trust_env=False) as client:
@@ -122,14 +122,14 @@ async def through(url: str, sessions: int, calls: int, think: float) -> list[flo
 
 
 def family_seconds(pid: int) -> float:
-    """What a process and all that it has started have computed, as far as they live or were waited for."""
+    """Return the processor seconds of a process and its descendants that still run or were waited for."""
     root = psutil.Process(pid)
     times = [process.cpu_times() for process in (root, *root.children(recursive=True))]
     return float(sum(t.user + t.system + t.children_user + t.children_system for t in times))
 
 
 async def start_and_end(url: str, count: int) -> list[float]:
-    """The seconds until each of `count` sessions, one after the other, has answered."""
+    """Start `count` sessions in sequence; return the seconds until each has answered."""
     headers = {"accept": "application/json, text/event-stream"}
     took = []
     async with httpx.AsyncClient(timeout=120, trust_env=False) as client:
@@ -145,7 +145,7 @@ async def start_and_end(url: str, count: int) -> list[float]:
 
 
 def measure_starts(command: str, count: int) -> None:
-    """Print what a session costs with and without imports ahead."""
+    """Print the cost of a session with and without preloaded imports."""
     for name, words in (("by itself", ["--no-preload"]), ("forked", [])):
         with running(["--command", command, *words]) as (pid, url):
             asyncio.run(start_and_end(url, 1))
@@ -160,7 +160,7 @@ def measure_starts(command: str, count: int) -> None:
 
 @contextmanager
 def running(words: Sequence[str]) -> Iterator[tuple[int, str]]:
-    """A gateway on a free port: its process id and address."""
+    """Run a gateway on a free port; yield its process id and address."""
     argv = [sys.executable, "-u", "-m", "buckeye", "gateway", "--port", "0", "--no-key", *words]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         try:
@@ -178,7 +178,7 @@ def running(words: Sequence[str]) -> Iterator[tuple[int, str]]:
 
 
 def processor_seconds(pid: int) -> float:
-    """What a process has computed so far, without its children."""
+    """Return the processor seconds of a process, without its children."""
     times = psutil.Process(pid).cpu_times()
     return float(times.user + times.system)
 

@@ -1,22 +1,23 @@
-"""Correctness, whole steps, training and sampling on one NVIDIA GPU. Needs no network: the models have the
-shapes of Qwen3-0.6B and Qwen3-4B and random weights.
+"""Measure correctness, complete steps, training and sampling on one NVIDIA GPU.
+
+Needs no network: the models have the shapes of Qwen3-0.6B and Qwen3-4B and random weights.
 
     benchmarks/gpu.sh [--only rl trainer/full] [--within 300]      on a machine with torch and wheels
-    python benchmarks/gpu.py --device cpu --tiny                   small models, to see that everything runs
+    python benchmarks/gpu.py --device cpu --tiny                   small models, to check that all of it runs
 
-correctness   log-probs, loss and gradient against a CPU in float32; the engine's log-probs of its samples
-              against the trainer's; a weight update with its checksum (gpu_correctness.py).
-rl            the `rl` launcher: batches of 128, 16 rollouts per example, tasks of letters.py; sampling and
-              training share the GPU if there is only one. 2,048 or 128 tokens a rollout.
-trainer       optimizer steps on random samples of 2k, 16k or 64k tokens, all weights or LoRA of rank 16,
-              weights in float32, products in bfloat16; and of a 4B shape. The median after a first step.
-engine        the embedded engine without HTTP: 1 to 512 sequences with about 1,024 tokens of context,
-              compared with the time needed to read weights, keys and values; then `generate_batch` of
-              transformers.
+    correctness   log-probs, loss and gradient against a CPU in float32; the engine's log-probs of its samples
+                  against the trainer's; a weight update with its checksum (gpu_correctness.py).
+    rl            the `rl` launcher: batches of 128, 16 rollouts per example, tasks of letters.py; sampling
+                  and training share a single GPU. 2,048 or 128 tokens per rollout.
+    trainer       optimizer steps on random samples of 2k, 16k or 64k tokens, all weights or LoRA of rank 16,
+                  weights in float32, products in bfloat16; and of a 4B shape. The median after a first step.
+    engine        the embedded engine without HTTP: 1 to 512 sequences with about 1,024 tokens of context,
+                  compared with the time needed to read weights, keys and values; then `generate_batch` of
+                  transformers.
 
-Model FLOP utilisation (MFU) = FLOPs / seconds / the GPU's dense bfloat16 peak of its data sheet, with
-FLOPs = 6 P T + 6 L H D sum(t^2): P elements of the matrices (frozen ones count 4 instead of 6), T tokens in
-samples of t each, L layers of H heads of size D (PaLM, appendix B, halved for causal attention). Recomputed
+Model FLOP utilization (MFU) = FLOPs / seconds / the GPU's dense bfloat16 peak of its data sheet, with FLOPs =
+6 P T + 6 L H D sum(t^2): P elements of the matrices (frozen ones count 4 instead of 6), T tokens in samples
+of t each, L layers of H heads of size D (PaLM, appendix B, halved for causal attention). Recomputed
 activations do not count.
 
 Each case is a separate process. The most important ones run first, and results are written after each. A case
@@ -46,7 +47,7 @@ import gpu_correctness
 CASES = Path(__file__).with_name("gpu_cases.py")
 RESULTS = Path(__file__).with_name("results")
 STOP_SECONDS = 15.0
-# Tokens a second and GiB of Qwen3-0.6B on one H100, from benchmarks/results/BENCHMARKS.md (2026-02-01) of
+# Tokens per second and GiB of Qwen3-0.6B on one H100, from benchmarks/results/BENCHMARKS.md (2026-02-01) of
 # prime-rl: two samples, every layer recomputed, compiled, and with FlashAttention-3.
 PUBLISHED = {
     "full/16k, recomputed": (11_900, 12.5),
@@ -60,7 +61,7 @@ Rows = dict[str, dict[str, Any]]
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One process. `part` is what to call in gpu_cases.py, with `settings`; `deadline` in seconds."""
+    """One process, which calls `part` of gpu_cases.py with `settings`; `deadline` is in seconds."""
 
     name: str
     part: str
@@ -70,7 +71,7 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """The result of a case: the figures of its rows, and the error if it failed."""
+    """Result of a case: the figures of its rows, and the error if it failed."""
 
     name: str
     part: str
@@ -80,7 +81,7 @@ class Outcome:
 
 
 def all_cases(*, tiny: bool, backend: str, compiled: bool = False) -> list[Case]:
-    """Every case of the benchmark, or of its small form, in the order of importance."""
+    """Return every case of the benchmark, or of its small form, by importance."""
     long = {"batch": 128, "group": 16, "length": 2048, "row": 16384, "steps": 2}
     long |= {"backend": backend, "compile": compiled}
     short = long | {"length": 128, "steps": 5}
@@ -115,7 +116,7 @@ def all_cases(*, tiny: bool, backend: str, compiled: bool = False) -> list[Case]
 
 
 def _rows(*, tiny: bool) -> list[dict[str, Any]]:
-    """The samples that the trainer steps on, and how often; those with recomputed activations last."""
+    """Return the samples and step counts of a trainer case; those with recomputed activations come last."""
     if tiny:
         lengths: tuple[tuple[str, int, int, bool, int], ...] = (
             ("64", 64, 2, False, 2),
@@ -133,7 +134,10 @@ def _rows(*, tiny: bool) -> list[dict[str, Any]]:
 
 
 def chosen(cases: Sequence[Case], wanted: Sequence[str]) -> list[Case]:
-    """The cases that have these names, or names that begin with them. Raises ValueError if one has none."""
+    """Return the cases whose names equal or begin with the given names.
+
+    Raises ValueError if a name matches no case.
+    """
     unknown = [name for name in wanted if not any(_is_under(case.name, name) for case in cases)]
     if unknown:
         raise ValueError(f"no case is called {', '.join(unknown)}: {', '.join(c.name for c in cases)}")
@@ -147,12 +151,12 @@ def _is_under(name: str, wanted: str) -> bool:
 def run_case(
     case: Case, folder: Path, *, deadline: float, command: Sequence[str] = (sys.executable, str(CASES))
 ) -> Outcome:
-    """Measure in a new process. Its folder under `folder` keeps what it printed."""
+    """Measure in a new process, whose folder under `folder` keeps its output."""
     own = folder / case.name.replace("/", "_")
     own.mkdir(parents=True)
     settings, result, log = own / "settings.json", own / "result.json", own / "log"
     settings.write_text(json.dumps({**case.settings, "folder": str(own)}), encoding="utf-8")
-    environment = os.environ | {"BUCKEYE_PARENT_PID": str(os.getpid())}  # it ends with us
+    environment = os.environ | {"BUCKEYE_PARENT_PID": str(os.getpid())}  # it exits with this process
     started = time.monotonic()
     with log.open("w", encoding="utf-8") as output:
         process = subprocess.Popen(
@@ -181,7 +185,7 @@ def _wait(process: subprocess.Popen[bytes], deadline: float, log: Path) -> str |
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the process and its children: SIGTERM, after a while SIGKILL."""
+    """End the process and its children with SIGTERM, and after a timeout with SIGKILL."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGTERM)
     with suppress(subprocess.TimeoutExpired):
@@ -192,7 +196,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _reason(log: Path, code: int) -> str:
-    """Find the reason for a failure in the output of a process."""
+    """Return the reason for a failure from the output of a process."""
     lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines()]
     memory = next((line for line in reversed(lines) if "out of memory" in line.lower()), None)
     last = next((line for line in reversed(lines) if line), "it printed nothing")
@@ -203,7 +207,7 @@ def _reason(log: Path, code: int) -> str:
 
 
 def trainer_lines(outcome: Outcome, facts: dict[str, Any]) -> list[str]:
-    """A line for each row of a trainer case."""
+    """Return a table line for each row of a trainer case."""
     kind = outcome.name.partition("/")[2]
     lines = []
     for name, f in outcome.rows.items():
@@ -223,7 +227,7 @@ def trainer_lines(outcome: Outcome, facts: dict[str, Any]) -> list[str]:
 
 
 def engine_lines(outcome: Outcome, facts: dict[str, Any]) -> list[str]:
-    """A line for each number of sequences."""
+    """Return a table line for each number of sequences."""
     lines = []
     for count, f in outcome.rows.items():
         whole = f"{f['with_prompts_per_second']:,.0f}"
@@ -239,7 +243,7 @@ def engine_lines(outcome: Outcome, facts: dict[str, Any]) -> list[str]:
 
 
 def rl_lines(outcome: Outcome, facts: dict[str, Any]) -> list[str]:
-    """A line for each figure of a run."""
+    """Return a table line for each figure of a run."""
     f = outcome.rows.get("run")
     if f is None:
         return []
@@ -259,7 +263,7 @@ def rl_lines(outcome: Outcome, facts: dict[str, Any]) -> list[str]:
 
 
 def correctness_lines(outcome: Outcome, facts: dict[str, Any]) -> list[str]:
-    """Every figure with its limit."""
+    """Return every figure with its limit."""
     return gpu_correctness.lines(outcome.rows)
 
 
@@ -294,7 +298,7 @@ TABLES: dict[str, tuple[str, tuple[str, ...], str, Lines]] = {
 
 
 def page(outcomes: Sequence[Outcome]) -> str:
-    """All results as Markdown."""
+    """Return all results as Markdown."""
     facts = outcomes[0].rows.get("device", {})
     if not facts:
         return f"The device could not be described: {outcomes[0].error}\n"

@@ -1,6 +1,6 @@
-"""The measurements of benchmarks/gpu.py. Each case is a process, so that it starts with all of the memory.
+"""Measurements of benchmarks/gpu.py. Each case is a process, so that it starts with all memory free.
 
-python benchmarks/gpu_cases.py PART SETTINGS.json RESULT.json
+    python benchmarks/gpu_cases.py PART SETTINGS.json RESULT.json
 
 A part calls `report(row, figures)` after each measurement. Reported rows are kept if a later one fails.
 """
@@ -30,7 +30,7 @@ from buckeye.base.storage import write_file
 
 HERE = Path(__file__).parent
 WARM_UP = 1
-GROUP = 16  # rollouts of one prompt
+GROUP = 16  # rollouts per prompt
 _CACHE_SHARE = 0.85  # of the free memory; the rest is for weights and logits
 _SAMPLE_SECONDS = 0.25
 
@@ -40,7 +40,7 @@ Report = Callable[[str, Figures], None]
 
 
 def describe(settings: Settings, report: Report) -> None:
-    """Name the device, measure its two limits, and write the model that all cases use."""
+    """Report the device and its two limits, and write the model that all cases use."""
     import torch
 
     from buckeye.trainer.learner import peak_flops
@@ -63,7 +63,7 @@ def describe(settings: Settings, report: Report) -> None:
 
 
 def _limits(device: Any) -> Figures:
-    """Bytes per second of a large copy, read and written, and FLOP/s of a large bfloat16 product."""
+    """Return bytes per second of a large copy, read and written, and FLOP/s of a large bfloat16 product."""
     import torch
 
     source = torch.randn(2**30, device=device)
@@ -87,8 +87,11 @@ def _median_seconds(work: Callable[[], Any]) -> float:
 
 
 def train(settings: Settings, report: Report) -> None:
-    """Steps of the trainer on random samples, one sample a row, for each of `rows`: a name, the `length` of
-    samples, how many there are, whether activations are recomputed, and how many steps are measured."""
+    """Measure trainer steps on random samples, one sample per row of the batch.
+
+    Each of `rows` has a name, the `length` of samples, their number, whether activations are recomputed, and
+    the number of measured steps.
+    """
     import torch
 
     from buckeye.config.trainer import TrainerConfig
@@ -227,8 +230,10 @@ def _wait_for(device: Any) -> None:
 
 
 def decode(settings: Settings, report: Report) -> None:
-    """Sample with the embedded engine, without HTTP: for each of `counts`, that number of sequences at once.
-    Groups of 16 share a prompt of `prompt` tokens; each sequence gets `new_tokens`."""
+    """Sample with the embedded engine, without HTTP, with each number of sequences in `counts`.
+
+    Groups of 16 share a prompt of `prompt` tokens; each sequence gets `new_tokens`.
+    """
     import torch
 
     from buckeye.config.inference import InferenceConfig
@@ -272,14 +277,14 @@ def decode(settings: Settings, report: Report) -> None:
 
 
 def _bytes_read(engine: Any, sequences: int, context: float) -> float:
-    """Return the fewest bytes that a decode step reads: each weight, key and value in view once."""
+    """Return the minimum bytes that a decode step reads: each weight, visible key and visible value once."""
     kv = engine.decoder.cache.kv
     a_token = kv.shape[0] * kv.shape[2] * kv.shape[4] * kv.element_size()
     return engine.decoder.weights.num_parameters * kv.element_size() + sequences * context * a_token
 
 
 def _cache_gb(directory: Path, device: Any, concurrency: int, max_len: int) -> float:
-    """Room for all sequences, or as many as fit."""
+    """Return the cache size for all sequences, or for as many as fit."""
     import psutil
     import torch
 
@@ -295,7 +300,7 @@ def _cache_gb(directory: Path, device: Any, concurrency: int, max_len: int) -> f
 
 
 class _Step:
-    """One step of the engine: seconds, sequences that ran, whether prompts were computed, mean context."""
+    """One engine step: seconds, running sequences, whether prompts were prefilled, and mean context."""
 
     def __init__(self, seconds: float, running: int, prefilled: bool, context: float) -> None:
         self.seconds, self.running, self.prefilled, self.context = seconds, running, prefilled, context
@@ -311,7 +316,7 @@ def _prompts(settings: Settings, count: int) -> list[list[int]]:
 
 
 def _generate(engine: Any, settings: Settings, count: int, *, new_tokens: int) -> list[_Step]:
-    """Sample to the end."""
+    """Sample until all sequences end; return the steps."""
     from buckeye.inference.engine.sequences import Sequence
     from buckeye.inference.types import SamplingParams
 
@@ -355,7 +360,7 @@ def rival(settings: Settings, report: Report) -> None:
 
 
 def reinforce(settings: Settings, report: Report) -> None:
-    """A run of the `rl` launcher; all figures are medians over its steps but the first."""
+    """Run the `rl` launcher; report medians over all steps except the first."""
     folder = Path(settings["folder"])
     config = folder / "rl.json"
     config.write_text(json.dumps(_run_config(settings, folder / "run")), encoding="utf-8")
@@ -374,7 +379,7 @@ def reinforce(settings: Settings, report: Report) -> None:
 
 @contextmanager
 def _utilization(device: str) -> Iterator[list[tuple[float, float]]]:
-    """(time, share of the last moment in which a kernel ran), as nvidia-smi sees it."""
+    """Yield (time, share of the last sampling interval in which a kernel ran), as nvidia-smi reports it."""
     samples: list[tuple[float, float]] = []
     if device != "cuda":
         yield samples
@@ -431,7 +436,7 @@ def _run_config(settings: Settings, output: Path) -> Settings:
 
 
 def _devices(settings: Settings) -> Settings:
-    """Which GPUs a run takes: two if there are two; of a single one the engine gets less than half."""
+    """Return the GPUs of a run: two if available; of a single one the engine gets less than half."""
     from buckeye.launch.preflight.devices import this_machine
 
     if settings["device"] != "cuda":
@@ -451,7 +456,7 @@ def _devices(settings: Settings) -> Settings:
 
 
 def _read_run(metrics: Path) -> tuple[Figures, float, float]:
-    """The figures of a run, and when its first and last step ended."""
+    """Return the figures of a run, and the times when its first and last step ended."""
     from buckeye.monitor.metrics import read_run
 
     trained = read_run(metrics).of("trainer")
@@ -490,7 +495,7 @@ PARTS: dict[str, Callable[[Settings, Report], None]] = {
 
 
 def main() -> None:
-    """Measure one case; the figures go to a file, row by row."""
+    """Measure one case and write its figures to a file, row by row."""
     part, settings, result = sys.argv[1:]
     die_with_parent()
     logging.basicConfig(level=logging.WARNING)

@@ -1,5 +1,8 @@
-"""Comparison of a device with a CPU in float32: the trainer's log-probs, loss and gradient; the engine's
-log-probs of its samples against the trainer's; and weights that the engine loads from the trainer."""
+"""Comparison of a device with a CPU in float32.
+
+Compares the trainer's log-probs, loss and gradient; the engine's log-probs of its samples with the trainer's;
+and the weights that the engine loads from the trainer.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from gpu_model import SHAPES, make_model
 Settings = dict[str, Any]
 Report = Callable[[str, dict[str, Any]], None]
 
-# (figure, whether it must be below or above, limit) of each row
+# (figure, side of the limit, limit) of each row
 LIMITS: dict[str, tuple[tuple[str, str, float], ...]] = {
     "float32": (
         ("logprob_error", "below", 1e-3),
@@ -31,7 +34,7 @@ LIMITS: dict[str, tuple[tuple[str, str, float], ...]] = {
 
 
 def measure(settings: Settings, report: Report) -> None:
-    """Measure every row of `LIMITS`. Raises RuntimeError if a figure is beyond its limit."""
+    """Measure every row of `LIMITS`. Raise RuntimeError if a figure is beyond its limit."""
     import torch
 
     device, folder = torch.device(settings["device"]), Path(settings["folder"])
@@ -57,7 +60,7 @@ def measure(settings: Settings, report: Report) -> None:
 
 
 def _gradient(directory: Path, device: Any, dtype: Any) -> dict[str, Any]:
-    """Log-probs, loss and gradient of a packed row with shared prefixes, all on the CPU in float64."""
+    """Return log-probs, loss and gradient of a packed row with shared prefixes, on the CPU in float64."""
     import numpy as np
     import torch
 
@@ -110,7 +113,7 @@ def _compared(found: dict[str, Any], reference: dict[str, Any]) -> dict[str, Any
 
 
 class _Pair:
-    """An engine and a trainer of the same model on one device."""
+    """Engine and trainer of one model on one device."""
 
     def __init__(self, directory: Path, size: str, device: Any, dtype: str) -> None:
         from buckeye.config.inference import InferenceConfig
@@ -219,7 +222,7 @@ class _Pair:
 
 
 def lines(rows: dict[str, dict[str, Any]]) -> list[str]:
-    """Every figure with its limit, as rows of a Markdown table."""
+    """Return every figure with its limit, as rows of a Markdown table."""
     found = []
     for row, figures in rows.items():
         limits = {name: f"{'<' if side == 'below' else '>'} {limit:g}" for name, side, limit in LIMITS[row]}

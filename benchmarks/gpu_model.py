@@ -1,5 +1,7 @@
-"""The models of the GPU benchmark: random weights in the shapes of Qwen3-0.6B, and a tokenizer that turns
-every token id into letters, so that what is sampled at random has text, and different rewards. No network."""
+"""Models of the GPU benchmark: random weights in the shapes of Qwen3-0.6B and Qwen3-4B, without a network.
+
+Their tokenizer maps every token id to letters, so that random samples have text and different rewards.
+"""
 
 from __future__ import annotations
 
@@ -67,8 +69,10 @@ _CHAT_TEMPLATE = (
 
 
 def make_model(directory: Path, size: str, *, device: Any, dtype: str | None = None, seed: int = 0) -> int:
-    """Write a model directory with random weights, drawn on `device`, by default in bfloat16, the tiny one in
-    float32; returns the number of parameters."""
+    """Write a model directory with random weights, drawn on `device`; return the number of parameters.
+
+    The weights are bfloat16 by default, those of the tiny model float32.
+    """
     import torch
     from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 
@@ -88,7 +92,10 @@ def make_model(directory: Path, size: str, *, device: Any, dtype: str | None = N
 
 
 def make_tokenizer(vocab_size: int) -> Any:
-    """Reads bytes, and writes all of its `vocab_size` ids: special tokens, bytes, then groups of letters."""
+    """Return a tokenizer that reads bytes and writes all of its `vocab_size` ids.
+
+    The ids are special tokens, bytes, then groups of letters.
+    """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -107,7 +114,7 @@ def make_tokenizer(vocab_size: int) -> Any:
 
 
 def _letter_groups(count: int) -> list[str]:
-    """So many different groups of three or four letters."""
+    """Return `count` different groups of three or four letters."""
     groups = (
         "".join(letters)
         for length in (3, 4)

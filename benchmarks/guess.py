@@ -1,4 +1,4 @@
-"""A game of several turns: guess which of a few letters is meant. As many turns as there are letters."""
+"""Game of several turns: guess one of a few letters, with as many turns as letters."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ QUESTION = f"Guess a letter: {', '.join(LETTERS)}"
 
 
 def load_environment() -> Any:
-    """The game as a Buckeye environment with the split `train`. A reward is 1 or 0."""
+    """Return the game as a Buckeye environment with the split `train`. A reward is 1 or 0."""
     from buckeye.envs.base import Outcome, Policy, Task
 
     draw, asked = random.Random(0), ({"role": "user", "content": QUESTION},)

@@ -1,12 +1,14 @@
-"""The embedded engine, over HTTP, against transformers' `generate` and continuous batching, vLLM on the CPU,
-and the limit: a bare decode loop on preallocated tensors, in one process, with no requests at all.
+"""Compare the embedded engine over HTTP with transformers and vLLM on the CPU, and with a lower limit.
+
+The limit is a bare decode loop on preallocated tensors, in one process, without requests. From transformers,
+`generate` and continuous batching are measured.
 
     python benchmarks/inference.py [--quick] [--rounds 3] [--threads 2] [--model DIRECTORY ...]
 
 All have the same weights, dtype and number of threads, are loaded at the same time, and are measured in turn,
-in each round in another order; who is not measured is stopped (SIGSTOP), for idle engines poll and spin.
-Ratios are medians over rounds. Every request has 32 prompt tokens and 96 new
-ones and wants the log-prob of each. vLLM is left out, with a line, where it is not installed.
+in a different order in each round. The others are stopped meanwhile (SIGSTOP), because idle engines poll and
+spin. Ratios are medians over rounds. Every request has 32 prompt tokens and 96 new ones, and requests their
+log-probs. vLLM is left out, with a message, if it is not installed.
 """
 
 from __future__ import annotations
@@ -50,13 +52,13 @@ NAMES = {
 
 
 class Contender(ABC):
-    """A process that samples. `start_seconds` is from its start to its first answer."""
+    """Process that samples; `start_seconds` is from its start to its first answer."""
 
     def __init__(self, command: list[str], folder: Path, name: str, threads: int, **pipes: int) -> None:
         environment = os.environ | {
             "BUCKEYE_THREADS": str(threads),
             "OMP_NUM_THREADS": str(threads),
-            "BUCKEYE_PARENT_PID": str(os.getpid()),  # servers end with this process, whatever ends it
+            "BUCKEYE_PARENT_PID": str(os.getpid()),  # servers exit with this process, however it ends
         }
         self.log = folder / f"{name}.log"
         self._started = time.perf_counter()
@@ -67,20 +69,20 @@ class Contender(ABC):
         self.start_seconds = 0.0
 
     def answered(self) -> None:
-        """Note that the first answer has come."""
+        """Record that the first answer has arrived."""
         self.start_seconds = time.perf_counter() - self._started
 
     @abstractmethod
     def measure(self, prompts: list[list[int]], concurrency: int) -> float:
-        """Tokens a second."""
+        """Return tokens per second."""
 
     def memory(self) -> float:
-        """GB of memory of the process and its children; shared pages count in proportion (PSS)."""
+        """Return GB of memory of the process and its children; shared pages count in proportion (PSS)."""
         return sum(one.memory_full_info().pss for one in self._processes()) / 1e9
 
     @contextmanager
     def awake(self) -> Iterator[None]:
-        """Let it run; outside it is stopped."""
+        """Let the process run; it is stopped outside this context."""
         for one in self._processes():
             one.resume()
         try:
@@ -89,7 +91,7 @@ class Contender(ABC):
             self.suspend()
 
     def suspend(self) -> None:
-        """Stop it until it is to be `awake`."""
+        """Stop the process until the next `awake`."""
         for one in self._processes():
             one.suspend()
 
@@ -108,7 +110,7 @@ class Contender(ABC):
             self.process.kill()
 
     def failed(self, what: str) -> RuntimeError:
-        """The error that says what went wrong and shows the end of the log."""
+        """Return an error with the failure and the end of the log."""
         return RuntimeError(f"{self.process.args!r} {what}:\n{self.log.read_text()[-2000:]}")
 
 
@@ -150,12 +152,12 @@ class Server(Contender):
         raise self.failed(f"did not answer within {START_SECONDS:g} s")
 
     def measure(self, prompts: list[list[int]], concurrency: int) -> float:
-        """Tokens a second, over HTTP."""
+        """Return tokens per second, over HTTP."""
         return asyncio.run(throughput(self.endpoint, prompts, concurrency))
 
 
 class Rival(Contender):
-    """One of benchmarks/inference_rivals.py."""
+    """One contender of benchmarks/inference_rivals.py."""
 
     def __init__(self, kind: str, model: Path, folder: Path, *, dtype: str, threads: int) -> None:
         command = [sys.executable, str(RIVALS), kind, str(model), dtype, str(threads)]
@@ -164,7 +166,7 @@ class Rival(Contender):
         self.answered()
 
     def measure(self, prompts: list[list[int]], concurrency: int) -> float:
-        """Tokens a second, as the process itself has timed them."""
+        """Return tokens per second, timed by the process itself."""
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps({"prompts": prompts, "concurrency": concurrency}) + "\n")
         self.process.stdin.flush()
@@ -180,7 +182,7 @@ class Rival(Contender):
 
 
 def start(model: Path, folder: Path, wanted: list[str], dtype: str, threads: int) -> dict[str, Contender]:
-    """The contenders, one after the other. The embedded engine is first and its dtype is everybody's."""
+    """Start the contenders in sequence. The embedded engine is first and determines the dtype."""
     contenders: dict[str, Contender] = {}
     try:
         for kind in wanted:
@@ -201,13 +203,13 @@ def start(model: Path, folder: Path, wanted: list[str], dtype: str, threads: int
 
 
 def stop(contenders: dict[str, Contender]) -> None:
-    """End all."""
+    """End all contenders."""
     for contender in contenders.values():
         contender.stop()
 
 
 def served_dtype(endpoint: Endpoint) -> str:
-    """What a server computes in."""
+    """Return the dtype that a server computes in."""
     import httpx
 
     url, key = f"http://127.0.0.1:{endpoint.port}/weight_info", {"Authorization": f"Bearer {KEY}"}
@@ -216,7 +218,7 @@ def served_dtype(endpoint: Endpoint) -> str:
 
 
 def compare(contenders: dict[str, Contender], vocab: int, rounds: int, concurrencies: list[int]) -> None:
-    """Print tokens a second and the embedded engine's ratio to each of the others."""
+    """Print tokens per second and the embedded engine's ratio to each of the others."""
     others = [kind for kind in contenders if kind != "embedded"]
     print(f"| concurrency | {' | '.join(NAMES[kind] for kind in contenders)} |")
     print(f"|---:|{'---:|' * len(contenders)}")
@@ -251,7 +253,7 @@ def describe(contenders: dict[str, Contender]) -> None:
 def benchmark(
     model: Path, folder: Path, wanted: list[str], given: argparse.Namespace, *, update: bool
 ) -> None:
-    """All figures of one model."""
+    """Measure and print all figures of one model."""
     vocab = json.loads((model / "config.json").read_text())["vocab_size"]
     contenders = start(model, folder, wanted, given.dtype, given.threads)
     try:
@@ -270,7 +272,7 @@ def benchmark(
 
 
 def contenders_here() -> list[str]:
-    """All kinds, without vLLM where it is not installed."""
+    """Return all contenders, without vLLM if it is not installed."""
     wanted = list(NAMES)
     try:
         found = find_vllm()
@@ -284,7 +286,7 @@ def contenders_here() -> list[str]:
 
 
 def main() -> None:
-    """Parse, make the models, and print Markdown."""
+    """Parse arguments, make the models, and print Markdown."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,4 +1,4 @@
-"""HTTP load for the inference benchmark: a client that costs the cores it shares with the server little.
+"""HTTP load for the inference benchmark, from a client that uses little of the shared cores.
 
 One connection carries one request at a time; bodies are kept as bytes until the clock has stopped.
 """
@@ -19,21 +19,21 @@ _DEADLINE = 900.0
 
 
 KEY = "benchmark"
-"""Of the servers that are started here."""
+"""API key of the servers that the benchmark starts."""
 
 os.environ["BUCKEYE_INFERENCE_KEY"] = KEY
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Endpoint:
-    """A server on this machine and the model that it serves."""
+    """Server on this machine, and the model that it serves."""
 
     port: int
     model: str
 
 
 def random_prompts(count: int, vocab: int, seed: int) -> list[list[int]]:
-    """`count` prompts of random token ids, [count][PROMPT_TOKENS]."""
+    """Return `count` prompts of random token ids, [count][PROMPT_TOKENS]."""
     numbers = random.Random(seed)
     return [[numbers.randrange(vocab) for _ in range(PROMPT_TOKENS)] for _ in range(count)]
 
@@ -41,7 +41,7 @@ def random_prompts(count: int, vocab: int, seed: int) -> list[list[int]]:
 async def throughput(
     endpoint: Endpoint, prompts: list[list[int]], concurrency: int, *, new_tokens: int = NEW_TOKENS
 ) -> float:
-    """Sampled tokens a second while `concurrency` clients ask for one completion of each prompt."""
+    """Return sampled tokens per second while `concurrency` clients request one completion per prompt."""
     bodies = iter([_body(endpoint, prompt, seed, new_tokens) for seed, prompt in enumerate(prompts)])
     answers: list[bytes] = []
     connections = await asyncio.gather(
@@ -98,7 +98,10 @@ async def _answer(reader: asyncio.StreamReader) -> bytes:
 
 
 def _count(answer: bytes, expected: int) -> int:
-    """The tokens of an answer; raises if they, or their log-probs, are not as many as were asked for."""
+    """Return the number of tokens in an answer.
+
+    Raises RuntimeError if the tokens or their log-probs are not as many as requested.
+    """
     choice = json.loads(answer)["choices"][0]
     counts = {len(choice["token_ids"]), len(choice["logprobs"]["token_logprobs"])}
     if counts != {expected}:
@@ -107,7 +110,7 @@ def _count(answer: bytes, expected: int) -> int:
 
 
 class Streams:
-    """Running completions that note when each token arrived: what a pause looks like from outside."""
+    """Running completions with the arrival time of each token, which shows pauses from outside."""
 
     def __init__(self, endpoint: Endpoint, prompts: list[list[int]], new_tokens: int) -> None:
         self._endpoint = endpoint
@@ -127,7 +130,7 @@ class Streams:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def more(self, count: int) -> None:
-        """Wait until every stream has had `count` more tokens."""
+        """Wait until every stream has received `count` more tokens."""
         goals = [len(times) + count for times in self.arrivals]
         async with asyncio.timeout(_DEADLINE):
             while any(len(times) < goal for times, goal in zip(self.arrivals, goals, strict=True)):

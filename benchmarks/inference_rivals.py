@@ -1,9 +1,11 @@
-"""What the embedded engine is compared with in one process: transformers' `generate`, its continuous
-batching, and a bare decode loop. Each is started by benchmarks/inference.py as
+"""In-process contenders of the inference benchmark.
+
+They are transformers' `generate`, its continuous batching, and a bare decode loop. benchmarks/inference.py
+starts each as
 
     python benchmarks/inference_rivals.py generate|continuous|bare MODEL DTYPE THREADS
 
-and then answers each line {"prompts": [[ids]], "concurrency": C} with {"tokens": N, "seconds": S}.
+which then answers each line {"prompts": [[ids]], "concurrency": C} with {"tokens": N, "seconds": S}.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ _PAGE = 16
 
 
 def make_generate(model: Any) -> Callable[[Prompts, int], int]:
-    """`generate` on one batch after the other; log-probs are taken from the logits that it returns."""
+    """Return a function that runs `generate` on batches in sequence; log-probs come from its logits."""
 
     def run(prompts: Prompts, concurrency: int) -> int:
         for start in range(0, len(prompts), concurrency):
@@ -55,7 +57,7 @@ def make_generate(model: Any) -> Callable[[Prompts, int], int]:
 
 
 def make_continuous(model: Any) -> Callable[[Prompts, int], int]:
-    """A continuous-batching manager that stays; `concurrency` requests are with it at a time."""
+    """Return a function that keeps a continuous-batching manager busy with `concurrency` requests."""
     from transformers import GenerationConfig
     from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
@@ -105,8 +107,10 @@ def _linear(x: torch.Tensor, packed: torch.Tensor | None) -> torch.Tensor:
 
 
 class BareDecoder:
-    """A Qwen3 or Llama model on preallocated tensors, written for speed alone: prompts of one length, no
-    admission, no endings, no requests. What an engine can hope for."""
+    """Qwen3 or Llama model on preallocated tensors, written for speed only: the limit for an engine.
+
+    Prompts have one length, and there is no admission, no end token and no request handling.
+    """
 
     def __init__(self, directory: Path, dtype: torch.dtype) -> None:
         from safetensors.torch import load_file
@@ -161,7 +165,7 @@ class BareDecoder:
         return len(prompts) * NEW_TOKENS
 
     def _step(self, ids: torch.Tensor, position: int, random: torch.Tensor) -> torch.Tensor:
-        """Tokens [B, T] at `position` and on; returns the next one, [B, 1]."""
+        """Run tokens [B, T] from `position` on; return the next one, [B, 1]."""
         count, length = ids.shape
         end = position + length
         seen = -(-end // _LENGTH_BUCKET) * _LENGTH_BUCKET
@@ -198,7 +202,7 @@ class BareDecoder:
         inner = blocks.gather(1, block[..., None].expand(-1, -1, _BLOCK))[:, 0].cumsum(-1)
         rest = goal - ends.gather(1, block) + inner[:, -1:]
         tokens = block * _BLOCK + torch.searchsorted(inner, rest).clamp_(max=_BLOCK - 1)
-        (weights.gather(1, tokens) / ends[:, -1:]).log_()  # the log-probs, as an engine must have them
+        (weights.gather(1, tokens) / ends[:, -1:]).log_()  # the log-probs, which an engine must compute
         return tokens
 
     def _rms(self, x: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
@@ -206,7 +210,7 @@ class BareDecoder:
 
 
 def main() -> None:
-    """Load, say so, and answer until the input ends."""
+    """Load the model, report that it is ready, and answer until the input ends."""
     die_with_parent()
     kind, directory, dtype_name, threads = sys.argv[1:]
     torch.set_num_threads(int(threads))
@@ -227,7 +231,7 @@ def main() -> None:
             tokens = run(asked["prompts"], asked["concurrency"])
             answer = {"tokens": tokens, "seconds": time.perf_counter() - started}
             print(json.dumps(answer), flush=True)
-    os._exit(0)  # the thread of the continuous-batching manager would not let the process end
+    os._exit(0)  # the thread of the continuous-batching manager would keep the process alive
 
 
 if __name__ == "__main__":

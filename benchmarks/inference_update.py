@@ -1,4 +1,4 @@
-"""What new weights cost: the pause that running requests see, and the way from published to in use."""
+"""Cost of new weights: the pause of running requests, and the time from publishing to use."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _NEW_TOKENS = 900
 
 
 async def measure_updates(endpoint: Endpoint, model: Path, folder: Path, vocab: int) -> list[tuple[str, ...]]:
-    """A row of UPDATE_COLUMNS for each number of streams; medians over updates."""
+    """Return a row of UPDATE_COLUMNS for each number of streams; values are medians over updates."""
     tensors = load_file(model / "model.safetensors")
     url = f"http://127.0.0.1:{endpoint.port}"
     rows = []
@@ -55,7 +55,7 @@ async def _update(
     vocab: int,
     count: int,
 ) -> tuple[float, float, float, float, float]:
-    """Seconds: between two tokens, the longest gap less that, publishing, updating, both."""
+    """Return seconds between two tokens, of the extra gap, of publishing, of updating, and of both."""
     version = (await client.weight_versions())[0] + 1
     async with Streams(endpoint, random_prompts(count, vocab, seed=version), _NEW_TOKENS) as streams:
         await streams.more(30)
@@ -65,7 +65,7 @@ async def _update(
             save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
             shutil.copy(model / "config.json", directory)
 
-        path = await asyncio.to_thread(  # the arrivals must be noted meanwhile
+        path = await asyncio.to_thread(  # arrivals must be recorded meanwhile
             publish_weights, folder / "weights", version, fill, identity=run_identity(), dtype="float32"
         )
         published = time.perf_counter()

@@ -1,9 +1,9 @@
-"""How often the 95 % intervals of means over tasks hold the mean they are about, on simulated rewards.
+"""Measure how often the 95 % intervals of means over tasks contain the true mean, on simulated rewards.
 
     python benchmarks/intervals.py [--repeats 4000] [--seed 0]
 
-Prints two tables: laws of rewards, and laws of a change between two evaluations of the same tasks. A cell
-has the coverage with 1, 4 and 8 rollouts of a task.
+Prints two tables: distributions of rewards, and distributions of a change between two evaluations of the same
+tasks. A cell has the coverage with 1, 4 and 8 rollouts per task.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from buckeye.monitor.intervals import Estimate, mean_over_tasks, paired_difference
 
 Draw = Callable[[np.random.Generator, int, int], np.ndarray]
-"""From a generator and the numbers of tasks and rollouts: rewards [tasks, rollouts]."""
+"""Draw rewards [tasks, rollouts] with a generator, for these numbers of tasks and rollouts."""
 
 TASKS = (7, 10, 32, 100)
 ROLLOUTS = (1, 4, 8)
@@ -25,7 +25,7 @@ _MANY = 400_000
 
 
 def solved(a: float, b: float) -> Draw:
-    """0 or 1; how often a task is solved is drawn from Beta(a, b)."""
+    """Return a draw of rewards 0 or 1; the solve rate of a task is drawn from Beta(a, b)."""
 
     def draw(rng: np.random.Generator, tasks: int, rollouts: int) -> np.ndarray:
         return (rng.random((tasks, rollouts)) < rng.beta(a, b, (tasks, 1))).astype(float)
@@ -34,24 +34,24 @@ def solved(a: float, b: float) -> Draw:
 
 
 def partial(rng: np.random.Generator, tasks: int, rollouts: int) -> np.ndarray:
-    """0, 0.2 or 1."""
+    """Draw rewards 0, 0.2 or 1."""
     how_often, drawn = rng.beta(1, 1, (tasks, 1)), rng.random((tasks, rollouts))
     return np.where(drawn < 0.6 * how_often, 1.0, np.where(drawn < 0.4 + 0.6 * how_often, 0.2, 0.0))
 
 
 def graded(rng: np.random.Generator, tasks: int, rollouts: int) -> np.ndarray:
-    """Anything from 0 to 1, mostly near 0: mean 0.1 to the task, skewed."""
+    """Draw rewards from 0 to 1, mostly near 0: skewed, with a mean per task."""
     means = rng.beta(1.0, 5.0, (tasks, 1))
     return rng.beta(6 * means + 1e-3, 6 * (1 - means) + 1e-3, (tasks, rollouts))
 
 
 def exponential(rng: np.random.Generator, tasks: int, rollouts: int) -> np.ndarray:
-    """Above 0 without a bound, mean 1: an exponential task, times a gamma of shape 2."""
+    """Draw rewards above 0 without a bound, mean 1: an exponential per task, times a gamma of shape 2."""
     return rng.exponential(1, (tasks, 1)) * rng.gamma(2, 0.5, (tasks, rollouts))
 
 
 def lognormal(sigma: float) -> Draw:
-    """exp of a normal of deviation `sigma`, of whose variance 64 % are the task's."""
+    """Return a draw of exp of a normal of deviation `sigma`; 64 % of its variance is between tasks."""
 
     def draw(rng: np.random.Generator, tasks: int, rollouts: int) -> np.ndarray:
         return np.exp(sigma * (0.8 * rng.normal(size=(tasks, 1)) + 0.6 * rng.normal(size=(tasks, rollouts))))
@@ -60,12 +60,12 @@ def lognormal(sigma: float) -> Draw:
 
 
 def with_cost(rng: np.random.Generator, tasks: int, rollouts: int) -> np.ndarray:
-    """0 or 1, less an exponential cost of mean 0.3."""
+    """Draw rewards 0 or 1, minus an exponential cost of mean 0.3."""
     return solved(1, 1)(rng, tasks, rollouts) - rng.exponential(0.3, (tasks, rollouts))
 
 
 def signed(rng: np.random.Generator, tasks: int, rollouts: int) -> np.ndarray:
-    """-1 or 1."""
+    """Draw rewards -1 or 1."""
     return 2 * solved(2, 2)(rng, tasks, rollouts) - 1
 
 
@@ -84,8 +84,10 @@ REWARDS: Mapping[str, Draw] = {
 
 
 def improved(a: float, b: float, *, share: float, by: float) -> Draw:
-    """Changes of a share solved that is drawn from Beta(a, b): of a `share` of the tasks it rises by `by` of
-    what is missing to 1."""
+    """Return a draw of changes of a solve rate that is drawn from Beta(a, b).
+
+    In a `share` of the tasks it rises by the fraction `by` of its distance to 1.
+    """
 
     def draw(rng: np.random.Generator, tasks: int, rollouts: int) -> np.ndarray:
         old = rng.beta(a, b, (tasks, 1))
@@ -105,19 +107,19 @@ CHANGES: Mapping[str, Draw] = {
 
 
 def of_rewards(rewards: np.ndarray) -> Estimate:
-    """The estimate from rewards [tasks, rollouts]."""
+    """Return the estimate from rewards [tasks, rollouts]."""
     return mean_over_tasks(rewards.mean(1).tolist(), range(len(rewards)))
 
 
 def of_changes(changes: np.ndarray) -> Estimate:
-    """The estimate from changes [tasks, rollouts] of what is 0 or 1."""
+    """Return the estimate from changes [tasks, rollouts] of values 0 or 1."""
     means = changes.mean(1)
     return paired_difference(np.maximum(-means, 0).tolist(), np.maximum(means, 0).tolist(), range(len(means)))
 
 
 @cache
 def mean_of(draw: Draw) -> float:
-    """The mean of a law, from so many tasks that its error is far below the width of an interval."""
+    """Return the mean of a distribution, with an error far below the width of an interval."""
     return float(draw(np.random.default_rng(0), _MANY, 1).mean())
 
 
@@ -130,7 +132,7 @@ def coverage(
     repeats: int,
     seed: int,
 ) -> float:
-    """The share of `repeats` evaluations whose interval holds the mean of the law."""
+    """Return the share of `repeats` evaluations whose interval contains the mean of the distribution."""
     mean = mean_of(draw)
     rng = np.random.default_rng((seed, tasks, rollouts))
     found = (estimate(draw(rng, tasks, rollouts)) for _ in range(repeats))
@@ -140,7 +142,7 @@ def coverage(
 def table(
     title: str, laws: Mapping[str, Draw], estimate: Callable[[np.ndarray], Estimate], repeats: int, seed: int
 ) -> str:
-    """As Markdown."""
+    """Return the coverages as a Markdown table."""
     lines = [
         f"| {title} | {' | '.join(f'{tasks} tasks' for tasks in TASKS)} |",
         "|---|" + "---|" * len(TASKS),

@@ -1,10 +1,10 @@
-"""Rollouts on published servers that keep state, one by one and side by side: they must be the same.
+"""Compare sequential and concurrent rollouts on published stateful servers: they must be equal.
 
     python benchmarks/isolation.py [--folder DIR] [--rollouts 200] [--at-once 20] [NAME ...]
 
-`buckeye env play --policy random` plays the same games of chance twice, on servers of published_servers.py.
-What chance calls depends on what it has read, so a rollout that sees another one goes another way.
-`shared` is a server with a file for all rollouts: it has to differ, or nothing is measured.
+`buckeye env play --policy random` runs the same random rollouts twice, on servers of published_servers.py.
+The random calls depend on the messages read, so a rollout that sees another one takes a different course.
+`shared` is a server with one file for all rollouts: it must differ, or nothing is measured.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def row(name: str, folder: Path, rollouts: int, at_once: int) -> str:
-    """Play both ways, and compare."""
+    """Run the rollouts sequentially and concurrently, and compare them."""
     server = SERVERS["memory" if name == PLANTED else name]
     folder.mkdir(parents=True, exist_ok=True)
     programs, _ = install(server, folder)
@@ -71,8 +71,7 @@ def row(name: str, folder: Path, rollouts: int, at_once: int) -> str:
 
 
 def played(folder: Path, rollouts: int, at_once: int) -> tuple[Counter[str], float]:
-    """What each rollout was asked, said, read and earned, without clocks and chance of the server's; and the
-    seconds of all."""
+    """Return the content of each rollout, without the server's clocks and random numbers, and the seconds."""
     words = ["env", "play", "configs/env.yaml", "--dataset", "tasks.json", "--policy", "random", "--json"]
     argv = [*BUCKEYE, *words, "-n", str(rollouts), "--at-once", str(at_once)]
     started = time.monotonic()
@@ -84,7 +83,7 @@ def played(folder: Path, rollouts: int, at_once: int) -> tuple[Counter[str], flo
 
 
 def told(line: str) -> str:
-    """A rollout as it has to be again."""
+    """Return a rollout's record in a form that must repeat."""
     record = json.loads(line)
     parts: Sequence[object] = [record[key] for key in ("task_id", "reward", "error", "messages")]
     return _NOISE.sub("#", json.dumps(parts))

@@ -1,4 +1,4 @@
-"""What it costs a step to keep its batch for `rl replay` (`trainer.trained.record_order`).
+"""Measure what keeping a step's batch for `rl replay` costs (`trainer.trained.record_order`).
 
     python benchmarks/keeping.py [--hidden 256] [--layers 4] [--samples 64] [--length 256] [--steps 30]
 
@@ -32,7 +32,7 @@ ME = RunIdentity(run_id="keeping", attempt=1)
 
 
 def main() -> None:
-    """Train in turns, print what it took."""
+    """Train in turns and print the times."""
     args = _arguments()
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         root, size = Path(folder), TinySize(vocab_size=VOCABULARY, layers=args.layers, hidden=args.hidden)
@@ -71,7 +71,7 @@ def _config(folder: Path, model: Path, length: int, words: tuple[str, ...]) -> T
 
 
 def _batch(rng: np.random.Generator, step: int, samples: int, length: int) -> Batch:
-    """Half prompt, half reply."""
+    """Return a batch whose samples are half prompt, half reply."""
     mask = np.arange(length) >= length // 2
     made = [
         Sample(

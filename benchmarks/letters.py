@@ -1,11 +1,12 @@
-"""Tasks in a few letters: what to ask and what an answer is worth. Standard library only, so that every
-contender of a comparison can import it; `load_environment` is Buckeye's way in.
+"""Tasks on a few letters: questions and rewards of answers.
+
+Standard library only, so that every contender of a comparison can import it. Buckeye uses `load_environment`.
 
     emit     "Write the letter e many times.": the share of the answer's characters that are this letter
-    reverse  "Reverse the string abca": the share of its characters that are right at their place
-    capital  "What is the capital of Kenya?": the same
+    reverse  "Reverse the string abca": the share of its characters that are in the right position
+    capital  "What is the capital of Kenya?": likewise
 
-With `exact` an answer is worth 1 or 0.
+With `exact` a reward is 1 or 0.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ CAPITALS = {
 
 
 def questions(task: str, count: int, *, letters: str = LETTERS, seed: int = 0) -> list[tuple[str, str]]:
-    """(question, wanted) pairs."""
+    """Return (question, wanted) pairs."""
     draw = random.Random(seed)
     if task == "emit":
         wanted = [draw.choice(letters) for _ in range(count)]
@@ -55,7 +56,7 @@ def questions(task: str, count: int, *, letters: str = LETTERS, seed: int = 0) -
 
 
 def reward(task: str, answer: str, wanted: str, *, exact: bool = False) -> float:
-    """What an answer is worth, from 0 to 1."""
+    """Return the reward of an answer, from 0 to 1."""
     answer = answer.strip()
     if exact:
         return float(answer == wanted)
@@ -65,13 +66,13 @@ def reward(task: str, answer: str, wanted: str, *, exact: bool = False) -> float
 
 
 class Latency:
-    """Seconds that an environment takes: log-normal, `median` of 0 is none."""
+    """Log-normal latency of an environment in seconds; a `median` of 0 disables it."""
 
     def __init__(self, median: float, sigma: float, seed: int) -> None:
         self._median, self._sigma, self._draw = median, sigma, random.Random(seed)
 
     async def wait(self) -> None:
-        """Take one environment's time."""
+        """Sleep for one random latency."""
         if self._median:
             await asyncio.sleep(self._median * math.exp(self._sigma * self._draw.gauss(0.0, 1.0)))
 
@@ -86,8 +87,10 @@ def load_environment(
     exact: bool = False,
     only: Sequence[str] = (),
 ) -> Any:
-    """The tasks as a Buckeye environment with the split `train`; those that ask one of the questions `only`,
-    where there are any."""
+    """Return the tasks as a Buckeye environment with the split `train`.
+
+    If `only` contains questions, only the tasks with these questions are included.
+    """
     from buckeye.envs.base import Outcome, Policy, Task
 
     pause = Latency(latency, sigma, seed)

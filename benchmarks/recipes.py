@@ -1,5 +1,7 @@
-"""Small recipes: what is asked, what a beginner answers, and with which settings it is trained.
-`benchmarks/tune.py` trains them."""
+"""Small recipes: questions, answers of beginners, and training settings.
+
+`benchmarks/tune.py` trains them.
+"""
 
 from __future__ import annotations
 
@@ -57,13 +59,16 @@ HALF_KNOWN = (
     *("Cuba", "Egypt", "France", "Ghana", "Greece", "India", "Italy", "Kenya"),
     *("Latvia", "Norway", "Peru", "Poland", "Spain"),
 )
-"""Of the countries those whose capital the model gives in 20 to 80 % of its answers (arXiv 2510.26788)."""
+"""Countries whose capital the model gives in 20 to 80 % of its answers (as in arXiv 2510.26788)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recipe:
-    """`chats` of beginners, drawn with a seed, make the tiny model that reinforcement learning begins with. A
-    warm start takes minutes, so all seeds begin with the same one."""
+    """Recipe of a training run.
+
+    Reinforcement learning starts from a tiny model, trained on `chats` of beginners that a seed determines.
+    This warm start takes minutes, so all seeds share it.
+    """
 
     chats: Callable[[int], Iterator[Chat]]
     args: dict[str, Any]
@@ -81,7 +86,7 @@ class Recipe:
 def beginners(
     task: str, known: float, parts: Sequence[str], count: int = 1200, **asked: Any
 ) -> Callable[[int], Iterator[Chat]]:
-    """Chats of somebody who knows a share of an answer's `parts`, which are letters or all of it."""
+    """Return chats of a beginner who knows a share of an answer's `parts`, which are letters or all of it."""
 
     def chats(seed: int) -> Iterator[Chat]:
         draw = random.Random(seed)
@@ -124,7 +129,7 @@ RECIPES = {
 
 
 def warm_start(recipe: Recipe, folder: Path, seed: int) -> Path:
-    """The model that reinforcement learning begins with; it is made if it is not there."""
+    """Return the model from which reinforcement learning starts; make it if it is missing."""
     model = folder / "sft" / "weights" / f"step_{recipe.warm}"
     if model.is_dir():
         return model
@@ -143,7 +148,7 @@ def warm_start(recipe: Recipe, folder: Path, seed: int) -> Path:
 
 
 def write_settings(recipe: Recipe, folder: Path, model: Path, seed: int) -> Path:
-    """The file in `folder` that `buckeye rl` takes for a run which begins with `model`."""
+    """Write the settings file for a run of `buckeye rl` that starts from `model`; return its path."""
     folder.mkdir(exist_ok=True)
     args, file = in_toml(recipe.args), folder / "rl.toml"
     file.write_text(RUN.format(recipe=recipe, folder=folder, model=model, seed=seed, args=args))
@@ -151,5 +156,5 @@ def write_settings(recipe: Recipe, folder: Path, model: Path, seed: int) -> Path
 
 
 def in_toml(values: Mapping[str, Any]) -> str:
-    """What stands in an inline table; of words, numbers, booleans and lists."""
+    """Return the content of an inline table; values are strings, numbers, booleans and lists."""
     return ", ".join(f"{name} = {json.dumps(value)}" for name, value in values.items())

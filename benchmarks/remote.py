@@ -1,9 +1,10 @@
-"""What sending a project to another machine takes: the first time, and after a small change.
+"""Measure the time to send a project to another machine: the first time, and after a small change.
 
     python benchmarks/remote.py [--delay 0.08] [--megabytes 50] [--files 2000]
 
 A real ssh server on this machine, behind a proxy that adds `--delay` seconds to every round trip. Needs root
-and openssh-server. The times are from the connection being there to the answer that all has arrived.
+and openssh-server. Times start when the connection exists and end with the answer that everything has
+arrived.
 """
 
 from __future__ import annotations

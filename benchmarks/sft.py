@@ -1,9 +1,9 @@
-"""Supervised fine-tuning on short conversations, in rows of ever more tokens.
+"""Measure supervised fine-tuning on short conversations, in rows of increasing numbers of tokens.
 
     python benchmarks/sft.py               # conversations of 354 tokens, seq_len = 512, 1.4 M parameters
 
-The first row of the table has one conversation in each forward pass. Processor time is what other processes
-disturb least; the number of passes they do not disturb at all. Each line is a process of its own.
+The first row of the table has one conversation in each forward pass. Processor time is affected least by
+other processes, and the number of passes not at all. Each line is a separate process.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from pathlib import Path
 
 SEQ_LEN, TOKENS, BATCH = 512, 355, 32
 BUDGETS = (512, 1024, 2048, 4096, 8192)
-_FRAME = 9  # tokens of the template beside the texts
+_FRAME = 9  # tokens that the template adds to the texts
 
 
 def write_model(directory: Path, chats: Path) -> None:
-    """A model of 1.4 M parameters, and conversations of `TOKENS` tokens of its tokenizer."""
+    """Write a model of 1.4 M parameters, and conversations of `TOKENS` tokens of its tokenizer."""
     from transformers import AutoTokenizer
 
     from buckeye.trainer.model.tiny import TinySize, make_tiny_model

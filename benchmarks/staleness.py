@@ -1,17 +1,17 @@
-"""Reward against wall clock when rollouts are stale, with and without correction, on the demonstration.
+"""Measure reward against wall clock with stale rollouts, with and without correction, on the demonstration.
 
     python benchmarks/staleness.py [--levels 0 1 2 4 8] [--losses ...] [--steps 60] [--folder DIRECTORY]
 
 Every run starts from the demonstration's warm-started model and takes the same number of steps with its
 settings; only `max_async_level` and the loss differ. The sampler is the faster side here, so rollouts are as
-stale as is allowed. Losses:
+stale as allowed. Losses:
 
-    uncorrected  -A log pi: the sampler's probabilities are not looked at
+    uncorrected  -A log pi: the sampler's probabilities are ignored
     ppo          clipped ratio to the sampler
     default      the masked ratio, Buckeye's default
     decoupled    decoupled PPO with truncated weights
 
-Finished runs are kept in the folder and not repeated. Prints Markdown; the shape is that of AReaL's table 3
+Finished runs are kept in the folder and not repeated. Prints Markdown; the format is that of AReaL's table 3
 (arXiv 2505.24298).
 """
 
@@ -41,7 +41,7 @@ RUN_SECONDS = 3600.0
 
 
 def main() -> int:
-    """Run what has not been run, print the table."""
+    """Do the missing runs, and print the table."""
     args = _arguments()
     paths = DemoPaths(root=args.folder)
     model = warm_started_model(paths, seed=args.seed)

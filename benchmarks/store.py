@@ -1,6 +1,6 @@
-"""How fast checkpoints go to an object store and come from it.
+"""Measure how fast checkpoints go to an object store and come from it.
 
-moto_server -p 5000 &                # of moto[server]: a server of S3 on this machine, in memory
+moto_server -p 5000 &                # of moto[server]: an in-memory S3 server on this machine
 export AWS_ENDPOINT_URL=http://127.0.0.1:5000 AWS_ACCESS_KEY_ID=a AWS_SECRET_ACCESS_KEY=b
 curl -X PUT http://127.0.0.1:5000/bucket
 python benchmarks/store.py s3://bucket/x [--megabytes 500] [--files 4] [--rounds 3] [--folder F]
@@ -26,7 +26,7 @@ ME = RunIdentity(run_id="aaaa1111", attempt=1)
 
 
 def made(run: Path, megabytes: int, files: int) -> None:
-    """The directory of a run with a checkpoint of random bytes."""
+    """Make the directory of a run with a checkpoint of random bytes."""
     run.mkdir()
     begun = {"attempt": 1, "started": 1.5, "resumed_step": None}
     (run / "run.json").write_text(json.dumps({"run_id": ME.run_id, "attempt": 1, "attempts": [begun]}))
@@ -44,7 +44,7 @@ def fetch(store: Store, here: Path) -> None:
 
 
 def timed(work: Callable[[], object]) -> tuple[float, float]:
-    """Seconds that it takes, and of the processor in this process."""
+    """Return the wall seconds of `work`, and its processor seconds in this process."""
     began, own = time.monotonic(), time.process_time()
     work()
     return time.monotonic() - began, time.process_time() - own

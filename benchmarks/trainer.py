@@ -1,11 +1,11 @@
-"""Forward and backward pass of a training step, against padded transformers with the same weights.
+"""Measure forward and backward passes of a training step, against padded transformers with the same weights.
 
     python benchmarks/trainer.py --model small     64 samples of 25 + 64 tokens, in groups of 8
     python benchmarks/trainer.py --model medium    the same with 26 million parameters
     python benchmarks/trainer.py --head            memory of the output layer with a vocabulary of 151,936
 
 Each row adds to the one above it. On a CPU the time is processor time (best of several), which other
-processes disturb little; each row runs in a process of its own, so that its peak memory is its own.
+processes affect little; each row runs in a separate process, which gives its own peak memory.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ HEAD_VOCABULARY, HEAD_HIDDEN = 151_936, 512
 
 @dataclass(frozen=True)
 class Workload:
-    """`groups` prompts with `group` completions each."""
+    """Workload of `groups` prompts with `group` completions each."""
 
     groups: int = 8
     group: int = 8
@@ -77,7 +77,10 @@ def build(name: str, attention: str) -> PreTrainedModel:
 
 
 def padded_pass(name: str, work: Workload, dtype: torch.dtype, device: torch.device) -> Callable[[], float]:
-    """One padded batch of all samples; logits of the completions only, as trainers on transformers do."""
+    """Return the pass over one padded batch of all samples.
+
+    It computes logits of the completions only, as trainers on transformers do.
+    """
     model = build(name, "sdpa").to(device)
     ids = torch.from_numpy(np.stack(work.samples())).long().to(device)
     mask = torch.ones_like(ids)
@@ -133,7 +136,7 @@ def packed_pass(name: str, work: Workload, row_name: str, device: torch.device) 
 def best_seconds(
     run: Callable[[], float], repeats: int, device: torch.device, threads: int
 ) -> tuple[float, float]:
-    """(seconds, loss); processor time of the CPU divided by its threads, wall time of a GPU."""
+    """Return (seconds, loss): processor time of the CPU divided by its threads, or wall time of a GPU."""
     loss = run()
     seconds = []
     for _ in range(repeats):
@@ -167,7 +170,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, float]:
 
 
 def measure_head(row: str, tokens: int, device: torch.device) -> dict[str, float]:
-    """Peak memory beyond the inputs and their gradients."""
+    """Return the peak memory beyond the inputs and their gradients."""
     torch.manual_seed(0)
     hidden = torch.randn(tokens, HEAD_HIDDEN, device=device).requires_grad_()
     weight = torch.randn(HEAD_VOCABULARY, HEAD_HIDDEN, device=device).mul_(0.05).requires_grad_()

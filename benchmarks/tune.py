@@ -1,14 +1,15 @@
-"""Whether `rl tune` finds what a grid of learning rates finds, from rates that are 30 times too high and too
-low; and the sanity test of arXiv 2510.26788 with what it found.
+"""Compare `rl tune` with a grid of learning rates, and run the sanity test of arXiv 2510.26788.
 
     python -m benchmarks.tune [TASK ...] [--seeds 0 1 2] [--folder DIR]
 
 The tasks are two recipes of benchmarks/recipes.py and the game in benchmarks/guess.py. The measure is the
-number of steps until the mean reward of five steps has reached a target; of the seeds the middle one counts.
-The best of the grid is the rate with the fewest. `rl tune` then begins at 30 times and at a 30th of it, with
-the first seed alone, and its rate is trained with all seeds. In the sanity test the
-questions are those that the model answers rightly 20 to 80 % of the time, and it must come to more than 95 %.
-All of it is in this one process; what is there is not played again.
+number of steps until the mean reward of five steps has reached a target, as the median over seeds. The best
+rate of the grid is the one with the fewest steps. `rl tune` then starts at 30 times that rate and at a 30th
+of it, with the first seed only, and its rate is trained with all seeds.
+
+The sanity test uses the rate that `rl tune` finds. Its questions are those that the model answers correctly
+20 to 80 % of the time, and it must reach more than 95 %. Everything runs in one process; existing results are
+reused.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ PASSED = 0.95
 
 
 def guesses(seed: int) -> Iterator[Chat]:
-    """Games of somebody who guesses any letters."""
+    """Return games of a player who guesses random letters."""
     draw = random.Random(seed)
     for _ in range(1200):
         said = [guess.QUESTION, draw.choice(LETTERS), "no", draw.choice(LETTERS), "no", draw.choice(LETTERS)]
@@ -66,19 +67,19 @@ TASKS = {
         0.6,
     ),
 }
-"""What is trained, and the reward to be reached."""
+"""Recipe of each task, and the reward to reach."""
 SANITY = "sanity"
 ASKED = RECIPES[SANITY]
 
 
 def settings(folder: Path, *words: str, steps: int = MOST) -> RLConfig:
-    """Those of a task, with others in place."""
+    """Return the settings of a task, with changes."""
     files = ["@", str(folder / "rl.toml"), "--log.level", "error", "--max-steps", str(steps)]
     return load_config(RLConfig, [*files, *words])
 
 
 def rewards(folder: Path, run: str, seed: int, *words: str, steps: int = MOST) -> list[float]:
-    """What a run earned by step; it is played if it is not there."""
+    """Return a run's reward by step; run it if results are missing."""
     out = folder / f"{run}-{seed}"
     words += ("--output-dir", str(out), "--orchestrator.seed", str(seed))
     if not (out / "weights" / f"step_{steps}").is_dir():
@@ -88,13 +89,13 @@ def rewards(folder: Path, run: str, seed: int, *words: str, steps: int = MOST) -
 
 
 def steps_to(target: float, earned: list[float]) -> float:
-    """After how many steps the mean of the last ones has reached the target; infinite if it has not."""
+    """Return the steps until the mean of the last ones has reached the target; infinite if it has not."""
     ends = range(WINDOW, len(earned) + 1)
     return next((end for end in ends if statistics.fmean(earned[end - WINDOW : end]) >= target), math.inf)
 
 
 def tuned(folder: Path, start: float, *words: str, steps: int = MOST) -> Path:
-    """The file that `rl tune` writes."""
+    """Return the file that `rl tune` writes."""
     root = folder / f"tune-{start:.1e}"
     if not (root / "tuned.toml").exists():
         shutil.rmtree(root, ignore_errors=True)
@@ -106,12 +107,12 @@ def tuned(folder: Path, start: float, *words: str, steps: int = MOST) -> Path:
 
 
 def shown(file: Path) -> str:
-    """The rate of a setting."""
+    """Return the learning rate of a settings file."""
     return f"{tomllib.loads(file.read_text())['trainer']['optim']['lr']:.1e}"
 
 
 def against_grid(folder: Path, target: float, seeds: list[int]) -> None:
-    """A line for each rate, and for what `rl tune` made of one that is far too high, and far too low."""
+    """Print a line for each rate, and for `rl tune` from a rate far too high and one far too low."""
 
     def line(what: str, run: str, *words: str) -> float:
         each = [steps_to(target, rewards(folder, run, seed, *words)) for seed in seeds]
@@ -131,7 +132,7 @@ def against_grid(folder: Path, target: float, seeds: list[int]) -> None:
 
 
 def solved_now_and_then(folder: Path) -> list[str]:
-    """The questions that the model answers neither always nor never."""
+    """Return the questions that the model answers neither always nor never."""
     rewards(folder, "still", 0, "--trainer.optim.lr", "1e-12", steps=STILL)
     groups = runs.open(folder / "still-0").query(
         "SELECT task, avg(reward) FROM rollouts WHERE retried = 0 GROUP BY split, step, env, grp, dropped"
@@ -147,7 +148,7 @@ def solved_now_and_then(folder: Path) -> list[str]:
 
 
 def sanity(folder: Path, seeds: list[int]) -> None:
-    """The share of right answers in the last steps, in which the rate has fallen to almost nothing."""
+    """Print the share of correct answers in the last steps, in which the rate has decayed to almost 0."""
     only, start = solved_now_and_then(folder), folder / "sft" / "weights" / f"step_{ASKED.warm}"
     write_settings(replace(ASKED, args={**ASKED.args, "only": only}), folder, start, 0)
     falling = ("--trainer.scheduler.decay", str(LONG))
@@ -160,7 +161,7 @@ def sanity(folder: Path, seeds: list[int]) -> None:
 
 
 def main() -> int:
-    """Play what was not played, and print the tables."""
+    """Run what is missing, and print the tables."""
     formatter = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
     parser.add_argument("tasks", nargs="*", metavar="TASK", default=[*TASKS, SANITY])

@@ -1,8 +1,8 @@
-"""How long the page takes with a long run, and how much memory its server.
+"""Measure the speed of the page with a long run, and the memory of its server.
 
-A server of `buckeye ui` is started on a made directory, which Debian's chromium opens, by playwright.
+`buckeye ui` serves a synthetic directory, which Debian's chromium opens through playwright.
 
-python benchmarks/ui.py [--steps 1000] [--rollouts 128] [--kilobytes 3] [--kept 40] [--dir DIR]
+    python benchmarks/ui.py [--steps 1000] [--rollouts 128] [--kilobytes 3] [--kept 40] [--dir DIR]
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _FILTERS = {
     "reward": ('[aria-label="Lowest mean reward"]', "0.7", "input"),
     "split": ("[aria-label=Split]", "eval", "change"),
 }
-"""Name -> where something is set, to what, and the event that says so."""
+"""Element, new value, and resulting event of each interaction, by name."""
 _FILTER = """([where, value, event]) => new Promise((done) => {
   const count = document.querySelector('.page [role=status]'), before = count.textContent;
   const begun = performance.now(), over = () => performance.now() - begun;
@@ -39,7 +39,7 @@ _PAINTED = "performance.getEntriesByName('first-contentful-paint')[0].startTime"
 
 
 def measure(run: Path) -> None:
-    """Start the server, ask, open, filter; print what each took."""
+    """Start the server, query it, open and filter pages; print the seconds of each."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     base, begun = f"http://127.0.0.1:{port}", time.perf_counter()
@@ -89,7 +89,7 @@ def _in_a_browser(base: str, run: Path, browser: str) -> None:
 
 
 def main() -> None:
-    """Make the directory where it is not there, and measure."""
+    """Make the directory if it is missing, and measure."""
     with made_run(str(__doc__), kept=40) as run:
         measure(run)
 

@@ -1,13 +1,13 @@
-"""Buckeye against TRL's GRPOTrainer on this machine's processors: one model, one task, one batch, in turn.
+"""Compare Buckeye with TRL's GRPOTrainer on this machine's CPU: one model, one task, one batch, in turn.
 
     python benchmarks/vs_trl.py [--only parity latency target] [--rounds 3] [--steps 16] [--quick]
 
 Both train the same weights (Qwen3, 4 layers x 256, 3.4 M parameters) with AdamW on 8 prompts x 8 answers of
-at most 64 tokens a step. TRL generates with transformers, and is run in float32 and in bfloat16; the better
-one counts. It has an environment of its own, `.cache/venvs/trl`, which is made when it is missing.
+at most 64 tokens per step. TRL generates with transformers, and runs in float32 and in bfloat16; the better
+one counts. It has a separate environment, `.cache/venvs/trl`, which is made if missing.
 
-    parity   seconds a step and memory
-    latency  seconds a step when every answer waits for its environment (0.5 s median, log-normal, sigma 0.8)
+    parity   seconds per step and memory
+    latency  seconds per step when each answer waits for its environment (0.5 s median, log-normal, sigma 0.8)
     target   seconds until the mean reward of a batch reaches the target, several seeds
 """
 
@@ -47,7 +47,7 @@ CORPUS = ("argparse", "typing", "inspect", "subprocess", "difflib", "datetime", 
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """What is trained; `target` ends a run early."""
+    """Settings of a training run; `target` ends it early."""
 
     steps: int
     task: str = "emit"
@@ -60,7 +60,7 @@ class Workload:
 
 @dataclass
 class Result:
-    """What a run showed: per step its seconds, its reward, and the seconds since training began."""
+    """Seconds and reward of each step of a run, and the seconds since training began."""
 
     seconds: list[float] = field(default_factory=list)
     rewards: list[float] = field(default_factory=list)
@@ -69,16 +69,16 @@ class Result:
 
     @property
     def step_seconds(self) -> float:
-        """The median after the warm-up."""
+        """Median seconds of a step after the warm-up."""
         return statistics.median(self.seconds[WARM_UP:] or self.seconds)
 
     def reached(self, target: float) -> float | None:
-        """Seconds until a batch had this mean reward."""
+        """Return the seconds until a batch had this mean reward, or None."""
         return next((w for w, r in zip(self.walls, self.rewards, strict=True) if r >= target), None)
 
 
 class Peak(threading.Thread):
-    """The most memory (PSS, GB) that a process and its children held; looked at twice a second."""
+    """Peak memory (PSS, GB) of a process and its children, checked twice a second."""
 
     def __init__(self, pid: int) -> None:
         super().__init__(daemon=True)
@@ -92,7 +92,7 @@ class Peak(threading.Thread):
             self.peak = max(self.peak, self._held())
 
     def stop(self) -> float:
-        """End; returns the peak."""
+        """Stop watching, and return the peak."""
         self._done.set()
         self.join()
         return self.peak
@@ -102,7 +102,7 @@ class Peak(threading.Thread):
         try:
             for process in (self._root, *self._root.children(recursive=True)):
                 total += process.memory_full_info().pss / 1e9
-        except psutil.Error:  # one has just ended
+        except psutil.Error:  # a process has just ended
             return 0.0
         return total
 
@@ -119,7 +119,7 @@ def main() -> int:
 
 
 class Bench:
-    """The comparisons; results of all contenders in a round, one after the other."""
+    """The comparisons, which run all contenders of a round in sequence."""
 
     def __init__(self, folder: Path, args: argparse.Namespace) -> None:
         self.folder = folder
@@ -131,7 +131,7 @@ class Bench:
         print(f"# {parameters / 1e6:.2f} M parameters, {PROMPTS} x {GROUP} answers of {TOKENS} tokens a step")
 
     def parity(self) -> None:
-        """Seconds a step and memory, synchronous and one step ahead."""
+        """Print seconds per step and memory, synchronous and one step ahead."""
         work = Workload(steps=self.args.steps)
         contenders = {
             "TRL, float32": lambda: self._trl(work),
@@ -145,7 +145,7 @@ class Bench:
         self._table("Compute parity", results)
 
     def latency(self) -> None:
-        """Seconds a step with slow environments, at most two steps stale."""
+        """Print seconds per step with slow environments, at most two steps stale."""
         work = Workload(steps=self.args.steps, latency=0.5)
         contenders = {
             "TRL, float32": lambda: self._trl(work),
@@ -158,7 +158,7 @@ class Bench:
         self._table("Environments of 0.5 s (median)", self._rounds(contenders))
 
     def target(self) -> None:
-        """Seconds to the target, a seed per round."""
+        """Print seconds to the target, with one seed per round."""
         steps = 120 if not self.args.quick else 6
         print(
             "\n## Seconds to the target\n\n| task | seed | TRL | Buckeye | ratio |\n|---|---:|---:|---:|---:|"
@@ -226,7 +226,7 @@ class Bench:
         metrics = directory / "out" / "metrics.jsonl"
 
         def reached() -> bool:
-            """Whether a batch with the target's reward has been trained: TRL's step ends there, too."""
+            """Return True if a batch with the target's reward has been trained; TRL's step ends there too."""
             steps = read_run(metrics).steps()
             return any(step.trained is not None and (step.reward or 0.0) >= work.target for step in steps)
 
@@ -260,7 +260,7 @@ class Bench:
 
 
 def _read_run(metrics: Path, memory: float) -> Result:
-    """A run from its metrics: a step ends when it is trained; training began before the first."""
+    """Read a run from its metrics: a step ends when it is trained; training began before the first."""
     run = read_run(metrics)
     trained = run.of("trainer")
     rewards = run.values("orchestrator/reward/mean")
@@ -277,7 +277,7 @@ def _read_run(metrics: Path, memory: float) -> Result:
 
 
 def _run(command: list[str], log: Path, *, enough: Callable[[], bool] | None = None) -> tuple[str, float]:
-    """Run to the end, or until `enough`; returns standard output and the peak of memory in GB."""
+    """Run to the end, or until `enough`; return standard output and the peak memory in GB."""
     with log.open("w+", encoding="utf-8") as file:
         process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=dict(os.environ))
         peak = Peak(process.pid)

@@ -1,4 +1,4 @@
-"""TRL's side of `vs_trl.py`, run in TRL's own virtual environment: GRPOTrainer on the letter tasks, on a CPU.
+"""TRL's side of `vs_trl.py`, run in TRL's virtual environment: GRPOTrainer on the letter tasks, on a CPU.
 
 Prints one JSON line per step: seconds, generate, train, reward, and `wall`, the seconds since training began.
 """
@@ -23,7 +23,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 
 def arguments() -> argparse.Namespace:
-    """The command line, as `vs_trl.py` writes it."""
+    """Parse the command line, as `vs_trl.py` writes it."""
     parser = argparse.ArgumentParser()
     parser.add_argument("model")
     parser.add_argument("--task", default="emit")
@@ -43,7 +43,7 @@ def arguments() -> argparse.Namespace:
 
 
 class Timed(GRPOTrainer):  # type: ignore[misc]
-    """A GRPOTrainer that knows where its time went."""
+    """GRPOTrainer that measures where its time goes."""
 
     generating = scoring = training = 0.0
 
@@ -67,7 +67,7 @@ class Timed(GRPOTrainer):  # type: ignore[misc]
 
 
 class Report(transformers.TrainerCallback):  # type: ignore[misc]
-    """Prints a line per step, and stops at the target."""
+    """Callback that prints a line per step, and stops at the target."""
 
     trainer: Timed
     target: float

@@ -1,10 +1,10 @@
-"""What the wire adds to a call of the policy: asked directly, and by HTTP as agents in another process do.
+"""Measure what HTTP adds to a call of the policy: direct calls, and calls of agents in another process.
 
     python benchmarks/wire.py [--calls 2000] [--messages 10] [--characters 1000]
 
-Every rollout asks for the reply to the same conversation again and again; the policy answers at once with 300
-characters. The agents are one other process that speaks plain HTTP, so that what is measured here is the wire
-alone: processor time of the process with the policy, per call, which waiting for others does not change.
+Every rollout requests the reply to the same conversation repeatedly; the policy answers immediately with 300
+characters. The agents are one other process that uses plain HTTP, so that only the endpoint is measured:
+processor time per call of the process with the policy, which waiting does not change.
 """
 
 from __future__ import annotations
@@ -44,21 +44,21 @@ SAID = "word " * 60
 
 
 class Instant:
-    """Answers at once."""
+    """Policy that answers immediately."""
 
     async def chat(self, messages: list[Message], *, tools: list[Tool] = ()) -> Reply:  # type: ignore[assignment]
-        """The same reply every time."""
+        """Return a constant reply."""
         return Reply(text=SAID, finish_reason="stop", message={"role": "assistant", "content": SAID})
 
 
 def conversation(messages: int, characters: int) -> list[Message]:
-    """Turns of a user and an assistant, the last one the user's."""
+    """Return turns of a user and an assistant, the last one by the user."""
     roles = ("user", "assistant")
     return [{"role": roles[i % 2], "content": "x" * characters} for i in range(messages - 1 + messages % 2)]
 
 
 async def direct(messages: list[Message], calls: int) -> float:
-    """Processor seconds of a call without the wire."""
+    """Return the processor seconds of a direct call."""
     policy, began = Instant(), time.process_time()
     for _ in range(calls):
         await policy.chat(messages)
@@ -66,7 +66,7 @@ async def direct(messages: list[Message], calls: int) -> float:
 
 
 async def by_wire(messages: list[Message], calls: int, rollouts: int) -> float:
-    """Processor seconds of a call by the wire, with so many rollouts at the same time."""
+    """Return the processor seconds of a call over HTTP, with `rollouts` concurrent rollouts."""
     open_ends = [serve(Instant()) for _ in range(rollouts)]
     endpoints = [await end.__aenter__() for end in open_ends]
     port = endpoints[0].root_url.split(":")[2].split("/")[0]
@@ -85,7 +85,7 @@ async def by_wire(messages: list[Message], calls: int, rollouts: int) -> float:
 
 
 def request(base_url: str, key: str, body: bytes) -> bytes:
-    """An HTTP request for a chat completion."""
+    """Return an HTTP request for a chat completion."""
     host, _, path = base_url.removeprefix("http://").partition("/")
     head = (
         f"POST /{path}/chat/completions HTTP/1.1\r\nhost: {host}\r\nauthorization: Bearer {key}\r\n"

@@ -1,7 +1,8 @@
-"""What a private folder costs a rollout, by the size of its files: made, copied into and removed; and what it
-costs to look whether rollouts see each other.
+"""Measure the cost of a rollout's private folder by the size of its files, and of the isolation check.
 
-python benchmarks/workdir.py [--rollouts 50]
+The cost includes creation, copying and removal.
+
+    python benchmarks/workdir.py [--rollouts 50]
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ _CASES = (("no files", 0, 0), ("10 kB in 10 files", 10, 1_000), ("50 MB in 500 f
 
 
 def write(folder: Path, count: int, size: int) -> None:
-    """Make so many files of so many bytes."""
+    """Make `count` files of `size` bytes."""
     for number in range(count):
         (folder / f"{number}.bin").write_bytes(os.urandom(size))
 
 
 async def measured(files: str | None, rollouts: int) -> list[float]:
-    """Seconds that each folder took, from nothing to nothing."""
+    """Return the seconds that each folder took, from creation to removal."""
     config = GymConfig.model_validate(
         {"parser": {"format": "tools"}, "action_mappings": {"go": {"_tool": "go"}}, "files": files}
     )
@@ -44,7 +45,7 @@ async def measured(files: str | None, rollouts: int) -> list[float]:
             "evaluate_tool": {"name": "evaluate"},
         }
     )
-    async with open_workdir(task, config):  # the files are read once for a process
+    async with open_workdir(task, config):  # the files are read once per process
         pass
     seconds = []
     for _ in range(rollouts):
@@ -56,14 +57,14 @@ async def measured(files: str | None, rollouts: int) -> list[float]:
 
 
 def notes_task() -> McpTask:
-    """A task on the small server of the tests, which keeps its notes in its folder."""
+    """Return a task on the tests' small server, which keeps its notes in its folder."""
     server = {"command": sys.executable, "args": [str(_NOTES)]}
     given = {"id": "one", "prompt": "Note.", "mcp_config": {"notes": server}}
     return McpTask.model_validate({**given, "evaluate_tool": {"name": "evaluate"}})
 
 
 def notes_config() -> GymConfig:
-    """Two tools of it: one writes, one reads."""
+    """Return a configuration with two of its tools: one writes, one reads."""
     add = {"_tool": "add", "_parser": {"positional": ["text"]}, "text": {"from_arg": "text"}}
     return GymConfig.model_validate(
         {"system_prompt": "Call tools.", "action_mappings": {"add": add, "notes": {"_tool": "notes"}}}

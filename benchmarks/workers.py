@@ -1,12 +1,12 @@
-"""What it costs to play an environment in a worker: the same rollouts in this process and in another.
+"""Measure the cost of an environment in a worker: the same rollouts in this process and in another.
 
     python benchmarks/workers.py [--rollouts 256] [--calls 8]
 
-Every rollout asks the policy `--calls` times, in a conversation that grows by a message of the model and one
-of the environment each time, and the policy answers at once. In this process that is a call of a function; in
-a worker it is a question over the connection, one HTTP request for each call (by a client that does little
-else), and the checked outcome. The figures are processor time, of both processes, so waiting for others does
-not change them; what an agent's own HTTP library takes comes on top.
+Every rollout calls the policy `--calls` times, in a conversation that grows by a message of the model and one
+of the environment each time, and the policy answers immediately. In this process that is a function call; in
+a worker it is a message over the connection, one HTTP request per call (by a minimal client), and the checked
+outcome. The figures are processor time of both processes, so waiting does not change them; the cost of an
+agent's own HTTP library comes on top.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Talks:
 
 
 class Talks:
-    """The same environment in this process."""
+    """The worker's environment, in this process."""
 
     name = "talks"
 
@@ -91,14 +91,14 @@ class Talks:
 
 
 class Answers:
-    """A policy that costs nothing."""
+    """Policy without cost."""
 
     async def chat(self, messages: Sequence[Message], *, tools: Sequence[Tool] = ()) -> Reply:
         return Reply(text=SAID, finish_reason="stop", message={"role": "assistant", "content": SAID})
 
 
 async def play(environment: Environment, rollouts: int, concurrent: int) -> None:
-    """Play so many rollouts, so many at a time."""
+    """Run `rollouts` rollouts, `concurrent` at a time."""
     slots = asyncio.Semaphore(concurrent)
     task = Task(id="t", messages=({"role": "user", "content": SAID},))
 
@@ -111,7 +111,7 @@ async def play(environment: Environment, rollouts: int, concurrent: int) -> None
 
 
 def measure(environment: Environment, rollouts: int, concurrent: int) -> dict[str, float]:
-    """Seconds of this process, of the workers, and by the clock."""
+    """Return the seconds of this process, of the workers, and by the clock."""
     others = (
         [psutil.Process(p) for p in environment.workers()]
         if isinstance(environment, WorkerEnvironment)
@@ -155,7 +155,7 @@ def main() -> None:
         print(f"{'':<16}{'concurrent':>10}{'here':>14}{'worker':>14}{'both':>14}{'both':>14}")
         for concurrent in (1, 64):
             for name, environment in (("this process", Talks(calls)), ("worker", worker)):
-                measure(environment, 16, concurrent)  # warm
+                measure(environment, 16, concurrent)  # warm-up
                 taken = measure(environment, rollouts, concurrent)
                 print(_row(name, concurrent, taken, rollouts, calls))
         for concurrent in (1, 64):
