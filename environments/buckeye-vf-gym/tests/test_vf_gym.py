@@ -1,4 +1,4 @@
-"""What needs no `verifiers`."""
+"""Parts of the package that need no `verifiers`."""
 
 import importlib
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The same rollouts by `verifiers` v0, by v1, and by Buckeye itself."""
+"""Equal rollouts by `verifiers` v0, by v1, and by Buckeye itself."""
 
 import asyncio
 import json
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.slow
 
 
 def reply(body, number):
-    """The reply that comes after as many as are in the conversation."""
+    """Return the next scripted reply, by the number of replies in the conversation."""
     said = sum(message["role"] == "assistant" for message in body["messages"])
     message = {"role": "assistant", "content": REPLIES[min(said, len(REPLIES) - 1)]}
     choice = {"index": 0, "message": message, "finish_reason": "stop"}
@@ -43,7 +43,10 @@ def reply(body, number):
 
 
 def mcp_server(key):
-    """An MCP server that refuses requests without the header `X-Key: key`. Acting pays 0.5."""
+    """Run an MCP server that refuses requests without the header `X-Key: key`.
+
+    An action is rewarded with 0.5.
+    """
     sessions = {}
 
     class Handler(QuietHandler):
@@ -89,7 +92,7 @@ def mcp_server(key):
 
 @pytest.fixture
 def files(tmp_path):
-    """Two tasks: one over HTTP with a key, one whose server cannot be started."""
+    """Files of two tasks: one over HTTP with a key, one whose server cannot start."""
     call = {"name": "evaluate"}
     with mcp_server(KEY) as server:
         http = {"url": f"{server.url}/mcp", "headers": {"X-Key": "$GYM_KEY"}}

@@ -1,7 +1,7 @@
 """Buckeye's MCP environments for `verifiers`.
 
-This module is what `verifiers` imports: `load_environment` for its v0 API, `GymTaskset` and `GymHarness` for
-v1. Nothing is imported before it is asked for.
+`verifiers` imports this module: `load_environment` for its v0 API, `GymTaskset` and `GymHarness` for v1. Each
+is imported on first access.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _NEEDS = {
     "v0": ("verifiers", "MultiTurnEnv", "verifiers>=0.1.14,<0.2"),
     "v1": ("verifiers.v1", "TaskData", "verifiers>=0.4,<0.5"),
 }
-"""API -> the module that holds it, a name in it, and what to install for it."""
+"""Module, a name in it, and the packages to install, for each API."""
 
 
 def load_environment(**arguments: Any) -> Any:
-    """The environment for `verifiers` v0; see `buckeye_vf_gym.v0.load_environment` for the arguments.
+    """Return the environment for `verifiers` v0, with the arguments of `buckeye_vf_gym.v0.load_environment`.
 
-    Raises UsageError, with what to install, if there is no `verifiers` with that API.
+    Raises UsageError, with the packages to install, if no `verifiers` with that API is installed.
     """
     _require("v0")
     from buckeye_vf_gym.v0 import load_environment as load

@@ -1,4 +1,4 @@
-"""Replies of a chat server as Buckeye's environments take them."""
+"""Conversion of a chat server's replies to Buckeye's."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 from buckeye.envs.base import Reply
 
 NO_ROOM = Reply(text="", finish_reason="length", message={"role": "assistant", "content": ""})
-"""There was no room for a reply: the rollout ends, and is graded."""
+"""Reply for a prompt without room for tokens: the rollout ends, and is graded."""
 
 
 def reply_of(message: Mapping[str, Any], *, cut: bool) -> Reply:
-    """A reply of an assistant message in the OpenAI form. `cut` means that it ended at a length limit.
+    """Return a reply from an assistant message in the OpenAI form; `cut` means that it hit a length limit.
 
-    A server that takes thoughts apart has put them into `reasoning_content`; the text has them in their tags.
+    If the server put thoughts into `reasoning_content`, the text has them in their tags again.
     """
     content = message.get("content") or ""
     text = content if isinstance(content, str) else "".join(part.get("text", "") for part in content)

@@ -28,7 +28,7 @@ def load_environment(
     eval_dataset: str | None = None,
     num_tasks: int | None = None,
 ) -> GymEnv:
-    """The environment of the tasks in the file `dataset` and the configuration at `config_path`.
+    """Return the environment of the tasks in the file `dataset` and the configuration at `config_path`.
 
     The arguments are those of `buckeye.mcp.environment.load_environment`. Raises UsageError.
     """
@@ -36,9 +36,9 @@ def load_environment(
 
 
 class GymEnv(vf.MultiTurnEnv):
-    """Plays a rollout as Buckeye does; every reply is a step of the trajectory.
+    """Environment that runs rollouts as Buckeye does; every reply is a step of the trajectory.
 
-    What the setup of a task says is added to the prompt, as the first step's prompt shows.
+    Texts from a task's setup are added to the prompt, as the first step's prompt shows.
     """
 
     def __init__(self, gym: McpEnvironment) -> None:
@@ -52,7 +52,7 @@ class GymEnv(vf.MultiTurnEnv):
         self._gym = gym
 
     async def setup_state(self, state: vf.State) -> None:
-        """Play the whole rollout. Raises vf.InfraError if the environment failed."""
+        """Run the entire rollout. Raises vf.InfraError if the environment failed."""
         task = Task(id=state["info"]["task_id"], messages=())
         outcome = await self._gym.rollout(task, _Policy(self, state))
         if outcome.error is not None:
@@ -61,24 +61,24 @@ class GymEnv(vf.MultiTurnEnv):
         state[_OUTCOME] = outcome
 
     async def env_response(self, messages: vf.Messages, state: vf.State, **_: Any) -> vf.Messages:
-        """Never asked for: the conversation is over when the state has been set up."""
+        """Raise: this is never called, because the conversation is over after the state's setup."""
         raise AssertionError("the rollout was played already")
 
     @vf.stop
     async def played(self, state: vf.State) -> bool:
-        """Whether the rollout is over."""
+        """Return True if the rollout is over."""
         return _OUTCOME in state
 
 
 class _Policy:
-    """The model of one rollout."""
+    """Model of one rollout."""
 
     def __init__(self, env: GymEnv, state: vf.State) -> None:
         self._env = env
         self._state = state
 
     async def chat(self, messages: Sequence[Message], *, tools: Sequence[Tool] = ()) -> Reply:
-        """Ask the model. A prompt that is too long ends the rollout. Raises vf.Error for other failures."""
+        """Request a reply. A prompt that is too long ends the rollout. Raises vf.Error for other failures."""
         prompt = normalize_messages([_flat(message) for message in messages])
         offered = [vf.Tool(**tool["function"]) for tool in tools]
         try:
@@ -91,7 +91,7 @@ class _Policy:
 
 
 def _flat(message: Message) -> dict[str, Any]:
-    """A message as verifiers writes it: a call is its name and arguments; tool results have no name."""
+    """Return a message in verifiers' form: a call is its name and arguments; tool results have no name."""
     kept = {key: value for key, value in message.items() if key != "name"}
     if kept.get("tool_calls"):
         kept["tool_calls"] = [{"id": call["id"], **call["function"]} for call in kept["tool_calls"]]
@@ -99,7 +99,7 @@ def _flat(message: Message) -> dict[str, Any]:
 
 
 def _nested(message: Any) -> dict[str, Any]:
-    """The message of a response in the OpenAI form."""
+    """Return the message of a response in the OpenAI form."""
     written = message.model_dump(include={"content", "reasoning_content", "tool_calls"})
     for call in written["tool_calls"] or ():
         call |= {"type": "function", "function": {key: call.pop(key) for key in ("name", "arguments")}}
@@ -107,7 +107,7 @@ def _nested(message: Any) -> dict[str, Any]:
 
 
 def _dataset(gym: McpEnvironment, split: str) -> Dataset:
-    """The tasks of a split as rows. `info` is JSON: a column cannot hold what differs between rows."""
+    """Return the tasks of a split as rows; `info` is JSON because a column needs one type in all rows."""
     return Dataset.from_list(
         [
             {
@@ -121,7 +121,7 @@ def _dataset(gym: McpEnvironment, split: str) -> Dataset:
 
 
 def _rubric() -> vf.Rubric:
-    """The reward, and its parts as metrics that are not paid."""
+    """Return a rubric with the reward, and its parts as metrics of weight 0."""
 
     def reward(state: vf.State) -> float:
         return float(state[_OUTCOME].reward) if _OUTCOME in state else 0.0

@@ -1,4 +1,4 @@
-"""MCP environments for the v1 API of `verifiers` (0.4): a taskset, and a harness that plays its tasks."""
+"""MCP environments for the v1 API of `verifiers` (0.4): a taskset, and a harness that runs its tasks."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from buckeye.mcp.environment import McpEnvironment, load_environment
 from buckeye_vf_gym.replies import NO_ROOM, reply_of
 
 _INFO = "buckeye"
-_CHAT_TIMEOUT = 3600.0  # the rollout has a deadline of its own; this only ends a lost connection
+_CHAT_TIMEOUT = 3600.0  # the rollout has its own deadline; this only ends a lost connection
 
 
 class GymData(vf.TaskData):
-    """A row. The servers, setup and evaluation of the task are read from its files where it is played."""
+    """Row of a task, whose servers, setup and evaluation the harness reads from the files."""
 
     taskset: str
     config_path: str
@@ -30,21 +30,21 @@ class GymData(vf.TaskData):
 
 
 class GymTask(vf.Task[GymData, vf.State, vf.TaskConfig]):
-    """A task that was graded by its own servers while it was played."""
+    """Task that its own servers graded during the rollout."""
 
     @vf.reward
     async def reward(self, trace: vf.Trace) -> float:
-        """What `evaluate_tool` and the weights of the configuration make."""
+        """Return the reward from `evaluate_tool` and the weights of the configuration."""
         return float(_played(trace)["reward"])
 
     @vf.metric
     async def components(self, trace: vf.Trace) -> dict[str, float]:
-        """What is logged and never paid by itself."""
+        """Return the components, which are logged but not rewarded themselves."""
         return dict(_played(trace)["components"])
 
 
 class GymConfig(vf.TasksetConfig):
-    """Which tasks; the names and meanings are those of `buckeye.mcp.environment.load_environment`."""
+    """Selection of tasks; names and meanings are those of `buckeye.mcp.environment.load_environment`."""
 
     taskset: str = ""
     config_path: str = ""
@@ -54,10 +54,10 @@ class GymConfig(vf.TasksetConfig):
 
 
 class GymTaskset(vf.Taskset[GymTask, GymConfig]):
-    """The tasks of one split."""
+    """Tasks of one split."""
 
     def load(self) -> Iterator[GymTask]:
-        """Raises UsageError for files that cannot be used, and for a system prompt outside of them."""
+        """Yield the tasks. Raises UsageError for invalid files, and for a system prompt outside of them."""
         config = self.config
         if not config.taskset or not config.config_path:
             raise UsageError("buckeye-vf-gym needs taskset (the file of tasks) and config_path")
@@ -74,11 +74,11 @@ class GymTaskset(vf.Taskset[GymTask, GymConfig]):
 
 
 class GymHarnessConfig(vf.HarnessConfig):
-    """Everything is in the configuration of the taskset."""
+    """Empty: all settings are in the configuration of the taskset."""
 
 
 class GymHarness(vf.Harness[GymHarnessConfig]):
-    """Plays a rollout as Buckeye does, in this process; the interception server asks the model."""
+    """Harness that runs rollouts in this process as Buckeye does, with the interception server's model."""
 
     APPENDS_SYSTEM_PROMPT = True
     EXECUTES_CODE = False
@@ -94,8 +94,10 @@ class GymHarness(vf.Harness[GymHarnessConfig]):
         mcp_urls: dict[str, str],
         data: vf.TaskData,
     ) -> vf.ProgramResult:
-        """Play. Raises vf.ToolsetError if the environment failed, and vf.HarnessError for a task of another
-        taskset."""
+        """Run a rollout.
+
+        Raises vf.ToolsetError if the environment failed, and vf.HarnessError for a task of another taskset.
+        """
         if not isinstance(data, GymData):
             raise vf.HarnessError("the harness buckeye-vf-gym plays tasks of the taskset buckeye-vf-gym only")
         gym = _environment(data.taskset, data.config_path, data.eval_taskset)
@@ -114,7 +116,7 @@ class GymHarness(vf.Harness[GymHarnessConfig]):
 
 
 class _Policy:
-    """The model of one rollout."""
+    """Model of one rollout."""
 
     def __init__(self, client: httpx.AsyncClient, model: str, trace: vf.Trace) -> None:
         self._client = client
@@ -122,7 +124,7 @@ class _Policy:
         self._trace = trace
 
     async def chat(self, messages: Sequence[Message], *, tools: Sequence[Tool] = ()) -> Reply:
-        """Ask the model. A limit of verifiers ends the rollout. Raises vf.HarnessError without a reply."""
+        """Request a reply. A limit of verifiers ends the rollout. Raises vf.HarnessError without a reply."""
         body = {"model": self._model, "messages": [dict(message) for message in messages]}
         if tools:
             body["tools"] = [dict(tool) for tool in tools]
@@ -145,7 +147,7 @@ def _absolute(path: str) -> str:
 
 
 def _played(trace: vf.Trace) -> dict[str, Any]:
-    """What the harness noted. Raises vf.TaskError if another one played."""
+    """Return the harness's record of the rollout. Raises vf.TaskError if another harness ran it."""
     if _INFO not in trace.info:
         raise vf.TaskError("the rollout was not played by the harness buckeye-vf-gym")
     return trace.info[_INFO]
