@@ -1,7 +1,7 @@
-"""A second grader, written differently, that must agree with `dakota1890.grading` on every reply.
+"""Second, independent grader that must agree with `dakota1890.grading` on every reply.
 
 It shares no code with `grading` or `orthography`: its letters are listed as printed instead of by base and
-mark, the answer is found by splitting instead of indexing, and the edit distance runs from the other end.
+mark, the answer is found by splitting instead of indexing, and the edit distance starts from the other end.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _word_reward(inside: str, data: Mapping[str, Any], shaping: bool) -> float:
 
 
 def _ungrouped(inside: str) -> str:
-    """`2,536` or `2 536` without its separators; anything else as it is."""
+    """Return `2,536` or `2 536` without its separators, and other text unchanged."""
     first, *rest = inside.replace(" ", ",").split(",")
     all_digits = all(group.isascii() and group.isdecimal() for group in (first, *rest))
     grouped = rest and len(first) <= 3 and all(len(group) == 3 for group in rest)
@@ -93,7 +93,7 @@ def _written_length(inside: str) -> int:
 
 
 def _spelled(inside: str) -> str:
-    """`inside` in the canonical alphabet, read from its end: marks wait until their letter comes."""
+    """Return `inside` in the canonical alphabet, read from its end, because marks follow their letter."""
     pieces: list[str] = []
     marks = ""
     for char in reversed(unicodedata.normalize("NFD", _plain_signs(inside.lower()))):
@@ -132,7 +132,7 @@ def _already_shown(floor_forms: Sequence[str], accept: Sequence[str]) -> float:
 
 @lru_cache(maxsize=4_096)
 def _places_from_the_end(word: str) -> dict[str, int]:
-    """Each letter of `word` with its places as bits, the last letter's being the lowest."""
+    """Return the positions of each letter of `word` as bits, with the last letter as the lowest."""
     places = dict.fromkeys(word, 0)
     for i, letter in enumerate(reversed(word)):
         places[letter] += 1 << i
@@ -140,7 +140,7 @@ def _places_from_the_end(word: str) -> dict[str, int]:
 
 
 def edits_between(one: str, other: str) -> int:
-    """The edit distance from the end of both words, by the diagonal bits of Hyyrö (2003, figure 3)."""
+    """Return the edit distance from the end of both words, by the diagonal bits of Hyyrö (2003, figure 3)."""
     size = len(other)
     if size == 0:
         return len(one)

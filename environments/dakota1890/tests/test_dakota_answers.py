@@ -1,4 +1,4 @@
-"""Questions against answers written down by hand from the record, and what kin and possession ask."""
+"""Questions compared with answers written by hand from the record; questions of kin and possession."""
 
 import csv
 from functools import cache
@@ -22,7 +22,7 @@ OWNED = {question.ask: question for question in POSSESS.recorded()}
 
 @cache
 def questions():
-    """Family and ask -> question."""
+    """Questions by (family, ask)."""
     of_numbers = [
         numerals.write(2536),
         numerals.read(24, "iyamni topa"),

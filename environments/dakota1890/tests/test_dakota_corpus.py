@@ -1,4 +1,4 @@
-"""The packaged record is whole, sourced, and its known misreadings are not taught."""
+"""The packaged record is complete and sourced, and its known misreadings are not used."""
 
 import json
 from importlib import resources

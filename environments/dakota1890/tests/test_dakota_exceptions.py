@@ -1,4 +1,4 @@
-"""The exceptions: recorded forms, never the regular ones, and never given away in training."""
+"""Exceptions: recorded forms, never the regular ones, and never revealed in training."""
 
 import re
 
@@ -39,7 +39,7 @@ def test_the_regular_form_earns_nothing():
         (question,) = (
             q for q in RECORDED.values() if q.facts == (f"{irregular.word}/exception/{irregular.meaning}",)
         )
-        item = render(question, "train", True)  # there near misses are rewarded too
+        item = render(question, "train", True)  # near misses are rewarded there too
         for regular in irregular.regular:
             assert regular not in question.accept
             assert grade(f"<answer>{regular}</answer>", item.data, shaping=True).reward == 0, regular

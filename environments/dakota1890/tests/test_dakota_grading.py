@@ -1,4 +1,4 @@
-"""Right answers in any spelling are paid, everything else is not, and two graders always agree."""
+"""Correct answers in any spelling are rewarded, all others are not, and two graders always agree."""
 
 import json
 import random
@@ -47,7 +47,7 @@ def graded(text, data=KASKA, *, shaping=True, truncated=False):
 
 REPLIES = json.loads((Path(__file__).parent / "replies.json").read_text("utf-8"))
 RIGHT, WRONG = REPLIES["right"], REPLIES["wrong"]
-"""Name -> answers in any spelling of KASKA's, and replies that try to be paid for something else."""
+"""Answers in any spelling of KASKA's, and replies that try to be rewarded for something else, by name."""
 
 
 @pytest.mark.parametrize("answer", RIGHT.values(), ids=RIGHT)
@@ -223,7 +223,7 @@ SPLITS = ("random", "lemma", "cell", "rule", "range", "exception")
 
 @pytest.mark.parametrize("split", [pytest.param("train", marks=pytest.mark.e2e), *SPLITS])
 def test_policies_without_content_earn_next_to_nothing(split):
-    """Per family and split; a policy that answers at random is judged over all tasks of the split."""
+    """Checked per family and split; policies that answer at random are checked over the whole split."""
     rng = random.Random(0)
     tasks = train_tasks()[:2_000] if split == "train" else environment().tasks(split)
     answers = {}
@@ -257,7 +257,7 @@ def test_policies_without_content_earn_next_to_nothing(split):
     ],
 )
 def test_the_best_constant_answer_earns_next_to_nothing(family):
-    """Judged where it was not chosen: the answers most often right in training, on everything held out."""
+    """The constants are the most frequent answers in training, checked on all held-out tasks."""
     held_out = [task for task in environment().tasks("eval") if task.data["family"] == family]
     train = [task for task in train_tasks() if task.data["family"] == family]
     common = Counter(form for task in train for form in task.data["accept"])

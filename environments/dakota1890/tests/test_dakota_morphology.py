@@ -1,4 +1,4 @@
-"""The generators reproduce the record: every attested form is made by one of them or listed with a reason."""
+"""The generators reproduce the record: each attested form is generated, or listed with a reason."""
 
 import csv
 import re
@@ -40,18 +40,18 @@ VERBS = {(verb.lemma, verb.klass): verb for verb in CORPUS.verbs}
 LEXICON = {canonical(entry.form) for entry in CORPUS.entries}
 
 # `made by`: the family and the fact of the question that has the form as an answer, or a function and its
-# argument. `reason`: why nothing makes the form.
+# argument. `reason`: why nothing generates the form.
 with (Path(__file__).parent / "attested.csv").open(encoding="utf-8", newline="") as table:
     ATTESTED = list(csv.DictReader(table))
 
 DERIVED_PARTS_OF_SPEECH = {"v. form", "num.", "phrase", "prep. form", "v. def.", "v. refl."}
 OWNED = re.compile(r"(my|thy|his|her|our|your|their)\b")
 
-# Words of listed sentences that are no lexicon entries and that nothing makes: their verbs are not recorded
-# (to stand on, to go there), spelled in two ways (to give), or stand here only once (coming to me).
+# Words of listed sentences that are not lexicon entries and that nothing generates: their verbs are not
+# recorded (to stand on, to go there), spelled in two ways (to give), or occur only once here (coming to me).
 UNMADE_WORDS = {"awahaŋ", "wai", "maku", "mayaku", "mau", "maŋke"}
 
-# What a form is made by, and the form, from the record.
+# The maker of each form, and the form, from the record.
 with (Path(__file__).parent / "forms.csv").open(encoding="utf-8", newline="") as table:
     FORMS = [(row["kind"], row["of"].split(), row["form"]) for row in csv.DictReader(table)]
 
@@ -62,7 +62,7 @@ def forms(kind):
 
 @pytest.fixture(scope="module")
 def makers():
-    """What makes a form -> the forms it makes, for everything that can be listed."""
+    """Return the forms of each maker, for everything that can be listed."""
     made = defaultdict(set)
     for name, family in FAMILIES.items():
         if family.recorded is None:
@@ -94,7 +94,7 @@ def recorded_words():
 
 
 def test_the_table_lists_every_attested_form_once():
-    """Every example of a rule, and every lexicon entry that a rule derives."""
+    """The table must list every example of a rule, and every lexicon entry that a rule derives."""
     examples = {canonical(e["dakota"]) for rule in CORPUS.rules.values() for e in rule["examples"]}
     derived = {
         canonical(entry.form)

@@ -1,4 +1,4 @@
-"""The kinds of number questions against forms written down by hand from the record."""
+"""Kinds of number questions compared with forms written by hand from the record."""
 
 from functools import cache
 

@@ -1,4 +1,4 @@
-"""Sentences against ones written down by hand, and what every sentence must keep to."""
+"""Sentences compared with hand-written ones, and properties of every sentence."""
 
 from collections import Counter
 from functools import cache
@@ -59,7 +59,7 @@ def test_english_tells_the_persons_apart(said, expected):
 
 
 def words_of(lemma, **wanted):
-    """The forms of the one predicate of `lemma` that has all of `wanted`."""
+    """Return the forms of the one predicate of `lemma` that has all of `wanted`."""
     (found,) = [p for p in predicates(WORDS[lemma]) if all(getattr(p, k) == v for k, v in wanted.items())]
     return {" ".join(form) for form in found.part.forms}
 
@@ -83,7 +83,7 @@ def test_predicates_are_those_of_the_record(lemma, person, mode, expected):
 def test_what_the_record_does_not_settle_is_not_said():
     modes = {(p.person, p.mode) for p in predicates(WORDS["waŋyaka"])}
     assert {("3pl", "future"), ("3pl", "question")} <= modes
-    assert not {("3sg", "future"), ("3sg", "question")} & modes  # what follows changes a final a, or not
+    assert not {("3sg", "future"), ("3sg", "question")} & modes  # the next word may change a final a
     before_the = {q.accept[0].split()[i - 1] for q in drawn() for i in places(q, "kiŋ")}
     assert not {word for word in before_the if WORDS[word].role == "adjective" and word.endswith("a")}
 
@@ -134,7 +134,7 @@ def test_a_condition_comes_first_and_ends_in_kiŋhaŋ():
     for question in of_frame("if"):
         condition, kiŋhaŋ, main = question.accept[0].partition(" kiŋhaŋ ")
         assert kiŋhaŋ
-        assert not condition.endswith(("a", "aŋ", "e"))  # what kiŋhaŋ is then is another matter
+        assert not condition.endswith(("a", "aŋ", "e"))  # the form of kiŋhaŋ is not recorded then
         assert main.endswith(" kta")
         assert " kta" not in condition
 

@@ -1,4 +1,4 @@
-"""Task sequences are reproducible, disjoint where they must be, and never give their answer away."""
+"""Task sequences are reproducible, disjoint where required, and never reveal their answer."""
 
 import json
 import os
@@ -55,7 +55,7 @@ def held_out():
 
 
 def recorded(side):
-    """Every recorded question that stands on one side (or, for `held`, on none of training)."""
+    """Yield every recorded question on one side, or for `held` on any side but training."""
     for family in FAMILIES.values():
         questions = family.recorded() if family.recorded else _drawn(family)
         for question in questions:
@@ -100,7 +100,7 @@ def test_the_draws_that_are_evaluated_are_those_that_were_found():
 
 
 def found_held_out_draws():
-    """Family without recorded questions -> those of its first 20,000 draws that are evaluated."""
+    """Return the evaluated indices of the first 20,000 draws, by family without recorded questions."""
     found = {}
     for name, family in FAMILIES.items():
         if family.recorded is None:
@@ -118,7 +118,7 @@ def test_tasks_are_the_same_in_every_process():
         "print(*[t.id for t in TrainTasks(TaskOptions(invented_fraction=0.5), 200)]);"
         "print(*[t.id for t in eval_tasks(tuple(FAMILIES), DEPTHS, True)[:200]])"
     )
-    seed = "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"  # another than this process has
+    seed = "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"  # other than this process's seed
     there = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,
@@ -140,7 +140,7 @@ def test_nothing_held_out_occurs_in_a_train_question(train_questions):
 
 
 def test_all_ways_of_asking_a_fact_stand_on_one_side(train_questions, held_questions):
-    """Reading a form back, repairing it or using it in a sentence asks about facts that are on this side."""
+    """Reading, repairing or using a form in a sentence asks about facts on the same side."""
     held_for_themselves = {
         fact for q in held_questions for fact in q.facts if len(q.facts) == 1 and not q.invented
     }
@@ -153,11 +153,10 @@ def test_no_prompt_or_task_crosses():
 
 
 def test_no_held_out_form_is_shown_in_training(train_questions):
-    """As an answer or in a prompt, quoted or not. Homographs do not count: forms of other words, spelled
-    alike."""
+    """Answers and prompts are checked, quoted or not. Homographs, forms of other words, do not count."""
     lemmas_of = defaultdict(set)
     for task in held_out():
-        # The total of a held-out sum is a trained number; reading its parts is what is held out.
+        # The total of a held-out sum is a trained number; the parts are held out.
         dakota = task.data["answer"] in (FORM, WORDS, WORD) and task.data["family"] != "numerals"
         if dakota and task.data["split"] in ("lemma", "cell", "random"):
             for form in task.data["accept"]:
@@ -185,7 +184,7 @@ def test_every_class_is_on_both_sides():
 
 
 def test_the_parts_of_a_held_out_cell_are_trained(train_questions):
-    """A cell is rule|class; both halves occur in training, only not together."""
+    """A cell is rule|class; both halves occur in training, but not together."""
     trained = {half for cell in values(train_questions, "cells") for half in _halves(cell)}
     for cell in HELD_OUT_CELLS:
         assert set(_halves(cell)) <= trained, cell

@@ -1,4 +1,4 @@
-"""Verbs with an object, verbs made of verbs, and particles: facts, sides, what is not asked."""
+"""Verbs with an object, derived verbs, and particles: facts, sides, and forms that are not asked."""
 
 from functools import cache, partial
 
@@ -15,7 +15,7 @@ def recorded(family):
 
 
 def question_of(family, lemma, form):
-    """The one question of a family about the verb `lemma` for `form`."""
+    """Return the only question of a family about the verb `lemma` for `form`."""
     (found,) = (
         q
         for q in recorded(family)
@@ -74,7 +74,7 @@ def test_invented_verbs_take_every_kind_that_is_trained():
 
 def test_what_the_record_does_not_say_is_not_asked():
     asks = [question.ask for question in PARTICLES.recorded()]
-    # What nuŋ and s'a do to a final a, what kiŋ is after a final e, commands to be in a state.
+    # The effect of nuŋ and s'a on a final a, kiŋ after a final e, commands to be in a state.
     for lemma, form in (
         ("yuha", "I, doubtful future"),
         ("yuha", "he, habitual"),
@@ -108,6 +108,6 @@ def test_invented_particles_stand_only_beside_trained_facts():
 
 
 def _plain(question):
-    """`I, future` of `I, "ya" in order to do "...", future`."""
+    """Return `I, future` of `I, "ya" in order to do "...", future`."""
     form = question.ask.rpartition("Form: ")[2].removesuffix(".")
     return f"{form.partition(', ')[0]}, {form.rpartition(', ')[2]}"

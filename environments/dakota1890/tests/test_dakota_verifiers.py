@@ -1,4 +1,4 @@
-"""What of the `verifiers` faces can be seen without `verifiers`."""
+"""Parts of the `verifiers` adapters that can be checked without `verifiers`."""
 
 import importlib.util
 import json

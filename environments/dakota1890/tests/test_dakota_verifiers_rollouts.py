@@ -1,4 +1,4 @@
-"""Rollouts played by `verifiers`, v0 and v1, with the embedded engine."""
+"""Rollouts run by `verifiers`, v0 and v1, with the embedded engine."""
 
 import asyncio
 import json
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 
 
 def run(*argv, limit=600, **environment):
-    """Run a command with nothing of the user's settings; its output is in the failure."""
+    """Run a command without the user's settings; a failure contains its output."""
     kept = {
         key: value
         for key, value in os.environ.items()
@@ -47,7 +47,7 @@ def run(*argv, limit=600, **environment):
 
 
 def python_with_verifiers(version):
-    """The Python of the virtual environment with this `verifiers` and the working tree's dakota1890 in it."""
+    """Return the Python of a virtual environment with this `verifiers` and the working tree's dakota1890."""
     python = verifiers_python(version)
     local = ("--no-deps", "--no-build-isolation", "--force-reinstall")
     run(python, "-m", "pip", "install", "-q", *local, PROJECT)
@@ -61,7 +61,7 @@ def pythons():
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    """A tiny model that knows the train tasks nearly by heart, so that there are rewards to compare."""
+    """Tiny model that has memorized most train tasks, so that there are rewards to compare."""
     root = tmp_path_factory.mktemp("model")
     chats = [list(chat) for chat in load_environment(**ARGS).demonstrations()]
     (root / "chats.jsonl").write_text("\n".join(json.dumps({"messages": chat}) for chat in chats * 10))
@@ -76,7 +76,7 @@ def model(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def played(pythons, model, tmp_path_factory):
-    """Version -> split -> rollouts."""
+    """Rollouts by version and split."""
     root = tmp_path_factory.mktemp("played")
 
     def play(version, server):

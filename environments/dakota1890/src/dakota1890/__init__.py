@@ -1,7 +1,7 @@
 """Dakota grammar as verifiable tasks, generated from the 19th-century record.
 
-This module is what `verifiers` imports: `load_environment` for its v0 API, `DakotaTaskset` for v1. Buckeye's
-environment is `dakota1890.environment.load_environment`. Nothing is imported before it is asked for.
+`verifiers` imports this module: `load_environment` for its v0 API, `DakotaTaskset` for v1. Buckeye's
+environment is `dakota1890.environment.load_environment`. Each is imported on first access.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ __version__ = "0.1.20"
 
 
 def load_environment(**arguments: Any) -> Any:
-    """The environment for `verifiers` v0; see `dakota1890.verifiers_v0.load_environment` for the arguments.
+    """Return the environment for `verifiers` v0, with the arguments of `dakota1890.verifiers_v0`.
 
-    Raises VerifiersError, with what to install, if there is no `verifiers` with that API.
+    Raises VerifiersError, with the package to install, if no `verifiers` with that API is installed.
     """
     from dakota1890.rows import require_verifiers
 

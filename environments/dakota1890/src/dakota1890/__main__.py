@@ -1,4 +1,4 @@
-"""`python -m dakota1890 demonstrations OUT.jsonl --count N`: chats to warm-start a model on."""
+"""`python -m dakota1890 demonstrations OUT.jsonl --count N`: write chats to warm-start a model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dakota1890.families import FAMILIES
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns its exit code."""
+    """Run one command; return its exit code."""
     given = _parser().parse_args(arguments)
     try:
         written = write_demonstrations(given)
@@ -27,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def write_demonstrations(given: argparse.Namespace) -> int:
-    """Write `{"messages": [...]}` rows of the train split, one JSON object a line; returns how many."""
+    """Write `{"messages": [...]}` rows of the train split, one JSON object per line; return their number."""
     environment = load_environment(
         families=given.families,
         depths=given.depths,

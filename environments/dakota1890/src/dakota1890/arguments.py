@@ -1,4 +1,4 @@
-"""The arguments of `load_environment`, the same for Buckeye and for both APIs of `verifiers`."""
+"""Arguments of `load_environment`, shared by Buckeye and both APIs of `verifiers`."""
 
 from __future__ import annotations
 
@@ -38,8 +38,10 @@ def checked_arguments(
     num_eval: int | None = None,
     shaping: bool = True,
 ) -> Arguments:
-    """Return the arguments as one value. Raises ArgumentError for a value that `load_environment` does not
-    document, or of another type."""
+    """Return the arguments as one value.
+
+    Raises ArgumentError for a value that `load_environment` does not document, or of another type.
+    """
     if hints not in ("rule", "none"):
         raise ArgumentError(f'dakota1890: `hints` is "rule" or "none", not {hints!r}.')
     fraction = invented_fraction

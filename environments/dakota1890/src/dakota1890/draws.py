@@ -1,4 +1,4 @@
-"""A tiny counter-based random stream: cheap to start at any index, the same on every machine and Python."""
+"""Small counter-based random stream: cheap to start at any index, equal on every machine and Python."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _GAMMA = 0x9E3779B97F4A7C15
 
 
 class Draws:
-    """SplitMix64 (Steele, Lea and Flood 2014) started from (seed, index)."""
+    """SplitMix64 generator (Steele, Lea and Flood 2014) started from (seed, index)."""
 
     __slots__ = ("_state",)
 
@@ -21,7 +21,7 @@ class Draws:
         self.next()
 
     def next(self) -> int:
-        """64 random bits."""
+        """Return 64 random bits."""
         self._state = (self._state + _GAMMA) & _MASK
         bits = self._state
         bits = ((bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
@@ -29,9 +29,9 @@ class Draws:
         return bits ^ (bits >> 31)
 
     def below(self, limit: int) -> int:
-        """An integer in [0, limit)."""
+        """Return an integer in [0, limit)."""
         return (self.next() * limit) >> 64
 
     def pick(self, items: Sequence[T]) -> T:
-        """One of `items`."""
+        """Return one of `items`."""
         return items[self.below(len(items))]

@@ -1,4 +1,4 @@
-"""`load_environment` as Buckeye calls it: the Dakota tasks behind Buckeye's environment protocol."""
+"""`load_environment` for Buckeye: the Dakota tasks behind its environment protocol."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from dakota1890.tasks import Item, eval_tasks, trained_families
 
 
 class DakotaEnvironment(SingleTurnEnvironment):
-    """The splits `train`, `eval` (everything held out) and one for each held-out axis.
+    """Environment with the splits `train`, `eval` (all held-out tasks) and one per held-out axis.
 
-    There is no `train` where the families have train questions at none of the depths.
-    Raises ArgumentError if they have no questions at all.
+    The split `train` is missing if the families have train questions at none of the depths. Raises
+    ArgumentError if they have no questions at all.
     """
 
     def __init__(self, arguments: Arguments) -> None:
@@ -42,11 +42,11 @@ class DakotaEnvironment(SingleTurnEnvironment):
         return load_corpus().content_hash
 
     def lexicon(self) -> Sequence[str]:
-        """Every word of the record, for policies that answer at random."""
+        """Return every word of the record, for policies that answer at random."""
         return sorted(load_corpus().words)
 
     def probes(self) -> Sequence[Probe]:
-        """Replies to held-out tasks whose reward is known."""
+        """Return replies to held-out tasks whose reward is known."""
         return [
             Probe(
                 name=f"{item.data['family']}: {name}",
@@ -66,8 +66,10 @@ class DakotaEnvironment(SingleTurnEnvironment):
         return Outcome(reward=result.reward, components=result.components, stop_reason=stop_reason)
 
     def demonstrations(self, split: str = "train") -> Sequence[Sequence[Message]]:
-        """The train tasks with their preferred answer, to imitate. Raises UsageError for another split, and
-        where there are no train tasks."""
+        """Return the train tasks with their preferred answer, to imitate.
+
+        Raises UsageError for another split, and if there are no train tasks.
+        """
         if split != "train":
             raise UsageError(f"demonstrations come from the train split only; {split!r} must stay unseen")
         if split not in self.splits:
@@ -80,7 +82,7 @@ class DakotaEnvironment(SingleTurnEnvironment):
 
 
 def as_task(item: Item) -> Task:
-    """A task as Buckeye knows it."""
+    """Return an item as a task of Buckeye."""
     return Task(id=item.id, messages=({"role": "user", "content": item.prompt},), data=item.data)
 
 
@@ -107,17 +109,17 @@ def load_environment(
 ) -> DakotaEnvironment:
     """Return the Dakota environment.
 
-    families: names of families; None means all.
-    depths: any of 1 to 4, in training and evaluation; None means all. Where nothing of the families and
-        depths is trained, there is no split `train`.
-    hints: "rule" states the rule each question tests in one sentence, "none" does not.
-    invented: let invented words be `invented_fraction` of the train questions in the families that have them;
-        the evaluation never has any.
-    seed: the train sequence; the splits and the evaluation do not depend on it.
-    num_train, num_eval: how many tasks; None takes every held-out question.
-    shaping: pay near misses up to 0.2 in training. The evaluation never pays them.
+    Raises UsageError for an invalid argument.
 
-    Raises UsageError for an argument outside these.
+        families: names of families; None means all.
+        depths: any of 1 to 4, in training and evaluation; None means all. If no train questions remain, the
+            split `train` is missing.
+        hints: "rule" adds one sentence with the rule that each question tests, "none" does not.
+        invented: let invented words be `invented_fraction` of the train questions in the families that have
+            them; the evaluation never has any.
+        seed: seed of the train sequence; the splits and the evaluation do not depend on it.
+        num_train, num_eval: number of tasks; None takes every held-out question.
+        shaping: reward near misses up to 0.2 in training. The evaluation never rewards them.
     """
     try:
         arguments = checked_arguments(

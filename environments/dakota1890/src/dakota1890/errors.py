@@ -1,11 +1,11 @@
-"""What can go wrong here. The faces map these onto the errors of the framework they serve."""
+"""Errors of this package; the adapters map them to the errors of their framework."""
 
 from __future__ import annotations
 
 
 class DakotaError(Exception):
-    """Base of this package's errors."""
+    """Base class of this package's errors."""
 
 
 class ArgumentError(DakotaError):
-    """A wrong argument of `load_environment`; the message says which and what to write."""
+    """Invalid argument of `load_environment`; the message names it and the valid values."""

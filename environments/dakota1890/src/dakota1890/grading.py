@@ -1,8 +1,8 @@
-"""What a reply is worth. Deterministic, order-sensitive, and the same ceiling of 1.0 for every task.
+"""Rewards of replies: deterministic, order-sensitive, and with a maximum of 1.0 for every task.
 
     exact       any accepted form, in any Unicode encoding or historical spelling          1.0
     diacritics  an accepted form with marks missing or wrong (n for ŋ, s for š)            0.3
-    near        training only: how much closer than what the prompt already shows          at most 0.2
+    near        training only: how much closer than the forms in the prompt                at most 0.2
     anything else: wrong, an echo, several answers, not Dakota letters, empty, too long    0.0
 
 The answer is the text in the one `<answer>...</answer>` of the reply, after its reasoning. Reasoning is free.
@@ -22,7 +22,7 @@ from dakota1890.questions import NUMBER
 DIACRITIC_REWARD = 0.3
 SHAPING_CEILING = 0.2
 SHAPING_FLOOR = 0.6
-"""Similarity below which a near miss earns nothing."""
+"""Minimum similarity for a near miss to be rewarded."""
 
 _OPEN, _CLOSE = "<answer>", "</answer>"
 _END_OF_REASONING = "</think>"
@@ -33,7 +33,7 @@ _GROUPED_DIGITS = re.compile(r"[0-9]{1,3}(?:[, ][0-9]{3})+")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Grade:
-    """A reward, its reason (exact, diacritics, near, wrong, echo, several, ...), and what is logged."""
+    """Reward, its reason (exact, diacritics, near, wrong, echo, several, ...), and logged components."""
 
     reward: float
     tier: str
@@ -41,9 +41,9 @@ class Grade:
 
 
 def grade(text: str, data: Mapping[str, Any], *, shaping: bool, truncated: bool = False) -> Grade:
-    """Return the grade of a reply `text` to a task with `data` (see `questions.Question`).
+    """Return the grade of a reply `text` to a task with `data`, whose fields `questions.Question` describes.
 
-    Near misses are never rewarded on held-out tasks, whatever `shaping` is.
+    Near misses are never rewarded on held-out tasks, for any value of `shaping`.
     """
     answer = extract_answer(text)
     if answer is None:
@@ -68,14 +68,14 @@ def extract_answer(text: str) -> str | None:
 
 
 def near_reward(similarity: float, accept: Sequence[str], floor_forms: Sequence[str]) -> float:
-    """0.2 x (sim - b) / (1 - b), at least 0; b is what `floor_forms` already reach, and at least 0.6."""
+    """Return 0.2 x (sim - b) / (1 - b), at least 0; b is the similarity of `floor_forms`, at least 0.6."""
     shown = [_similarity(word, form) for word in floor_forms for form in accept]
     floor = max([SHAPING_FLOOR, *shown])
     return SHAPING_CEILING * (similarity - floor) / (1.0 - floor) if similarity > floor else 0.0
 
 
 def _classify(answer: str, data: Mapping[str, Any]) -> tuple[str, str | None]:
-    """Return the tier before shaping, and the folded answer if it can be compared with the accepted forms."""
+    """Return the tier before shaping, and the folded answer if it is comparable with the accepted forms."""
     accept: Sequence[str] = data["accept"]
     if len(unicodedata.normalize("NFC", answer)) > 2 * max(map(len, accept)) + 8:
         return "long", None
@@ -111,14 +111,14 @@ def _graded(tier: str, reward: float, similarity: float, truncated: bool) -> Gra
 
 
 def _similarity(one: str, other: str) -> float:
-    """1 - Levenshtein distance / length of the longer."""
+    """Return 1 - Levenshtein distance / length of the longer text."""
     if one == other:
         return 1.0
     return 1.0 - levenshtein(one, other) / max(len(one), len(other))
 
 
 def levenshtein(one: str, other: str) -> int:
-    """Return the edit distance: a column of the matrix at a time, as bits of an integer (Myers 1999)."""
+    """Return the edit distance, one column of the matrix at a time as bits of an integer (Myers 1999)."""
     if not one:
         return len(other)
     places: dict[str, int] = {}

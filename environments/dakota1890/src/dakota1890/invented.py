@@ -1,8 +1,8 @@
-"""Words that are not Dakota but could be: they let a model practise a rule on more than the recorded lemmas.
+"""Words that are not Dakota but could be: a model can practice a rule on more than the recorded lemmas.
 
-Syllables follow the train lemmas alone: their onsets at the start and inside a word, their vowels inside and
-at the end, each as often as there. An invented word, and every form made of it, differs from every recorded
-form even without its diacritics. They are for training only and are marked `invented` in the task.
+Syllables follow only the train lemmas: their onsets at the start and inside a word, their vowels inside and
+at the end, with the same frequencies. An invented word, and every form made of it, differs from every
+recorded form even without its diacritics. They are for training only and are marked `invented` in the task.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ W = TypeVar("W", Verb, Noun)
 
 @dataclass(frozen=True, slots=True)
 class _Sounds:
-    """Each list holds an item as often as the train lemmas do."""
+    """Sounds in lists that repeat each item as often as the train lemmas do."""
 
     first_onsets: list[str]
     onsets: list[str]
@@ -50,17 +50,17 @@ class _Sounds:
 
 
 def invented_verb(draws: Draws) -> Verb:
-    """Return a verb of a random class and slot, with a lemma no record holds."""
+    """Return a verb of a random class and slot, with an unrecorded lemma."""
     return _until_new(draws, _draw_verb, _verb_forms)
 
 
 def invented_noun(draws: Draws) -> Noun:
-    """Return a noun of a random kind of possession, with a lemma no record holds."""
+    """Return a noun of a random kind of possession, with an unrecorded lemma."""
     return _until_new(draws, _draw_noun, _noun_forms)
 
 
 def is_new(forms: Iterable[str]) -> bool:
-    """Whether none of `forms` is a recorded form, also without diacritics."""
+    """Return True if none of `forms` is a recorded form, also without diacritics."""
     return _recorded_forms().isdisjoint(map(bare, forms))
 
 
@@ -105,7 +105,7 @@ def _word(draws: Draws, *, starts_with_vowel: bool) -> str:
 
 
 def _rest(draws: Draws) -> str:
-    """What follows a first syllable: as many syllables as train lemmas have, the last one ending the word."""
+    """Return the rest of a word after its first syllable, with the number of syllables of a train lemma."""
     more = max(0, draws.pick(_sounds().lengths) - 2)
     inner = "".join(_syllable(draws, first=False, last=False) for _ in range(min(more, 2)))
     return inner + _syllable(draws, first=False, last=True)
@@ -144,7 +144,7 @@ _VERB_STEMS: Mapping[str, Callable[[Draws], str]] = {
     "y inside": lambda draws: "y" + draws.pick(_sounds().vowels) + _rest(draws),
     "ki": lambda draws: "ki" + _rest(draws),
 }
-"""Shape of a verb -> its lemma from the person marker on."""
+"""Part of the lemma from the person marker on, for each shape of verb."""
 
 _VERB_KINDS = (
     *[("I", "consonant", "VERB-01", ALL_PERSONS)] * 3,
@@ -179,7 +179,7 @@ def _draw_verb(draws: Draws) -> Verb:
 
 @lru_cache(maxsize=1)
 def _recorded_forms() -> frozenset[str]:
-    """Every recorded word and every form of a recorded lemma, without diacritics."""
+    """Return every recorded word and every form of a recorded lemma, without diacritics."""
     corpus = load_corpus()
     forms = set(corpus.words)
     for verb in corpus.verbs:
@@ -197,7 +197,7 @@ def _recorded_forms() -> frozenset[str]:
 
 
 def _made_forms(verb: Verb) -> Iterator[str]:
-    """The forms with an object, of oneself, and of the verbs that are made of `verb`."""
+    """Yield the forms with an object, the reflexive forms, and the forms of verbs derived from `verb`."""
     for kind in verb.derives:
         if kind == "object":
             yield from (with_object(verb, *pair) for pair in object_pairs(verb))

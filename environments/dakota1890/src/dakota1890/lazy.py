@@ -1,4 +1,4 @@
-"""Long sequences whose items are made when they are requested."""
+"""Long sequences whose items are made on access."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 class LazySequence(Sequence[T]):
-    """`count` items; item i is `make(i)`, made anew each time."""
+    """Sequence of `count` items; item i is `make(i)`, made again at each access."""
 
     def __init__(self, count: int, make: Callable[[int], T]) -> None:
         self._count = count

@@ -1,10 +1,9 @@
-"""One spelling for every way a Dakota word has been encoded or printed.
+"""One canonical spelling for all encodings and printings of a Dakota word.
 
 The canonical alphabet is `a b ć d e ġ g h ḣ i k ḳ m n ŋ o p ṗ s š t ṭ u w y z ž '`, composed (NFC), lower
 case, without stress accents. Stress accents, the historical variants of a letter (ś ṡ for š, ǧ ğ for ġ, ṅ n̄
-for ŋ ...), decomposed or invisible characters and syllable hyphens are spelling of the same word and fold
-away. A plain letter where a marked one belongs (n for ŋ, s for š) is another letter: it does not fold here,
-only in `bare`.
+for ŋ ...), decomposed or invisible characters and syllable hyphens do not change the word and are folded. A
+plain letter in place of a marked one (n for ŋ, s for š) is a different letter: it is folded only in `bare`.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ ALPHABET = frozenset("abćdeġghḣikḳmnŋopṗsštṭuwyzž' ")
 
 
 def canonical(text: str) -> str:
-    """The one spelling of `text` in the canonical alphabet; what does not fold is kept as it is."""
+    """Return the spelling of `text` in the canonical alphabet; other characters are kept."""
     text = text.lower()
     if ALPHABET.issuperset(text):
         return " ".join(text.split())
@@ -61,6 +60,6 @@ def _fold(text: str) -> str:
 
 @lru_cache(maxsize=65_536)
 def bare(text: str) -> str:
-    """Canonical `text` without any diacritic and with n for ŋ: what is left when the marks are lost."""
+    """Return canonical `text` without diacritics and with n for ŋ, as if its marks were lost."""
     decomposed = unicodedata.normalize("NFD", text.replace("ŋ", "n"))
     return "".join(char for char in decomposed if not unicodedata.combining(char))

@@ -1,4 +1,4 @@
-"""Replies whose reward is known beforehand: right answers in every spelling, and every trick we know of."""
+"""Replies whose reward is known: correct answers in every spelling, and all known tricks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _STRESSED = {"a": "á", "e": "é", "i": "í", "o": "ó", "u": "ú"}
 
 
 class Probe(NamedTuple):
-    """`reply` to `item` must be worth exactly `reward`."""
+    """Probe that checks that `reply` to `item` has exactly the reward `reward`."""
 
     name: str
     item: Item
@@ -29,7 +29,7 @@ class Probe(NamedTuple):
 
 
 def probes(held_out: Sequence[Item]) -> list[Probe]:
-    """Every probe that applies to the first tasks of each family. `held_out`: tasks without shaping."""
+    """Return every probe for the first tasks of each family; `held_out` are tasks without shaping."""
     by_family: dict[str, list[Item]] = defaultdict(list)
     for item in held_out:
         by_family[item.data["family"]].append(item)
@@ -42,7 +42,7 @@ def probes(held_out: Sequence[Item]) -> list[Probe]:
 
 
 def tagged(answer: str) -> str:
-    """`answer` where the environment looks for it."""
+    """Return `answer` in the tag that the environment reads."""
     return f"<answer>{answer}</answer>"
 
 
@@ -109,7 +109,7 @@ def _worthless(item: Item) -> Iterator[tuple[str, str, float]]:
 
 
 def _accepts(data: Mapping[str, Any], answer: str) -> bool:
-    """Whether a trick happens to give an accepted answer: a palindrome, a word without marks ..."""
+    """Return True if a trick gives an accepted answer, such as a palindrome or a word without marks."""
     return answer.strip() in data["accept"]
 
 

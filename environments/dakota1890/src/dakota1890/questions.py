@@ -1,7 +1,7 @@
-"""What a family asks: one fact of the record, or several, with every answer that is accepted.
+"""Question of a family: one fact of the record, or several, with every accepted answer.
 
-A question names what it is about (`facts`, `cells`, `lemma_ids`, `rule_ids`); `splits` computes its side from
-these alone. Another way to ask about the same fact copies them, so that all ways of asking stay on one side.
+A question names its subject (`facts`, `cells`, `lemma_ids`, `rule_ids`); `splits` computes its side from
+these only. Other forms of question about a fact copy them, so that all of them are on one side.
 """
 
 from __future__ import annotations
@@ -13,24 +13,26 @@ from typing import Any
 from dakota1890.draws import Draws
 
 FORM, WORDS, WORD, NUMBER = "form", "words", "word", "number"
-"""What the answer tag holds. The first three are Dakota; only they can be nearly right. A NUMBER is compared
-as digits."""
+"""Content of the answer tag.
+
+The first three are Dakota; only they can be near misses. A NUMBER is compared as digits.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Question:
-    """One question.
+    """Question with its accepted answers.
 
-    facts: names of the facts asked about, such as `kaška/1sg`; the same in every direction.
+    facts: names of the facts asked about, such as `kaška/1sg`; equal in every direction.
     cells: rule x lemma class, such as `1sg|II`.
-    depth: 1 one affix or word, 2 two of them, 3 three, 4 a sentence.
+    depth: 1 for one affix or word, 2 for two of them, 3 for three, 4 for a sentence.
     ask: the question without its rule; `rule`: the rule in one sentence, "" if there is none.
     answer: one of FORM, WORDS, WORD, NUMBER.
     accept: every accepted answer in canonical spelling, the preferred one first.
-    prompt_forms: Dakota forms shown in the prompt, which as answers are an echo. `floor_forms`: what a near
-        miss must be closer than.
+    prompt_forms: Dakota forms shown in the prompt; as answers they are an echo. `floor_forms`: forms that a
+        near miss must improve on.
     number: the largest number asked about, for the numeral range.
-    invented: whether a word in it is invented.
+    invented: True if a word in it is invented.
     """
 
     family: str
@@ -70,11 +72,11 @@ class Question:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Family:
-    """A kind of question.
+    """Kind of question.
 
-    `recorded` lists every question on the record. Where there are too many, `draw` makes one at random.
-    `invent` makes one with an invented word, for training. A family has `recorded` or `draw`, not both.
-    `exceptions` marks a family that is only ever evaluated.
+    `recorded` lists every question on the record. If there are too many, `draw` makes a random one instead; a
+    family has `recorded` or `draw`, not both. `invent` makes one with an invented word, for training.
+    `exceptions` marks a family that is only evaluated.
     """
 
     name: str

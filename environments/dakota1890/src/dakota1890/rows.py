@@ -1,4 +1,4 @@
-"""The items of a split, as rows of `verifiers`, and the check that its right version is installed."""
+"""Items of a split as rows of `verifiers`, and the check that its right version is installed."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _NEEDS = {
     "v0": ("verifiers", "SingleTurnEnv", "verifiers>=0.1.14,<0.2"),
     "v1": ("verifiers.v1", "TaskData", "verifiers>=0.4,<0.5"),
 }
-"""API -> the module that holds it, a name in it, and what to install for it."""
+"""Module, a name in it, and the package to install, for each API."""
 
 
 class VerifiersError(DakotaError):
-    """The installed `verifiers` has another API; the message says what to install."""
+    """Installed `verifiers` with another API; the message names the version to install."""
 
 
 def split_items(arguments: Arguments, split: str) -> Sequence[Item]:
-    """Return the items of `train`, of `eval` (everything held out), or of one held-out axis.
+    """Return the items of `train`, of `eval` (all held-out items), or of one held-out axis.
 
     Raises ArgumentError for another name.
     """
@@ -40,12 +40,12 @@ def split_items(arguments: Arguments, split: str) -> Sequence[Item]:
 
 
 def to_info(item: Item) -> dict[str, Any]:
-    """Return the id and the data of an item as one object that can be written as JSON."""
+    """Return the id and the data of an item as one object for JSON."""
     return {"task_id": item.id, **item.data}
 
 
 def from_info(info: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return the id and the data again, also after a way through JSON, which turns tuples into lists."""
+    """Return the id and the data, also after a JSON round trip, which turns tuples into lists."""
     data: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in info.items()
     }

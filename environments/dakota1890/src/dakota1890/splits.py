@@ -1,19 +1,19 @@
-"""On which side a question stands: training, or one of the held-out axes.
+"""Side of a question: training, or one of the held-out axes.
 
     random     a fact of known words in known cells, held out by chance
     lemma      a word of the question is held out
     cell       a rule x word class is held out; rule and class occur in training, not together
     rule       a rule is held out
     range      a number that is neither below 100 nor round
-    exception  the exceptions of the grammar, which are only ever evaluated
+    exception  the exceptions of the grammar, which are only evaluated
 
-The first of exception, rule, range, lemma, cell, random that holds names the side; where none does the
-question is for training. The side follows from what the question is about, never from a seed or from the
-direction it is asked in, and nothing held out occurs in a train question in any role.
+The side is the first of exception, rule, range, lemma, cell, random that applies, else training. It follows
+from the subject of the question, never from a seed or from the direction of the question, and nothing held
+out occurs in a train question in any role.
 
 Lemmas that share a root, a spelling or a gloss form one group (baksa, wabaksa, kaksa; "red" and "red,
-scarlet"), and a group stays on one side whole. `SALT` was picked among a few hundred so that about 30 % of
-the lemmas of every verb and noun class are held out; no model's score was looked at.
+scarlet"), and all of a group is on one side. `SALT` was picked among a few hundred so that about 30 % of the
+lemmas of every verb and noun class are held out, without regard to any model's score.
 """
 
 from __future__ import annotations
@@ -45,7 +45,10 @@ _LEADING_ARTICLE = re.compile(r"^(?:a|an|the) ")
 
 
 def side_of(question: Question, *, exception: bool = False) -> str:
-    """`train` or the axis on which `question` is held out; `exception` if its family is only evaluated."""
+    """Return `train` or the axis on which `question` is held out.
+
+    It is `exception` if its family is only evaluated.
+    """
     if exception:
         return "exception"
     if not HELD_OUT_RULES.isdisjoint(question.rule_ids):
@@ -62,14 +65,20 @@ def side_of(question: Question, *, exception: bool = False) -> str:
 
 
 def within_train_range(number: int) -> bool:
-    """Below 100, or one digit followed by zeros: every numeral word is learnt, few combinations are."""
+    """Return True if a number is below 100, or one digit followed by zeros.
+
+    So training covers every numeral word, but few combinations.
+    """
     return number < 100 or len(str(number).rstrip("0")) == 1
 
 
 @lru_cache(maxsize=65_536)
 def held_out_fact(fact: str) -> bool:
-    """Whether a fact is held out by chance. Never the numbers one to ten, which make all others, and never
-    what a word means: prompts of every family show words with their meaning."""
+    """Return True if a fact is held out by chance.
+
+    Excluded are the numbers one to ten, 100 and 1,000, which make all others, and the meanings of words,
+    because prompts of every family show them.
+    """
     if fact in _BASIC_NUMBERS or fact.endswith("/gloss"):
         return False
     return hash_fraction(f"{SALT}:fact:{fact}") < HELD_OUT_FACTS
@@ -79,13 +88,13 @@ _BASIC_NUMBERS = frozenset(f"number/{number}" for number in (*range(1, 11), 100,
 
 
 def hash_fraction(text: str) -> float:
-    """A number in [0, 1) that depends on `text` alone."""
+    """Return a number in [0, 1) that depends only on `text`."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") / 2**64
 
 
 @lru_cache(maxsize=65_536)
 def held_out_lemma(lemma: str) -> bool:
-    """Whether facts about `lemma` belong to the evaluation. Numbers are not lemmas."""
+    """Return True if facts about `lemma` belong to the evaluation. Numbers are not lemmas."""
     if lemma.isdecimal():
         return False
     group = _groups().get(canonical(lemma), canonical(lemma))
@@ -94,7 +103,7 @@ def held_out_lemma(lemma: str) -> bool:
 
 @cache
 def gloss_parts(entry: Entry) -> frozenset[str]:
-    """The senses a gloss lists: `to bind, tie` -> {to bind, tie}; a name has one."""
+    """Return the senses that a gloss lists: `to bind, tie` -> {to bind, tie}; a name has one."""
     if entry.pos == "name":
         return frozenset({entry.gloss.lower()})
     parts = (part.strip().lower() for part in re.split("[,;]", entry.gloss))
@@ -103,7 +112,7 @@ def gloss_parts(entry: Entry) -> frozenset[str]:
 
 @lru_cache(maxsize=1)
 def _groups() -> dict[str, str]:
-    """Canonical lemma -> the name of its group."""
+    """Return the name of the group of each canonical lemma."""
     parent: dict[str, str] = {}
 
     def find(node: str) -> str:

@@ -1,7 +1,7 @@
-"""The task sequences: questions in words, with all that grading them takes.
+"""Task sequences: rendered questions, with all data for grading.
 
 A train sequence is long and lazy: item i is a pure function of the options and i. The evaluation is fixed:
-every held-out question on the record, or a fixed sample of them where a family has too many.
+every held-out question on the record, or a fixed sample of them if a family has too many.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dakota1890.splits import hash_fraction, side_of
 
 DEPTHS = (1, 2, 3, 4)
 EVAL_PER_SIDE = 120
-"""The most questions of one family on one held-out axis."""
+"""Maximum number of questions of one family on one held-out axis."""
 
 _EVAL_SEED = 1890
 _DRAWS_FOR_DEPTHS = 2_000
@@ -33,8 +33,10 @@ _MOST_REJECTED = 20_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Item:
-    """One task. `data` can be written as JSON; it holds the accepted answers and everything in `Question`
-    that describes the task, and its `split`: train or the axis it is held out on.
+    """One task, with `data` for JSON.
+
+    It holds the accepted answers, the fields of `Question` that describe the task, and its `split`: train or
+    the held-out axis.
     """
 
     id: str
@@ -44,8 +46,9 @@ class Item:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TaskOptions:
-    """What a task sequence is drawn from. `invented_fraction`: the share of invented words in the families
-    that have them.
+    """Options of a task sequence.
+
+    `invented_fraction` is the share of invented words in the families that have them.
     """
 
     families: tuple[str, ...] = tuple(FAMILIES)
@@ -56,7 +59,7 @@ class TaskOptions:
 
 
 class TrainTasks(LazySequence[Item]):
-    """`count` train tasks; item i depends on (options, i) alone.
+    """Sequence of `count` train tasks; item i depends only on (options, i).
 
     Raises ArgumentError if no family has a train question of these depths.
     """
@@ -86,13 +89,13 @@ class TrainTasks(LazySequence[Item]):
 
 
 def trained_families(options: TaskOptions) -> list[str]:
-    """The families with train questions of these depths; the exceptions have none of any."""
+    """Return the families with train questions of these depths; the exceptions never have any."""
     return [family for family in options.families if train_depths(family) & set(options.depths)]
 
 
 @lru_cache(maxsize=64)
 def train_depths(family: str) -> frozenset[int]:
-    """The depths at which a family has train questions."""
+    """Return the depths at which a family has train questions."""
     source = FAMILIES[family]
     if source.exceptions:
         return frozenset()
@@ -104,7 +107,7 @@ def train_depths(family: str) -> frozenset[int]:
 
 @lru_cache(maxsize=64)
 def eval_tasks(families: tuple[str, ...], depths: tuple[int, ...], hint: bool) -> tuple[Item, ...]:
-    """The held-out tasks of the families, shuffled by task id."""
+    """Return the held-out tasks of the families, shuffled by task id."""
     tasks = [
         render(question, side, hint)
         for family in families
@@ -116,7 +119,7 @@ def eval_tasks(families: tuple[str, ...], depths: tuple[int, ...], hint: bool) -
 
 
 def render(question: Question, side: str, hint: bool) -> Item:
-    """The question in words. Its id depends on what is asked and accepted, not on the hint."""
+    """Render the question as a task. Its id depends on question and accepted answers, not on the hint."""
     rule = f" Rule: {question.rule}." if hint and question.rule else ""
     prompt = f"{question.ask}{rule} Put only the {question.answer} in <answer></answer>."
     digest = hashlib.sha256("\n".join((question.family, question.ask, *question.accept)).encode())
@@ -159,7 +162,7 @@ def _recorded_train(family: str, depths: tuple[int, ...], hint: bool) -> tuple[I
 
 @lru_cache(maxsize=64)
 def _held_out(family: str) -> Mapping[str, Sequence[Question]]:
-    """Axis -> the questions evaluated on it."""
+    """Return the evaluated questions by axis."""
     source = FAMILIES[family]
     if source.recorded is not None:
         return held_out_sample(source, source.recorded())
@@ -168,14 +171,17 @@ def _held_out(family: str) -> Mapping[str, Sequence[Question]]:
 
 @lru_cache(maxsize=1)
 def _held_out_draws() -> Mapping[str, Sequence[int]]:
-    """Family without recorded questions -> which of its draws are evaluated. Finding them takes seconds."""
+    """Return the indices of evaluated draws, by family without recorded questions.
+
+    Finding them takes seconds.
+    """
     text = (resources.files("dakota1890") / "data" / "held_out_draws.json").read_text("utf-8")
     found: dict[str, list[int]] = json.loads(text)
     return found
 
 
 def held_out_sample(family: Family, questions: Iterable[Question]) -> dict[str, list[Question]]:
-    """Return axis -> those of `questions` that are evaluated on it."""
+    """Return those of `questions` that are evaluated, by axis."""
     by_side: dict[str, dict[str, Question]] = defaultdict(dict)
     for question in questions:
         side = side_of(question, exception=family.exceptions)

@@ -15,7 +15,7 @@ from dakota1890.rows import from_info, split_items, to_info
 from dakota1890.tasks import Item
 
 NUM_TRAIN = 2_000
-"""Fewer than elsewhere: a v0 dataset is written out in full before the first rollout."""
+"""Smaller than Buckeye's default, because v0 writes the whole dataset before the first rollout."""
 
 COMPONENTS = ("exact", "ortho_miss", "sim", "format_ok", "truncated")
 
@@ -25,10 +25,9 @@ def load_environment(
 ) -> vf.Environment:
     """Return a `SingleTurnEnv` with the train tasks as its dataset and the held-out ones as its evaluation.
 
-    The arguments are those of `dakota1890.environment.load_environment`, and a system prompt to put before
-    every question. Both datasets are built when they are first requested.
-    Raises ArgumentError for an argument outside these; so does the train dataset of families and depths that
-    are only evaluated.
+    The arguments are those of `dakota1890.environment.load_environment`, and a system prompt for every
+    question. Both datasets are built on first access. Raises ArgumentError for an invalid argument; so does
+    the train dataset of families and depths that are only evaluated.
     """
     checked = checked_arguments(num_train=num_train, **arguments)
     return vf.SingleTurnEnv(
@@ -41,7 +40,7 @@ def load_environment(
 
 
 def to_dataset(items: Sequence[Item]) -> Dataset:
-    """Return the items as rows. `info` is JSON: a column of a dataset cannot hold what differs by family."""
+    """Return the items as rows; `info` is JSON because a column of a dataset needs one type."""
     rows = [
         {
             "question": item.prompt,
@@ -54,7 +53,7 @@ def to_dataset(items: Sequence[Item]) -> Dataset:
 
 
 def make_rubric(*, shaping: bool) -> vf.Rubric:
-    """Return one reward, `grade`, and the components as metrics of weight 0."""
+    """Return a rubric with one reward, `grade`, and the components as metrics of weight 0."""
 
     def grade(completion: Any, info: Mapping[str, Any], state: vf.State) -> float:
         if state.get("error") is not None:
@@ -78,7 +77,7 @@ def _component(name: str) -> Callable[[vf.State], float]:
 
 
 def last_reply(completion: Any) -> str:
-    """Return the text of the last assistant message: its parts joined, "" if there is none."""
+    """Return the text of the last assistant message with its parts joined, or ""."""
     for message in reversed(completion):
         fields = message if isinstance(message, Mapping) else message.model_dump()
         if fields["role"] == "assistant":

@@ -14,30 +14,30 @@ from dakota1890.tasks import Item
 
 
 class DakotaData(vf.TaskData):
-    """A row: the prompt, the preferred answer, and in `info` everything that grading takes."""
+    """Row with the prompt, the preferred answer, and in `info` all data for grading."""
 
     answer: str
     info: dict[str, Any]
 
 
 class DakotaTaskConfig(vf.TaskConfig):
-    """How replies are graded."""
+    """Settings of grading."""
 
     shaping: bool = True
-    """Pay near misses up to 0.2, on train tasks only."""
+    """Reward near misses up to 0.2, on train tasks only."""
 
 
 class DakotaTask(vf.Task[DakotaData, vf.State, DakotaTaskConfig]):
-    """A task that grades its own trace."""
+    """Task that grades its own trace."""
 
     @vf.reward
     async def grade(self, trace: vf.Trace) -> float:
-        """What the last reply is worth."""
+        """Return the reward of the last reply."""
         return self._graded(trace).reward
 
     @vf.metric
     async def components(self, trace: vf.Trace) -> dict[str, float]:
-        """What is logged and never paid: exact, ortho_miss, sim, format_ok, truncated."""
+        """Return logged components that are not rewarded: exact, ortho_miss, sim, format_ok, truncated."""
         return dict(self._graded(trace).components)
 
     def _graded(self, trace: vf.Trace) -> Grade:
@@ -46,11 +46,11 @@ class DakotaTask(vf.Task[DakotaData, vf.State, DakotaTaskConfig]):
 
 
 class DakotaConfig(vf.TasksetConfig):
-    """Which tasks; the names and meanings are those of `dakota1890.environment.load_environment`."""
+    """Selection of tasks; names and meanings are those of `dakota1890.environment.load_environment`."""
 
     task: DakotaTaskConfig = DakotaTaskConfig()
     split: str = "train"
-    """train, eval (everything held out), or a held-out axis: random, lemma, cell, rule, range, exception."""
+    """train, eval (all held-out tasks), or a held-out axis: random, lemma, cell, rule, range, exception."""
     families: list[str] | None = None
     depths: list[int] | None = None
     hints: Literal["rule", "none"] = "rule"
@@ -65,11 +65,14 @@ _ARGUMENTS = ("families", "depths", "hints", "invented", "invented_fraction", "s
 
 
 class DakotaTaskset(vf.Taskset[DakotaTask, DakotaConfig]):
-    """The tasks of one split, made one at a time."""
+    """Tasks of one split, made one at a time."""
 
     def load(self) -> Iterator[DakotaTask]:
-        """Raises ArgumentError for a configuration outside what `load_environment` says, and for the train
-        split of families and depths that are only evaluated."""
+        """Yield the tasks.
+
+        Raises ArgumentError for an invalid configuration, and for the train split of families and depths that
+        are only evaluated.
+        """
         config = self.config
         chosen = {name: getattr(config, name) for name in _ARGUMENTS}
         arguments = checked_arguments(shaping=config.task.shaping, **chosen)
@@ -78,5 +81,5 @@ class DakotaTaskset(vf.Taskset[DakotaTask, DakotaConfig]):
 
 
 def to_data(item: Item) -> DakotaData:
-    """An item as a row."""
+    """Return an item as a row."""
     return DakotaData(id=item.id, prompt=item.prompt, answer=item.data["accept"][0], info=to_info(item))

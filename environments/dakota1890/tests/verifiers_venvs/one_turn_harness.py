@@ -1,4 +1,4 @@
-"""A harness of verifiers v1 that asks once, in its own process: no sandbox and no program to start."""
+"""Harness of verifiers v1 that sends one request in its own process, without a sandbox or a program."""
 
 import httpx
 import verifiers.v1 as vf

@@ -1,4 +1,4 @@
-"""A verb for a person."""
+"""Questions about a verb in a person."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dakota1890.questions import FORM, Family, Question, unique
 
 PERSON_NAMES = {person.person: person.subject for person in load_corpus().persons}
 PARTICLES = {frame.name: frame for frame in load_corpus().frames if frame.use == "particle"}
-"""kta and šni, which most often follow a verb."""
+"""kta and šni, the most frequent words after a verb."""
 FINAL_PI = " plus final -pi"
 _MARKERS = {"I": {"1": "wa", "2": "ya"}, "III": {"1": "ma", "2": "ni"}}
 
@@ -24,8 +24,11 @@ def _recorded() -> Sequence[Question]:
 
 
 def _asked(verb: Verb) -> list[str]:
-    """The persons that change the word. The third is the lemma, its plural the lemma with -pi: asked here,
-    one affix would answer a sixth of the questions. `particles` asks for it with something else."""
+    """Return the persons that change the word.
+
+    The third person is the lemma, and its plural the lemma with -pi: if asked here, one affix would answer a
+    sixth of the questions. `particles` asks for it with other changes.
+    """
     return [person for person in verb.persons if not person.startswith("3")]
 
 
@@ -76,47 +79,48 @@ def followed(verb: Verb, plain: Question, final: str, particle: str) -> Question
 
 
 def fact(verb: Verb, person: str) -> str:
-    """The name of the fact how `verb` is written for `person`."""
+    """Return the name of the fact that gives the spelling of `verb` for `person`."""
     return f"{verb.lemma}/{verb.klass}/{person}"
 
 
 def cell(verb: Verb, person: str) -> str:
-    """Person x class of the verb."""
+    """Return the cell: person x class of the verb."""
     return f"{person}|{class_name(verb)}"
 
 
 def class_name(verb: Verb) -> str:
-    """The class; a marker inside the stem makes a class of its own."""
+    """Return the class; verbs with a marker inside the stem are a separate class."""
     return f"{verb.klass}, inside" if verb.at else verb.klass
 
 
 def number_rules(person: str) -> tuple[str, ...]:
-    """The rules for -pi and the dual that `person` needs."""
+    """Return the rules for -pi and the dual that `person` needs."""
     return ("VERB-12",) if person in ("2pl", "3pl") else ("VERB-13",) if person in ("12", "1pl") else ()
 
 
 def introduce(verb: Verb) -> str:
-    """`Dakota verb "kaška" (to bind, tie), class I, marker at the start`; the bare verb if its class is not
-    on record.
+    """Return `Dakota verb "kaška" (to bind, tie), class I, marker at the start`.
+
+    Without a recorded class, return the bare verb.
     """
     named = name(verb)
     return named if verb.klass == "unknown" else f"{named}, class {verb.klass}, {_place(verb)}"
 
 
 def name(verb: Verb) -> str:
-    """`Dakota verb "kaška" (to bind, tie)`."""
+    """Return `Dakota verb "kaška" (to bind, tie)`."""
     return f'Dakota verb "{verb.lemma}" ({verb.gloss})'
 
 
 def _place(verb: Verb) -> str:
-    """Where the person marker goes, in words."""
+    """Return the position of the person marker as text."""
     before, marker = verb.lemma[: verb.at], {"II": "y", "ki": "ki"}.get(verb.klass, "marker")
     where = f'{marker} after "{before}"' if before else f"{marker} at the start"
     return where if verb.dual_at == verb.at else f'{where}, "we" at the start'
 
 
 def person_rule(verb: Verb, person: str) -> str:
-    """What marks `person` in the class of `verb`."""
+    """Return the rule that marks `person` in the class of `verb`."""
     name, plural = PERSON_NAMES[person], FINAL_PI if person.endswith("pl") else ""
     if person == "3sg":
         return f'"{name}" has no marker'

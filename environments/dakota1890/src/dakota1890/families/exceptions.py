@@ -1,4 +1,4 @@
-"""Forms that the rules get wrong: only ever evaluated, and nowhere else asked for in training."""
+"""Questions about forms that the rules get wrong: only evaluated, and never asked in training."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dakota1890.questions import FORM, WORDS, Family, Question
 
 _WORDS_FOR = {"verb": "verb", "noun": "noun", "kin": "kin term", "number": "number"}
 _NAMES = {"his or her": ("Ćaske", "Hepaŋ", "Winona", "Hapaŋ"), "his": ("Hepi", "Ćataŋ", "Hake")}
-"""Children's names; those of sons where only a man has such a relative."""
+"""Names of children; names of sons if only a man has such a relative."""
 
 _NINETEENS = (
     *(19, 119, 219, 319, 419, 519, 619, 719, 819, 919),
@@ -70,7 +70,7 @@ def _form(irregular: Irregular) -> Question:
         answer=FORM,
         accept=irregular.forms,
         prompt_forms=shown,
-        # The regular form is the mistake this family looks for: being near it earns nothing.
+        # The regular form is the mistake that this family tests, so similarity to it is not rewarded.
         floor_forms=(*shown, *irregular.regular),
     )
 
@@ -117,7 +117,7 @@ def _read(number: int) -> Question:
 
 
 def _of_nineteen(asked: Question, number: int, floor_forms: tuple[str, ...]) -> Question:
-    """Return a question of `numerals` as one about the exception."""
+    """Return a question of `numerals` as a question about the exception."""
     return replace(
         asked,
         family="exceptions",

@@ -1,4 +1,4 @@
-"""Relatives: who they are to whom, whose they are, and having them."""
+"""Questions about relatives: their terms, their possessives, and the verb to have them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ KIN = Family(name="kin", recorded=_recorded)
 
 
 def term(kin: Kin, sex: str) -> Question:
-    """Ask what a man or a woman calls a relative."""
+    """Ask for a man's or a woman's term for a relative."""
     return Question(
         family="kin",
         facts=(f"{kin.lemma}/gloss",),
@@ -58,12 +58,12 @@ def term(kin: Kin, sex: str) -> Question:
 
 
 def thy(kin: Kin) -> Question:
-    """Ask for a relative as thine."""
+    """Ask for a relative with the owner thou."""
     return _owned(kin, "2sg", f"thy {kin.relation}", "thy relative takes ni-", "POSS-08")
 
 
 def his_or_her(kin: Kin) -> Question:
-    """Ask for a relative as his or hers."""
+    """Ask for a relative with the owner he or she."""
     meaning = f"{_OWNERS.get(kin.speaker, 'his or her')} {kin.relation}"
     return _owned(kin, "3sg", meaning, _THIRD_RULE, "POSS-07" if kin.lemma.endswith("i") else "POSS-06")
 
@@ -161,14 +161,14 @@ def _klass(kin: Kin) -> str:
 
 
 def _introduce(kin: Kin) -> str:
-    """`Dakota kin term "timdo" (a woman's elder brother)`."""
+    """Return `Dakota kin term "timdo" (a woman's elder brother)`."""
     gloss = f"a {kin.speaker}'s {kin.relation}" if kin.speaker in _OWNERS else kin.relation
     return f'Dakota kin term "{kin.lemma}" ({gloss})'
 
 
 @lru_cache(maxsize=1)
 def _names() -> tuple[Entry, ...]:
-    """The names by order of birth (NOUN-12, NOUN-13)."""
+    """Return the names by order of birth (NOUN-12, NOUN-13)."""
     return tuple(entry for entry in load_corpus().entries if entry.pos == "name" and "-born" in entry.gloss)
 
 

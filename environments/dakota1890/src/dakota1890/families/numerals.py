@@ -1,4 +1,4 @@
-"""Numbers: write them, read them, count with them.
+"""Questions about numbers: write them, read them, count with them.
 
 The number nineteen, and every number that ends in it, is an exception and not asked here.
 """
@@ -24,7 +24,7 @@ from dakota1890.questions import NUMBER, WORDS, Family, Question, unique
 from dakota1890.splits import held_out_fact, within_train_range
 
 _BEYOND = 25
-"""Out of 100 draws, how many go beyond the numbers of training."""
+"""Percentage of draws beyond the numbers of training."""
 
 _OTHER_UNIT = dict(zip(UNITS, (*UNITS[4:], *UNITS[:4]), strict=True))
 _RULE = "thousands, hundreds, tens, units in this order, each with its count after it, joined by saŋpa"
@@ -44,7 +44,7 @@ NUMERALS = Family(name="numerals", draw=_draw)
 
 
 def write(number: int) -> Question:
-    """Ask for `number` in words."""
+    """Ask for `number` as Dakota words."""
     return Question(
         family="numerals",
         facts=(fact(number),),
@@ -56,7 +56,7 @@ def write(number: int) -> Question:
         rule=_RULE,
         answer=WORDS,
         accept=numeral(number),
-        # A reply with the right skeleton and every count wrong is worth nothing: only counts earn shaping.
+        # A reply with the right skeleton and every count wrong scores 0: shaping rewards only counts.
         floor_forms=(_skeleton(number),),
         number=number,
     )
@@ -76,7 +76,7 @@ def read(number: int, words: str) -> Question:
 
 
 def add(one: int, other: int) -> Question:
-    """Ask for the sum of two numbers that are given in words, in words."""
+    """Ask for the sum of two numbers, which are given and requested as Dakota words."""
     total, shown = one + other, (numeral(one)[0], numeral(other)[0])
     first, second = sorted((number_class(one), number_class(other)))
     return replace(
@@ -89,13 +89,13 @@ def add(one: int, other: int) -> Question:
         ask=f'Add the Dakota numbers "{shown[0]}" and "{shown[1]}". Give the sum in Dakota words.',
         prompt_forms=shown,
         floor_forms=(*shown, " ".join(shown), f"{shown[0]} saŋpa {shown[1]}", _skeleton(total)),
-        # A round sum of numbers that are not is beyond training too.
+        # A round sum of numbers that are not round is also beyond training.
         number=max((one, other, total), key=lambda number: (not within_train_range(number), number)),
     )
 
 
 def multiply(one: int, other: int) -> Question:
-    """Ask for the end of a multiplication of two units (NUM-11)."""
+    """Ask for the product that completes a multiplication of two units (NUM-11)."""
     product, shown = one * other, f"{numeral(one)[0]} {numeral(other)[0]} hećen"
     return replace(
         write(product),
@@ -179,19 +179,19 @@ def by_so_many(number: int) -> Question:
 
 
 def fact(number: int) -> str:
-    """The name of the fact how `number` is written."""
+    """Return the name of the fact that gives the spelling of `number`."""
     return f"number/{number}"
 
 
 def rules(number: int) -> tuple[str, ...]:
-    """The rules that writing `number` takes."""
+    """Return the rules that writing `number` requires."""
     units = ("NUM-01",) if number <= 10 else ()
     tens = ("NUM-02",) if 11 <= number % 100 <= 19 else ("NUM-03", "NUM-04") if number % 100 > 19 else ()
     return (*units, *tens, *(("NUM-05",) if number >= 100 else ()))
 
 
 def number_class(number: int) -> str:
-    """What a number is made of."""
+    """Return the class of a number by its parts."""
     if number <= 10:
         return "unit"
     if number < 20:
@@ -202,17 +202,20 @@ def number_class(number: int) -> str:
 
 
 def _parts(number: int) -> int:
-    """How many digits are not zero."""
+    """Return the number of nonzero digits."""
     return len(str(number)) - str(number).count("0")
 
 
 def _skeleton(number: int) -> str:
-    """`number` in words with every count replaced by another one."""
+    """Return `number` as Dakota words, with every count replaced by another one."""
     return " ".join(_OTHER_UNIT.get(word, word) for word in numeral(number)[0].split())
 
 
 def _any_number(draws: Draws, beyond: bool) -> int:
-    """Below 100 or one digit and zeros; `beyond`: three or four digits. Never one that ends in nineteen."""
+    """Return a number below 100, or of one digit and zeros; with `beyond`, of three or four digits.
+
+    Numbers that end in nineteen are never returned.
+    """
     if not beyond and draws.below(8) == 0:
         return draws.pick((100, 1_000)) * (1 + draws.below(9))
     low = draws.pick((100, 1_000)) if beyond else 1
@@ -230,7 +233,7 @@ def _read(draws: Draws, beyond: bool) -> Question:
 
 
 def _add(draws: Draws, beyond: bool) -> Question:
-    """Two numbers whose sum is not just their words with saŋpa between them.
+    """Ask for the sum of two numbers whose words do not simply join with saŋpa.
 
     A total that is held out by chance would be the answer to too many questions of that side.
     """

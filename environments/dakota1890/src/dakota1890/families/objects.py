@@ -1,4 +1,7 @@
-"""A verb with an object, and verbs made of it: for somebody, to one's own, to oneself, to cause."""
+"""Questions about a verb with an object, and about derived verbs.
+
+Derived verbs mean to do it for somebody, to one's own, to oneself, and to cause it.
+"""
 
 from __future__ import annotations
 
@@ -30,14 +33,14 @@ _MADE = {
     "absolute": ("absolute (to things in general)", "VERB-30"),
     "causative": ("causative", "VERB-27"),
 }
-"""Kind of verb that is made of another -> its name and its rule."""
+"""Name and rule of each kind of derived verb."""
 _CLASSES_WITH_OBJECT = ("I", "II")
 _INSTRUMENTS = ("ka", "ya", "yu")
 
 Cell = tuple[str, Any]
-"""A subject and an object, a person of the reflexive, or a person of a verb that is made of another."""
+"""Subject and object, person of the reflexive, or person of a derived verb."""
 Asked = tuple[Question, str]
-"""A question without a particle, and what happens to a final a before one."""
+"""Question without a particle, and the change of its final a before one."""
 
 
 @lru_cache(maxsize=1)
@@ -68,7 +71,7 @@ OBJECTS = Family(name="objects", recorded=_recorded, invent=_invent)
 
 
 def _invented_kinds(verb: Verb) -> list[str]:
-    """The kinds that the rules license for an invented verb of this shape."""
+    """Return the kinds that the rules license for an invented verb of this shape."""
     if verb.klass not in _CLASSES_WITH_OBJECT or verb.persons[0] != "1sg":
         return []
     kinds = ["object", "object"]
@@ -84,7 +87,7 @@ def _invented_kinds(verb: Verb) -> list[str]:
 
 
 def _cells(verb: Verb, kind: str) -> list[Cell]:
-    """Return what can be asked of `verb` for one kind of form."""
+    """Return the forms of one kind that can be asked of `verb`."""
     if kind == "object":
         # "They ... you all" is spelled like two other pairs; three prompts with one answer would reward a
         # constant.
@@ -103,14 +106,14 @@ def _ask(verb: Verb, kind: str, cell: Cell) -> Asked:
 
 
 def _particles(asked: Asked) -> list[str]:
-    """kta and šni follow only where the record licenses what they do to the end of the form."""
+    """Return kta and šni if the record licenses their effect on the end of the form."""
     return ["", *verbs.PARTICLES] if asked[1] != "unknown" else [""]
 
 
 def _plain(
     verb: Verb, meaning: str, *, rule_ids: Sequence[str], lemmas: Sequence[str] = (), **asked: Any
 ) -> Question:
-    """Ask for a form of `verb`; `meaning` says which."""
+    """Ask for a form of `verb`; `meaning` describes it."""
     return Question(
         family="objects",
         lemma_ids=(verb.lemma, *lemmas),
@@ -151,7 +154,7 @@ def _object(verb: Verb, subject: str, obj: str) -> Asked:
 
 
 def _object_fact(verb: Verb, subject: str, obj: str) -> str:
-    """The name of the fact; pairs that are spelled alike share it, so that they stand on one side."""
+    """Return the name of the fact; pairs that are spelled alike share it, so that they are on one side."""
     if obj == "1pl":
         return verbs.fact(verb, "1pl")
     if obj[0] == "2" and subject[0] == "3" and (obj, subject) != ("2sg", "3sg"):
@@ -176,7 +179,7 @@ def _object_rule(verb: Verb, subject: str, obj: str) -> str:
 
 
 def _made(verb: Verb, kind: str, person: str, made: Verb) -> Asked:
-    """Ask for `made`, a verb that is made of `verb`, in `person`."""
+    """Ask for `made`, a verb derived from `verb`, in `person`."""
     meaning, rule_id = _MADE[kind]
     suffix = made.lemma.removeprefix(verb.lemma) if kind == "causative" else ""
     kind, meaning = f"{kind} {suffix}".strip(), f"{meaning} in -{suffix}" if suffix else meaning
@@ -251,7 +254,7 @@ def _reflexive_rule(verb: Verb, person: str) -> str:
 
 @lru_cache(maxsize=1)
 def _recorded_lemmas() -> frozenset[str]:
-    """The verbs that the dictionary lists under themselves."""
+    """Return the verbs that have their own entry in the dictionary."""
     return frozenset(
         canonical(entry.form) for entry in load_corpus().entries if entry.pos in ("v.a.", "v.n.")
     )

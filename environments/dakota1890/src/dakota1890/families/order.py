@@ -1,4 +1,4 @@
-"""Sentences: put the words in order, or inflect them too."""
+"""Questions about sentences: put the words in order, or inflect them too."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ORDER = Family(name="order", draw=_draw)
 
 
 def in_order(sentence: Sentence, draws: Draws) -> Question:
-    """Ask for the sentence, all its words given in their forms."""
+    """Ask for the sentence; all its words are given in their forms."""
     accept = sentence.texts(all_spellings=False)
     words = [word for part in sentence.parts for word in part.forms[0]]
     shown = [word for part in sentence.parts for word in part.shown]
@@ -32,7 +32,7 @@ def in_order(sentence: Sentence, draws: Draws) -> Question:
 
 
 def assembled(sentence: Sentence, draws: Draws) -> Question:
-    """Ask for the sentence, its words given as they are before they are inflected."""
+    """Ask for the sentence; its words are given uninflected."""
     accept = sentence.texts()
     words = [word for part in sentence.parts for word in part.plain]
     given = [word for part in sentence.parts for word in part.given]
@@ -69,7 +69,7 @@ def _question(
 
 
 def _shuffled(words: list[str], accept: tuple[str, ...], draws: Draws) -> list[int]:
-    """The places of the words in a random order that is no accepted one, nor such a one from its end."""
+    """Return a random order of the words that is not accepted, neither forward nor backward."""
     order = list(range(len(words)))
     while True:
         for i in range(len(order) - 1, 0, -1):

@@ -1,4 +1,4 @@
-"""What stands around the verb: time, negation, commands, habit, and what one goes to do."""
+"""Questions about the words around the verb: time, negation, commands, habit, and purpose."""
 
 from __future__ import annotations
 
@@ -44,14 +44,15 @@ PARTICLES = Family(name="particles", recorded=_recorded, invent=_invent)
 
 
 def _cells_of(verb: Verb) -> list[tuple[str, str]]:
-    """The (person, particle) pairs whose form the record licenses."""
+    """Return the (person, particle) pairs whose form the record licenses."""
     persons = [p for p in ("3sg", *verb.persons) if p.endswith("pl") or verb.final != "unknown"]
     return [(person, particle) for person in persons for particle in verbs.PARTICLES]
 
 
 def _framed_cells(verb: Verb) -> list[tuple[str, Frame]]:
-    """Return the (person, frame) pairs whose form the record licenses. It does not record what nuŋ and s'a do
-    to a final a, nor what kiŋ is after a final e.
+    """Return the (person, frame) pairs whose form the record licenses.
+
+    It does not record the effect of nuŋ and s'a on a final a, nor the form of kiŋ after a final e.
     """
     state = verb.klass == "III"
     cells = [] if state else [("3sg", frame) for frame in _frames("command", "participle")]
@@ -99,14 +100,14 @@ def _framed(verb: Verb, person: str, frame: Frame) -> Question:
 
 @lru_cache(maxsize=1)
 def _goings() -> list[tuple[Verb, str, str]]:
-    """The motion verbs, persons and particles with which one says what one goes to do."""
+    """Return the motion verbs, persons and particles that can express a purpose."""
     motions = [verb for verb in load_corpus().verbs if verb.lemma in _MOTION_VERBS]
     return [(verb, person, p) for verb in motions for person in ("1sg", "2sg") for p in verbs.PARTICLES]
 
 
 @lru_cache(maxsize=1)
 def _train_goings() -> list[tuple[Verb, str, str]]:
-    """Those that may stand beside an invented verb, which no held-out fact may."""
+    """Return those for questions with an invented verb, which must not contain held-out facts."""
     return [going for going in _goings() if side_of(question(*going)) == "train"]
 
 

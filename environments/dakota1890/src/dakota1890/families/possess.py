@@ -1,4 +1,4 @@
-"""A noun for an owner."""
+"""Questions about a noun for an owner."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dakota1890.questions import FORM, WORD, WORDS, Family, Question
 OWNER_NAMES = {person.person: person.owner for person in load_corpus().persons}
 _PREFIXES = {"1": "mita", "2": "nita", "3": "ta", "12": "uŋkita"}
 EXCEPTION = "POSS-04"
-"""The rule of the noun that is asked only among the exceptions."""
+"""Rule of the noun that only the exceptions ask for."""
 
 
 @lru_cache(maxsize=1)
@@ -28,7 +28,7 @@ def _recorded() -> Sequence[Question]:
 
 
 def _owners() -> Iterator[tuple[Owned, Owned]]:
-    """Each owner with each thing that it may own."""
+    """Yield each owner with each thing that it may own."""
     owned = load_corpus().owned
     for owner in owned:
         if owner.role in ("owner", "animal"):
@@ -68,7 +68,7 @@ def question(noun: Noun, person: str) -> Question:
 
 
 def free(person: Person) -> Question:
-    """Ask for the possessive that stands alone."""
+    """Ask for the possessive pronoun used alone."""
     form = person.alone_form
     return Question(
         family="possess",
@@ -107,7 +107,7 @@ def of_owner(owner: Owned, thing: Owned, *, several: bool) -> Question:
 
 
 def noun_class(noun: Noun) -> str:
-    """The class, with the alienable nouns that start with o or i as one of their own (POSS-03)."""
+    """Return the class; alienable nouns that start with o or i are a separate one (POSS-03)."""
     return "alienable, o or i" if noun.klass == "alienable" and noun.lemma[0] in "oi" else noun.klass
 
 

@@ -1,5 +1,5 @@
-"""How Dakota words are formed.
+"""Formation of Dakota words.
 
-Each function returns every form the record licenses, the preferred one first. The rule identifiers in the
-docstrings are those of `data/rules.json`.
+Each function returns every form that the record licenses, the preferred one first. The rule identifiers in
+the docstrings are those of `data/rules.json`.
 """

@@ -1,4 +1,4 @@
-"""Relatives: whose they are, and having them."""
+"""Possessive forms of kin terms, and the verb to have a relative."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from dakota1890.corpus import Kin, Verb
 
 
 def relative_of(kin: Kin, owner: str) -> tuple[str, ...]:
-    """The forms of `kin` for thy (2sg, POSS-08) or his and her (3sg, POSS-06, POSS-07)."""
+    """Return the forms of `kin` for thy (2sg, POSS-08) or his and her (3sg, POSS-06, POSS-07)."""
     recorded = tuple(form for person, form in kin.attested if person == owner)
     if recorded:
         return recorded
     if owner == "2sg":
         return (f"ni{kin.lemma}",)
-    # After i the record has both -tku and -ću, and says of no term which.
+    # After i the record has both -tku and -ću, without the terms that take each.
     return tuple(kin.lemma + suffix for suffix in (("tku", "ću") if kin.lemma.endswith("i") else ("ku",)))
 
 

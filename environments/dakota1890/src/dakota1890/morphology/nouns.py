@@ -9,7 +9,7 @@ _ALIENABLE = {"1": "mita", "2": "nita", "3": "ta", "12": "uŋkita"}
 
 
 def possess(noun: Noun, person: str) -> tuple[str, ...]:
-    """The forms of `noun` with the owner `person` (POSS-01 to POSS-05); a plural owner adds -pi."""
+    """Return the forms of `noun` with the owner `person` (POSS-01 to POSS-05); a plural owner adds -pi."""
     plural = "pi" if person.endswith("pl") else ""
     owner = "12" if person in ("12", "1pl") else person[0]
     if noun.klass == "inalienable":
@@ -19,7 +19,7 @@ def possess(noun: Noun, person: str) -> tuple[str, ...]:
 
 
 def owned_by(owner: str, thing: str, *, several: bool) -> tuple[str, ...]:
-    """OWNER THING tawa, or tawapi for several owners (POSS-09).
+    """Return OWNER THING tawa, or tawapi for several owners (POSS-09).
 
     With tawapi the record also has the thing first (woyute šuŋktaŋka tawapi).
     """
@@ -30,7 +30,7 @@ def owned_by(owner: str, thing: str, *, several: bool) -> tuple[str, ...]:
 
 def _alienable(noun: Noun, prefix: str) -> tuple[str, ...]:
     lemma = noun.lemma
-    if noun.klass == "alienable, abstract":  # POSS-05: the a of the prefix and the w of wo- both go
+    if noun.klass == "alienable, abstract":  # POSS-05: the a of the prefix and the w of wo- are both dropped
         prefix, lemma = prefix[:-1], lemma.removeprefix("w")
     elif noun.klass == "alienable" and lemma[0] in "oi":  # POSS-03
         prefix = prefix[:-1]

@@ -1,4 +1,4 @@
-"""Numbers in words."""
+"""Numbers as Dakota words."""
 
 from __future__ import annotations
 
@@ -17,18 +17,21 @@ _SHORT_ONE = "waŋži"
 # NUM-04 has a second way of counting, "four of the third ten"; only these two are attested.
 _OF_THE_NEXT_TEN = {24: "iyamni topa", 33: "itopa yamni"}
 DISTRIBUTIVES = {3: "yamnimni", 5: "zaptaŋptaŋ", 7: "šakowiŋwiŋ", 100: "opawiŋġeŋġe"}
-"""The recorded distributives that double the last syllable (NUM-07); for other numbers the place differs."""
+"""Recorded distributives that double the last syllable (NUM-07); other numbers double another one."""
 
 RESTRICTED = (3, 5, 6, 7, 8, 9, 10, 100, 1_000)
 """Numbers whose "only" is the plain numeral with -na (NUM-08); noŋpa, and so perhaps topa, is contracted."""
 
 ORDINAL_TAILS = (*range(2, 11), *(n for n in range(20, 100) if n % 10 != 1))
-"""The last two digits of the ordinals the record licenses: the first, eleventh to nineteenth and
-twenty-first go their own ways or are not recorded, nor is what i- does before opawiŋġe."""
+"""Last two digits of the ordinals that the record licenses.
+
+The first, eleventh to nineteenth and twenty-first are irregular or not recorded, nor is the form of i- before
+opawiŋġe.
+"""
 
 
 def numeral(number: int) -> tuple[str, ...]:
-    """Every licensed way to write 1 to 9,999 (NUM-01 to NUM-05), the preferred one first."""
+    """Return every licensed spelling of 1 to 9,999 (NUM-01 to NUM-05), the preferred one first."""
     if not 1 <= number <= 9_999:
         raise ValueError(f"{number} is outside 1 to 9,999")
     forms = list(_cardinal(number))
@@ -62,9 +65,9 @@ def _below_hundred(number: int) -> list[str]:
 
 
 def ordinal(number: int) -> tuple[str, ...]:
-    """The ordinal of `number` (NUM-06): i- on the last member.
+    """Return the ordinal of `number` (NUM-06): i- on the last member.
 
-    Raises ValueError where the record does not give it (see ORDINAL_TAILS).
+    Raises ValueError if the record does not give it, as `ORDINAL_TAILS` lists.
     """
     if number % 100 not in ORDINAL_TAILS or number > 9_999:
         raise ValueError(f"the ordinal of {number} is not recorded")
@@ -77,15 +80,15 @@ def ordinal(number: int) -> tuple[str, ...]:
 
 
 def times(number: int) -> tuple[str, ...]:
-    """`number` times in succession (NUM-10)."""
+    """Return `number` times in succession (NUM-10)."""
     return tuple(f"{form} akihde" for form in numeral(number))
 
 
 def fraction(number: int) -> tuple[str, ...]:
-    """One of `number` equal parts: oŋḣpa, a piece, before the ordinal (NUM-09)."""
+    """Return one of `number` equal parts: oŋḣpa, a piece, before the ordinal (NUM-09)."""
     return tuple(f"oŋḣpa {form}" for form in ordinal(number))
 
 
 def only(number: int) -> str:
-    """Only `number` (NUM-08), which is one of RESTRICTED."""
+    """Return only `number` (NUM-08), which is one of RESTRICTED."""
     return f"{_cardinal(number)[0]}na"

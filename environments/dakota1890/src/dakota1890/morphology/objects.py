@@ -1,4 +1,4 @@
-"""Verbs with an object, and verbs made of verbs: for somebody, to one's own, to oneself, to cause."""
+"""Verbs with an object, and derived verbs: for somebody, to one's own, to oneself, to cause."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _WE = ("12", "1pl")
 
 
 def object_pairs(verb: Verb) -> tuple[tuple[str, str], ...]:
-    """The (subject, object) pairs whose form the record licenses for `verb`.
+    """Return the (subject, object) pairs whose form the record licenses for `verb`.
 
     Not licensed: we or you with each other, and class II with a subject marker or with "us".
     """
@@ -33,7 +33,7 @@ def _we_is_placed(verb: Verb) -> bool:
 
 
 def with_object(verb: Verb, subject: str, obj: str) -> str:
-    """`verb` with both persons marked (VERB-15, VERB-16); one -pi for any plural but them (VERB-12).
+    """Return `verb` with both persons marked (VERB-15, VERB-16); one -pi for any plural but them (VERB-12).
 
     `obj` is 1sg, 2sg, 1pl, 2pl or 3pl; he, she and it have no marker (VERB-17).
     """
@@ -51,34 +51,40 @@ def with_object(verb: Verb, subject: str, obj: str) -> str:
 
 
 def dative(verb: Verb) -> Verb:
-    """To do it to somebody: ki- before the stem (VERB-28), conjugated as VERB-03 says."""
+    """Return the verb to do it to somebody: ki- before the stem (VERB-28), conjugated by VERB-03."""
     return _made_of(verb, "ki" + after_i(verb.lemma), "ki", ("1sg", "2sg", "12", "1pl", "2pl", "3pl"))
 
 
 def benefactive(verb: Verb) -> Verb:
-    """To do it for somebody: kići at the place of the markers (VERB-28); persons only where it is first."""
+    """Return the verb to do it for somebody, with kići in place of the markers (VERB-28).
+
+    It has persons only if kići comes first.
+    """
     before, after = verb.lemma[: verb.at], verb.lemma[verb.at :]
     lemma = before + "kići" + after_i(after)
     return replace(dative(verb), lemma=lemma) if not before else _made_of(verb, lemma, "unknown", ("3pl",))
 
 
 def possessive(verb: Verb) -> Verb:
-    """To do it to one's own: hd in place of the first y or k, or ki at the place of the markers (POSS-11)."""
+    """Return the verb to do it to one's own (POSS-11).
+
+    It has hd in place of the first y or k, or ki in place of the markers.
+    """
     before, after = verb.lemma[: verb.at], verb.lemma[verb.at :]
     lemma = f"{before}ki{after}" if before else "hd" + after[1:]
     return _made_of(verb, lemma, "unknown", ("3pl",))
 
 
 def absolute(verb: Verb) -> Verb:
-    """To do it to things in general: wa- at the start (VERB-30); the markers stay where they were."""
+    """Return the verb to do it in general: wa- at the start (VERB-30); the markers keep their places."""
     at, dual_at = verb.at + 2, verb.dual_at + 2
-    # Where "we" goes in class II after another syllable is not recorded.
+    # The position of "we" in class II after another syllable is not recorded.
     persons = tuple(p for p in verb.persons if verb.klass != "II" or p not in _WE)
     return replace(_made_of(verb, f"wa{verb.lemma}", verb.klass, persons), at=at, dual_at=dual_at)
 
 
 def causative(verb: Verb, suffix: str) -> Verb:
-    """To make somebody do it, with the suffix ya or kiya (VERB-27); the markers stand before ya."""
+    """Return the verb to make somebody do it, with the suffix ya or kiya (VERB-27); markers precede ya."""
     lemma = verb.lemma + suffix
     if suffix == "ya":
         return replace(_made_of(verb, lemma, "I", ("1sg", "2sg", "2pl", "3pl")), at=len(verb.lemma))
@@ -101,13 +107,16 @@ def _made_of(verb: Verb, lemma: str, klass: str, persons: tuple[str, ...]) -> Ve
 
 
 def reflexive_persons(verb: Verb) -> tuple[str, ...]:
-    """The persons whose form for doing it to oneself is licensed: inside a verb, not the third."""
+    """Return the persons whose reflexive form is licensed: with markers inside a verb, not the third."""
     inside = ("1sg", "2sg", "12", "1pl", "2pl")
     return inside if verb.at else ("3sg", *inside, "3pl")
 
 
 def reflexive(verb: Verb, person: str) -> str:
-    """To do it to oneself: -ići- at the place of the markers, ihd- for a first y or k (VERB-29, PRON-10)."""
+    """Return the verb to do it to oneself (VERB-29, PRON-10).
+
+    It has -ići- in place of the markers, or ihd- for a first y or k.
+    """
     before, after = verb.lemma[: verb.at], verb.lemma[verb.at :]
     plural = "pi" if person.endswith("pl") else ""
     self_ = _SELVES["12" if person in _WE else person[0]]
@@ -116,7 +125,7 @@ def reflexive(verb: Verb, person: str) -> str:
 
 
 def _causatives(verb: Verb) -> tuple[Verb, ...]:
-    """The causatives that the record licenses: after a final vowel kiya differs from verb to verb."""
+    """Return the causatives that the record licenses: after a final vowel kiya differs between verbs."""
     suffixes = ("ya", "kiya") if verb.lemma.endswith("ŋ") else ("ya",)
     return tuple(causative(verb, suffix) for suffix in suffixes)
 
@@ -128,4 +137,4 @@ MADE_VERBS: Mapping[str, Callable[[Verb], tuple[Verb, ...]]] = {
     "absolute": lambda verb: (absolute(verb),),
     "causative": _causatives,
 }
-"""Kind, as in `Verb.derives` -> the verbs of that kind that are made of a verb."""
+"""Derived verbs of a verb, for each kind in `Verb.derives`."""

@@ -7,34 +7,34 @@ _WEAKENED = {"k": "g", "p": "m", "t": "n", "z": "s", "ž": "š"}
 
 
 def final_e(form: str) -> str:
-    """`form` with its final a or aŋ as e (PHON-02)."""
+    """Return `form` with its final a or aŋ as e (PHON-02)."""
     if form.endswith("aŋ"):
         return form[:-2] + "e"
     return form[:-1] + "e" if form.endswith("a") else form
 
 
 def with_we(stem: str) -> str:
-    """`stem` with uŋ, which is uŋk before a vowel (PHON-06)."""
+    """Return `stem` with uŋ, which is uŋk before a vowel (PHON-06)."""
     return ("uŋk" if stem[0] in VOWELS else "uŋ") + stem
 
 
 def after_i(stem: str) -> str:
-    """`stem` as it is written after ki, kići and ći: k before a vowel is ć (PHON-03)."""
+    """Return `stem` as spelled after ki, kići and ći: k before a vowel is ć (PHON-03)."""
     return "ć" + stem[1:] if stem[0] == "k" and stem[1] in VOWELS else stem
 
 
 def contracts(word: str) -> bool:
-    """Whether PHON-04 says what is left of `word` without its last vowel."""
+    """Return True if PHON-04 gives the form of `word` without its last vowel."""
     return len(word) > 2 and word[-1] == "a" and word[-2] in _WEAKENED and word[-3] in VOWELS + "ŋ"
 
 
 def contracted(word: str) -> str:
-    """`word` without its last vowel and with the consonant before it weakened (PHON-04).
+    """Return `word` without its last vowel and with the consonant before it weakened (PHON-04).
 
-    Raises ValueError where the record does not say what is left.
+    Raises ValueError if the record does not give this form.
     """
     if not contracts(word):
         raise ValueError(f"how {word!r} is contracted is not recorded")
-    # A nasal vowel stays one, as in šuŋg of šuŋka; only before m is it written plain, as in nom of noŋpa.
+    # A nasal vowel stays nasal, as in šuŋg of šuŋka; only before m is it spelled plain, as in nom of noŋpa.
     rest = word[:-2].removesuffix("ŋ") if word[-2] == "p" else word[:-2]
     return rest + _WEAKENED[word[-2]]

@@ -1,4 +1,4 @@
-"""Persons of the verb, and the particles around it."""
+"""Persons of the verb, and the particles after it."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from dakota1890.corpus import Verb
 from dakota1890.morphology.sounds import final_e, with_we
 
 PERSONS = ("3sg", "2sg", "1sg", "12", "3pl", "2pl", "1pl")
-"""he, thou, I, we two (thou and I), they, you, we."""
+"""Persons in order: he, thou, I, we two (thou and I), they, you, we."""
 
 _MARKERS = {"I": ("wa", "ya"), "III": ("ma", "ni")}
 
 
 def conjugate(verb: Verb, person: str) -> tuple[str, ...]:
-    """The forms of `verb` for `person` (VERB-01 to VERB-08; plural -pi: VERB-12, VERB-13; uŋk-: PHON-06)."""
+    """Return the forms of `verb` for `person` (VERB-01 to VERB-08; -pi: VERB-12, VERB-13; uŋk-: PHON-06)."""
     stem, plural = verb.lemma, "pi" if person.endswith("pl") else ""
     if person.startswith("3"):
         return (stem + plural,)
@@ -39,9 +39,10 @@ def _with_we(verb: Verb) -> tuple[str, ...]:
 
 
 def with_particle(form: str, final: str, particle: str) -> tuple[str, ...]:
-    """`form` before kta (future, VERB-20) or šni (negation, VERB-23); `final` is the verb's, see PHON-02.
+    """Return `form` before kta (future, VERB-20) or šni (negation, VERB-23).
 
-    Raises ValueError where the record does not say what happens to the final a.
+    `final` is the verb's behavior under PHON-02. Raises ValueError if the change of the final a is not
+    recorded.
     """
     changed = final_e(form)
     if changed == form or final == "keeps":

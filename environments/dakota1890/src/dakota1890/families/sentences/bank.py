@@ -1,4 +1,4 @@
-"""The words that sentences are drawn from, by what they go with."""
+"""Words for drawing sentences, by the words that they combine with."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ENDS_IN_A = ("a", "aŋ")
 class Bank:
     """Words by role, and predicates by use and mode.
 
-    The uses are `act` (no object), `act somewhere` (the same, and dwelling), `act on` (an object), `act on
+    The uses are `act` (no object), `act somewhere` (no object, or dwelling), `act on` (an object), `act on
     them` (several animate objects), `act on things` (two things) and `be` (an adjective).
     """
 
@@ -37,19 +37,19 @@ class Bank:
         self._by_role["postposition"] = [w for w in self.role("postposition") if self.nouns(w.kinds)]
 
     def role(self, role: str) -> Sequence[SentenceWord]:
-        """The words of a role."""
+        """Return the words of a role."""
         return self._by_role[role]
 
     def nouns(self, kinds: frozenset[str]) -> Sequence[SentenceWord]:
-        """The nouns of any of the kinds."""
+        """Return the nouns of any of the kinds."""
         if kinds not in self._nouns:
             self._nouns[kinds] = [noun for noun in self._by_role["noun"] if noun.kinds & kinds]
         return self._nouns[kinds]
 
     def adjectives(self, noun: SentenceWord, *, before_the: bool) -> Sequence[SentenceWord]:
-        """The adjectives that can stand right after `noun`, and before kiŋ if so asked.
+        """Return the adjectives that can directly follow `noun`, and precede kiŋ if `before_the`.
 
-        A final a before kiŋ becomes e, and kiŋ ćiŋ, in some words; which ones is not recorded.
+        A final a before kiŋ becomes e, and kiŋ ćiŋ, in some words; the record does not list them.
         """
         key = noun.kinds, before_the
         if key not in self._adjectives:
@@ -61,7 +61,7 @@ class Bank:
         return self._adjectives[key]
 
     def predicates(self, use: str, mode: str, *, third: bool = False) -> Sequence[Predicate]:
-        """The predicates of a use in a mode, in any person or only in the third."""
+        """Return the predicates of a use in a mode, in any person or only in the third."""
         return self._predicates[use, mode, third]
 
     def _uses(self, predicate: Predicate) -> list[str]:
@@ -81,5 +81,5 @@ class Bank:
 
 @lru_cache(maxsize=2)
 def bank(*, train: bool) -> Bank:
-    """All words, or only those that training may see."""
+    """Return all words, or only those that training may use."""
     return Bank([w for w in load_corpus().sentence_words if not (train and held_out_lemma(w.word))])

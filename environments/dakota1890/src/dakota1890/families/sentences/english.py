@@ -1,4 +1,4 @@
-"""English clauses, with thou and you all told apart."""
+"""English clauses that distinguish thou and you all."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _QUESTIONS = {"question", "negative question"}
 
 
 def clause(subject: str, person: str, verb: Sequence[str], mode: str, rest: str) -> str:
-    """`verb` holds the plain, the he- and the thou-form: steal, steals, stealest."""
+    """Return a clause; `verb` holds the plain, the he- and the thou-form: steal, steals, stealest."""
     if mode == "plain":
         return _joined(subject, verb[{"3sg": 1, "2sg": 2}.get(person, 0)], rest)
     if mode == "future":
@@ -19,7 +19,7 @@ def clause(subject: str, person: str, verb: Sequence[str], mode: str, rest: str)
 
 
 def being(subject: str, *, plural: bool, quality: str, mode: str) -> str:
-    """Somebody or something is `quality`."""
+    """Return a clause that a subject is `quality`."""
     if mode == "future":
         return _joined(subject, "will be", quality)
     return _with_helper(subject, "are" if plural else "is", quality, mode)
@@ -33,7 +33,7 @@ def _with_helper(subject: str, helper: str, rest: str, mode: str) -> str:
 
 
 def sentence(words: str, mode: str) -> str:
-    """With a capital and its mark at the end."""
+    """Return the words as a sentence, with a capital and a final mark."""
     mark = "?" if mode in _QUESTIONS else "."
     return words[0].upper() + words[1:] + mark
 

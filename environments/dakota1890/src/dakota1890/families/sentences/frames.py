@@ -1,4 +1,4 @@
-"""The frames of sentences, each with the orders of its parts that the rules license."""
+"""Frames of sentences, each with the orders of its parts that the rules license."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from dakota1890.families.sentences.parts import (
 from dakota1890.families.sentences.predicates import STATEMENTS, Predicate
 
 FEWEST_ORDERS = 60
-"""The least number of different sequences of the words of a sentence."""
+"""Minimum number of different sequences of a sentence's words."""
 
 _ATTEMPTS = 1_000
 _MODES = tuple(STATEMENTS)
@@ -39,9 +39,9 @@ _EITHER_FIRST = ((0, 1, 2), (1, 0, 2))
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sentence:
-    """A sentence of one `frame`. orders: the licensed orders of its parts, the preferred one first.
+    """Sentence of one `frame`. `orders` are the licensed orders of its parts, the preferred one first.
 
-    rule: the order in words; inflected: how the verb is inflected.
+    rule: the order as text; inflected: how the verb is inflected.
     """
 
     frame: str
@@ -54,7 +54,7 @@ class Sentence:
     inflected: str
 
     def texts(self, *, all_spellings: bool = True) -> tuple[str, ...]:
-        """Return every licensed order, the preferred one first, in every licensed spelling if requested."""
+        """Return the text of every licensed order, the preferred one first, in all spellings if requested."""
         spellings = [part.forms if all_spellings else part.forms[:1] for part in self.parts]
         found = (
             " ".join(word for i in order for word in forms[i])
@@ -65,18 +65,18 @@ class Sentence:
 
 
 SentenceDrawer = Callable[[Draws, Bank], Sentence | None]
-"""Draws a sentence of one frame; None where nothing fits."""
+"""Function that draws a sentence of one frame, or returns None if nothing fits."""
 
 Filling = tuple[str, tuple[Part, ...]]
-"""The English of what stands between the subject and the predicate, and its parts."""
+"""English and parts between the subject and the predicate."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Statement:
-    """A frame whose last part is the predicate.
+    """Frame whose last part is the predicate.
 
-    use: that of the predicate, see `Bank`. fill: draws what stands before it, None where nothing fits.
-    subject: noun, pointed (a noun with a demonstrative) or pronoun (not said in Dakota).
+    use: that of the predicate, as in `Bank`. fill: draws the parts before it, or returns None if nothing
+    fits. subject: noun, pointed (a noun with a demonstrative) or pronoun (not expressed in Dakota).
     """
 
     frame: str
@@ -89,8 +89,9 @@ class Statement:
 
 
 def draw_sentence(draws: Draws) -> Sentence:
-    """Return a sentence whose words have at least `FEWEST_ORDERS` sequences: three in four times one of words
-    that training may see.
+    """Return a sentence whose words have at least `FEWEST_ORDERS` sequences.
+
+    Three in four times its words are ones that training may use.
     """
     train = draws.below(4) > 0
     words, frames = bank(train=train), _TRAIN_FRAMES if train else _FRAMES
@@ -102,7 +103,7 @@ def draw_sentence(draws: Draws) -> Sentence:
 
 
 def _says_each_once(parts: Sequence[Part]) -> bool:
-    """Whether no content word is there twice."""
+    """Return True if no content word occurs twice."""
     lemmas = [lemma for part in parts for lemma in part.lemma_ids]
     return len(set(lemmas)) == len(lemmas)
 
@@ -153,7 +154,7 @@ def _object(draws: Draws, words: Bank, predicate: Predicate) -> Filling:
 
 
 def _place(draws: Draws, words: Bank, predicate: Predicate) -> Filling | None:
-    """A noun and its postposition, some of which go only with verbs of motion."""
+    """Draw a noun and its postposition, some of which combine only with verbs of motion."""
     where = draws.pick(words.role("postposition"))
     if not where.object_kinds <= predicate.word.kinds:
         return None
@@ -177,14 +178,14 @@ def _company(draws: Draws, words: Bank, predicate: Predicate) -> Filling | None:
 
 def _joined(draws: Draws, words: Bank, predicate: Predicate) -> Filling:
     things = words.nouns(predicate.word.object_kinds - ANIMATE)
-    # In one order: the same sentence the other way round is the same fact.
+    # Sorted, because the same sentence in reverse is the same fact.
     one, other = sorted((draws.pick(things), draws.pick(things)), key=lambda thing: thing.word)
     english = " and ".join(english_noun(noun, plural=True) for noun in (one, other))
     return english, (single(one), single(other), particle("ko"))
 
 
 def _if(draws: Draws, words: Bank) -> Sentence | None:
-    """The condition comes first and ends in kiŋhaŋ (SYN-03), which is ćiŋhaŋ after e."""
+    """Draw a condition, which comes first and ends in kiŋhaŋ (SYN-03), which is ćiŋhaŋ after e."""
     condition = _pick(draws, words.predicates("act", "plain", third=True))
     predicate = _pick(draws, words.predicates("act on", "future"))
     if predicate is None or "person" not in predicate.word.kinds:
@@ -209,8 +210,9 @@ def _if(draws: Draws, words: Bank) -> Sentence | None:
 
 
 def _quality(draws: Draws, words: Bank) -> Sentence | None:
-    """An adjective after the article says something of the noun (ADJ-02), with -pi where it is several
-    animate ones (ADJ-04).
+    """Draw an adjective after the article as the predicate of a noun (ADJ-02).
+
+    The adjective has -pi for several animate nouns (ADJ-04).
     """
     predicate = _pick(draws, words.predicates("be", draws.pick(_MODES), third=True))
     if predicate is None:
@@ -287,7 +289,7 @@ def _pick(draws: Draws, candidates: Sequence[Predicate]) -> Predicate | None:
 
 
 def _subject(draws: Draws, words: Bank, predicate: Predicate, *, pointed: bool = False) -> NounPhrase:
-    """Draw one or several, as the predicate requires; `pointed`: with a demonstrative."""
+    """Draw one noun or several, as the predicate requires; if `pointed`, with a demonstrative."""
     noun = draws.pick(words.nouns(predicate.word.kinds))
     determiners: tuple[str, ...] = PLURAL_DETERMINERS if predicate.person == "3pl" else (*_ONE, "a")
     if pointed:

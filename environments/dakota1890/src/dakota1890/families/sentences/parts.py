@@ -1,4 +1,4 @@
-"""The parts of a sentence: noun phrases, verbs in their persons, and single words."""
+"""Parts of a sentence: noun phrases, verbs in their persons, and single words."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _GLOSSES = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
-    """Words that stand together.
+    """Words that stay together.
 
-    forms: the words, in every licensed spelling. shown: the words of the first form as a bag of words shows
-    them. given: the words before they are inflected, with what inflecting them takes; `plain` without it.
-    rule: how they are inflected.
+    forms: the words, in every licensed spelling. shown: the words of the first form, as a bag of words shows
+    them. given: the uninflected words, with the information to inflect them; `plain` without it. rule: how
+    they are inflected.
     """
 
     forms: tuple[tuple[str, ...], ...]
@@ -43,7 +43,7 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NounPhrase:
-    """A noun with what belongs to it, and its English."""
+    """Noun with its adjective and determiners, and its English."""
 
     part: Part
     english: str
@@ -51,12 +51,12 @@ class NounPhrase:
 
 
 def particle(word: str, meaning: str = "") -> Part:
-    """Return a word of the grammar."""
+    """Return a function word."""
     return _word(word, meaning or _GLOSSES[word])
 
 
 def single(word: SentenceWord) -> Part:
-    """Return a content word, uninflected."""
+    """Return an uninflected content word."""
     return replace(_word(word.word, word.english[0]), lemma_ids=(word.word,))
 
 
@@ -66,7 +66,7 @@ def _word(word: str, meaning: str) -> Part:
 
 
 def together(*parts: Part) -> Part:
-    """The parts as one, in this order; each has one form."""
+    """Return the parts as one, in this order; each has one form."""
     return Part(
         forms=(tuple(word for part in parts for word in part.forms[0]),),
         shown=tuple(word for part in parts for word in part.shown),
@@ -81,8 +81,9 @@ def together(*parts: Part) -> Part:
 
 
 def noun_phrase(noun: SentenceWord, adjective: SentenceWord | None, determiner: str) -> NounPhrase:
-    """NOUN ADJECTIVE ARTICLE DEMONSTRATIVE (ADJ-01, ART-01, PRON-05); `determiner` is an English one, with
-    "the several" for the plural.
+    """Return NOUN ADJECTIVE ARTICLE DEMONSTRATIVE (ADJ-01, ART-01, PRON-05).
+
+    `determiner` is an English one, with "the several" for the plural.
     """
     plural = determiner in PLURAL_DETERMINERS
     parts, rule_ids = [single(noun)], ["ART-01"]
@@ -102,12 +103,12 @@ def noun_phrase(noun: SentenceWord, adjective: SentenceWord | None, determiner: 
 
 
 def english_noun(noun: SentenceWord, *, plural: bool) -> str:
-    """`knife` or `knives`; a noun without an English plural is the same for both."""
+    """Return `knife` or `knives`; a noun without an English plural has one form."""
     return noun.english[1] if plural and noun.english[1] else noun.english[0]
 
 
 def with_a(english: str) -> str:
-    """`a boy`, `an ox`."""
+    """Return `a boy`, `an ox`."""
     return f"{'an' if english[0] in VOWELS else 'a'} {english}"
 
 

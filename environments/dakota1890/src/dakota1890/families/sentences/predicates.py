@@ -1,4 +1,4 @@
-"""Verbs and adjectives in a person and a mode, just as the other families ask for them."""
+"""Verbs and adjectives in a person and a mode, in the forms that the other families ask for."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ STATEMENTS: Mapping[str, tuple[str, ...]] = {
     "question": ("he",),
     "negative question": ("šni", "he"),
 }
-"""Mode -> what follows the verb. What kta becomes before he is not recorded."""
+"""Words after the verb in each mode. The form of kta before he is not recorded."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Predicate:
-    """A verb, or an adjective that says something, in a person and a mode."""
+    """Verb, or predicative adjective, in a person and a mode."""
 
     word: SentenceWord
     person: str
@@ -32,7 +32,7 @@ class Predicate:
 
 
 def predicates(word: SentenceWord) -> Iterator[Predicate]:
-    """Everything that the record licenses of a verb, or of an adjective that is in the table of verbs."""
+    """Yield all licensed predicates of a verb, or of an adjective that is in the table of verbs."""
     verb = next((verb for verb in load_corpus().verbs if verb.lemma == word.word), None)
     if verb is None:
         return
@@ -44,14 +44,16 @@ def predicates(word: SentenceWord) -> Iterator[Predicate]:
 
 
 def _asked(verb: Verb, person: str, mode: str) -> Question | None:
-    """Return how the other families ask for the form, without the question particle; None if it is not
-    licensed."""
+    """Return the other families' question for the form, or None if the form is not licensed.
+
+    The question has no question particle.
+    """
     if mode in ("plain", "question"):
         question = verbs.question(verb, person)
-        # What the question particle does to a final a is not recorded.
+        # The effect of the question particle on a final a is not recorded.
         return None if mode == "question" and question.accept[0].endswith(("a", "aŋ")) else question
     if verb.final == "unknown" and not person.endswith("pl"):
-        return None  # nor what kta and šni do to the end of this form
+        return None  # the effect of kta and šni on the end of this form is not recorded
     return particles.question(verb, person, STATEMENTS[mode][0])
 
 
