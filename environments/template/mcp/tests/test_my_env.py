@@ -1,4 +1,4 @@
-"""The game, with numbers worked out by hand."""
+"""The game, with hand-computed numbers."""
 
 from my_env.server import HIGHEST, Game, setup
 

@@ -1,4 +1,4 @@
-"""Grades worked out by hand."""
+"""Hand-computed grades."""
 
 import pytest
 from my_env import load_environment

@@ -1,4 +1,4 @@
-"""The MCP server. One process holds one game; every session gets a process of its own."""
+"""The MCP server. A process holds one game, so every session has a separate process."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ HIGHEST = 1000
 
 @dataclass
 class Game:
-    """A number from 1 to 1000, and what was guessed."""
+    """A number from 1 to 1000, and the guesses."""
 
     number: int
     guesses: int = 0
     found: bool = False
 
     def guess(self, number: int) -> str:
-        """What the model reads."""
+        """Return the text that the model reads."""
         self.guesses += 1
         if number == self.number:
             self.found = True
@@ -30,7 +30,7 @@ class Game:
         return "higher" if number < self.number else "lower"
 
     def reward(self, within: int) -> float:
-        """1 if the number was found in `within` guesses, else 0."""
+        """Return 1 if the number was found in `within` guesses, else 0."""
         return float(self.found and self.guesses <= within)
 
 

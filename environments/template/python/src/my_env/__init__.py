@@ -14,7 +14,7 @@ _TRAIN, _EVAL = 900, 100
 
 
 class MyEnv(SingleTurnEnvironment):
-    """Asks for the sum of two numbers."""
+    """Environment that asks for the sum of two numbers."""
 
     def __init__(self) -> None:
         pairs = random.Random(0).sample(
@@ -24,13 +24,13 @@ class MyEnv(SingleTurnEnvironment):
         super().__init__("my-env", {"train": tasks[:_TRAIN], "eval": tasks[_TRAIN:]})
 
     def grade(self, task: Task, reply: Reply) -> Outcome:
-        """1 for the one right answer in its tag, written once; 0 for anything else."""
+        """Return reward 1 for the right answer in its tag, given once; 0 for anything else."""
         answers = _ANSWER.findall(reply.text)
         right = len(answers) == 1 and answers[0].strip() == task.data["accept"][0]
         return Outcome(reward=float(right), components={"answered": float(len(answers) == 1)})
 
     def probes(self) -> Sequence[Probe]:
-        """Replies whose reward is known; `buckeye env check` plays them."""
+        """Return replies whose reward is known; `buckeye env check` grades them."""
         task = self.tasks("eval")[0]
         answer = task.data["accept"][0]
         both = f"<answer>{answer}</answer> <answer>7</answer>"
@@ -55,5 +55,5 @@ def _task(a: int, b: int) -> Task:
 
 
 def load_environment() -> MyEnv:
-    """What `id = "my-env"` finds. Its arguments become `args` in the orchestrator file."""
+    """Return the environment for `id = "my-env"`. Its arguments become `args` in the orchestrator file."""
     return MyEnv()
