@@ -1,4 +1,4 @@
-"""The rules of the game and what a game is worth, by hand."""
+"""Rules of the game and its rewards, computed by hand."""
 
 import math
 import random
@@ -18,7 +18,7 @@ def board(*rows):
 
 
 def without_new_tile(game, direction):
-    """The cells after a move, but for the tile that was added."""
+    """Return the cells after a move, without the new tile."""
     return game._moved(direction)[0]
 
 
@@ -55,7 +55,7 @@ def test_the_same_seed_is_the_same_game():
 
 @given(seed=st.integers(0, 10**9), size=st.integers(2, 5), moves=st.lists(st.sampled_from(DIRECTIONS)))
 def test_a_game_keeps_its_tiles(seed, size, moves):
-    """A move changes the sum of the tiles only by the new one, and happens exactly if it is legal."""
+    """A move changes the sum of the tiles only by the new one, and succeeds exactly if it is legal."""
     game = Game(seed, size)
     for direction in moves:
         before, legal = sum(map(sum, game.cells)), game.legal_moves
@@ -88,7 +88,7 @@ def test_a_game_that_was_not_played_is_worth_nothing(name):
 
 
 def test_one_legal_move_is_worth_almost_nothing():
-    """What a policy gets that stops as soon as it can."""
+    """A policy that stops as soon as it can gets almost nothing."""
     rewards = []
     for seed in range(200):
         game = Game(seed)
@@ -99,7 +99,7 @@ def test_one_legal_move_is_worth_almost_nothing():
 
 
 def test_the_random_policy_is_the_floor():
-    """The mean grade of random legal moves, to the end of the game and after 30 of them."""
+    """The mean reward of random legal moves, to the end of the game and after 30 of them."""
     whole, short = [], []
     for seed in range(100):
         game, rng = Game(seed), random.Random(seed)

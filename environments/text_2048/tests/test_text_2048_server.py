@@ -1,4 +1,4 @@
-"""The server as a process, spoken to through Buckeye's own client."""
+"""The server as a process, with Buckeye's own client."""
 
 import asyncio
 import sys
@@ -33,7 +33,7 @@ def setup(**arguments):
 
 
 def test_a_game_over_the_wire(wording):
-    """Setup flat and nested give the same board, which is graded; what is wrong is an error that helps."""
+    """Setup flat and nested gives the same graded board; errors help the model."""
     move, early, flat, nested, illegal, unknown, graded = play(
         ("move", {"direction": "left"}),
         ("evaluate", {}),
@@ -52,7 +52,7 @@ def test_a_game_over_the_wire(wording):
 
 
 def test_a_game_is_done_when_nothing_moves(wording):
-    """On two cells each way some direction soon moves nothing, and then none does."""
+    """On a 2 x 2 board first some and then all directions move nothing."""
     directions = ["left"] * 4 + ["left", "up", "right", "down"] * 20
     results = play(setup(seed=1, board_size=2), *(("move", {"direction": d}) for d in directions))
     last = [result for result in results if not result.is_error][-1]
@@ -63,7 +63,7 @@ def test_a_game_is_done_when_nothing_moves(wording):
 
 
 class Corner:
-    """Plays into a corner: the first of left, down, right, up that it was not told is illegal."""
+    """Policy that moves into a corner: the first of left, down, right, up not reported as illegal."""
 
     def __init__(self):
         self.boards = []
@@ -81,7 +81,7 @@ class Corner:
 
 @pytest.fixture
 def environment(tmp_path):
-    """The environment as its own files describe it."""
+    """The environment that this folder's files describe."""
     return load_environment("mcp", dataset=str(HOME / "tasks.json"), config_path=str(HOME / "text_2048.yaml"))
 
 

@@ -8,10 +8,10 @@ DIRECTIONS = ("up", "down", "left", "right")
 
 
 class Game:
-    """One game. The same seed, size and moves give the same boards."""
+    """One game. Equal seeds, sizes and moves give equal boards."""
 
     def __init__(self, seed: int, size: int = 4) -> None:
-        """An empty board with two tiles. `size` is from 2 to 8."""
+        """Make an empty board with two tiles. `size` is from 2 to 8."""
         self._random = random.Random(f"text-2048/{seed}/{size}")  # noqa: S311  chance that keeps no secret
         self.size = size
         self.cells = [[0] * size for _ in range(size)]
@@ -22,21 +22,24 @@ class Game:
 
     @property
     def highest(self) -> int:
-        """The largest tile."""
+        """Largest tile."""
         return max(map(max, self.cells))
 
     @property
     def over(self) -> bool:
-        """Whether no direction changes the board."""
+        """True if no direction changes the board."""
         return not self.legal_moves
 
     @property
     def legal_moves(self) -> list[str]:
-        """The directions that change the board."""
+        """Directions that change the board."""
         return [direction for direction in DIRECTIONS if self._moved(direction)[0] != self.cells]
 
     def move(self, direction: str) -> bool:
-        """Move all tiles and add a new one; False, and nothing happens, if no tile can move so."""
+        """Move all tiles and add a new one.
+
+        Return False without a change if no tile can move in that direction.
+        """
         cells, gained = self._moved(direction)
         if cells == self.cells:
             return False
@@ -47,12 +50,12 @@ class Game:
         return True
 
     def __str__(self) -> str:
-        """The board as text: one line a row, a dot for an empty cell."""
+        """Return the board as text: one line per row, a dot for an empty cell."""
         width = len(str(self.highest))
         return "\n".join(" ".join(str(cell or ".").rjust(width) for cell in row) for row in self.cells)
 
     def _moved(self, direction: str) -> tuple[list[list[int]], int]:
-        """The board after a move without its new tile, and the sum of the merged tiles."""
+        """Return the board after a move without its new tile, and the sum of the merged tiles."""
         rows = self.cells if direction in ("left", "right") else _transposed(self.cells)
         forward = direction in ("left", "up")
         slid = [_slid(row if forward else row[::-1]) for row in rows]
@@ -67,7 +70,7 @@ class Game:
 
 
 def _slid(row: list[int]) -> tuple[list[int], int]:
-    """A row moved to its beginning; every tile merges at most once. Also the sum of the merged tiles."""
+    """Return a row moved to its beginning, and the sum of the merged tiles; a tile merges at most once."""
     tiles = [cell for cell in row if cell]
     merged: list[int] = []
     gained = 0

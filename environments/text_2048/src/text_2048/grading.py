@@ -1,4 +1,4 @@
-"""What a game is worth: from 0 to 1, by the board alone."""
+"""Rewards of a game, from 0 to 1, by the board only."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ EVALUATORS = ("max_number", "efficiency", "target")
 
 
 def grade(game: Game, name: str, *, target: int = 2048, min_ratio: float = 10.0) -> float:
-    """The reward of a game; 0 without a legal move.
+    """Return the reward of a game; 0 without a legal move.
 
-    `max_number`: how far the highest tile is on the way from 4, which a board may begin with, to `target`, in
+    `max_number`: progress of the highest tile from 4, which a board may begin with, to `target`, in
     doublings: log2(highest / 4) / log2(target / 4), at most 1.
-    `efficiency`: the sum of the merged tiles a move, relative to `min_ratio`, at most 1.
+
+    `efficiency`: the sum of the merged tiles per move, relative to `min_ratio`, at most 1.
+
     `target`: 1 if there is a tile of at least `target`, else 0.
+
     Raises ValueError for another name.
     """
     if name not in EVALUATORS:

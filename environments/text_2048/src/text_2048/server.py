@@ -1,6 +1,6 @@
-"""The MCP server: `setup` begins a game, `move` plays it, `evaluate` grades it.
+"""The MCP server: `setup` starts a game, `move` moves the tiles, `evaluate` grades the game.
 
-A process holds one game, so every session needs a process of its own.
+A process holds one game, so every session needs a separate process.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def _current() -> Game:
 
 
 def _given(arguments: dict[str, Any] | None, **flat: Any) -> dict[str, Any]:
-    """The arguments, given flat or in an object. Raises ToolError for a name that is none."""
+    """Return the arguments, given flat or in an object. Raises ToolError for an unknown name."""
     nested = arguments or {}
     for name in nested:
         if name not in flat:
