@@ -109,7 +109,7 @@ def _linear(x: torch.Tensor, packed: torch.Tensor | None) -> torch.Tensor:
 class BareDecoder:
     """Qwen3 or Llama model on preallocated tensors, written for speed only: the limit for an engine.
 
-    Prompts have one length, and there is no admission, no end token and no request handling.
+    Prompts have one length. It has neither admission nor end tokens nor request handling.
     """
 
     def __init__(self, directory: Path, dtype: torch.dtype) -> None:

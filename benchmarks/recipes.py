@@ -129,7 +129,7 @@ RECIPES = {
 
 
 def warm_start(recipe: Recipe, folder: Path, seed: int) -> Path:
-    """Return the model from which reinforcement learning starts; make it if it is missing."""
+    """Return the start model of reinforcement learning; make it if it is missing."""
     model = folder / "sft" / "weights" / f"step_{recipe.warm}"
     if model.is_dir():
         return model

@@ -14,7 +14,7 @@ _held = []
 def free_port() -> int:
     """Return a free port that no other test receives while this process lives.
 
-    The kernel would give a port to the next caller as soon as it is released. Another server could then
+    The kernel would give a released port to the next caller immediately. Another server could then
     occupy the port of a server that starts slowly, and its test would talk to the wrong one.
     """
     folder = Path("/tmp", f"buckeye-ports-{os.getuid()}")  # shared by all sessions: no two use one port

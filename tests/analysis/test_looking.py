@@ -29,7 +29,7 @@ def put(run, step, *lines, name="step_{}.jsonl", torn=""):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Folder with the run `made`: batches 0 to 2, of which two are trained, and evaluations."""
+    """Folder with the run `made`: batches 0 to 2 (two of them trained), and evaluations."""
     root = tmp_path_factory.mktemp("looking")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(root / "state"))

@@ -285,7 +285,7 @@ def test_short_reasoning_that_the_answer_repeats_is_still_missed(renderers):
 
 
 def test_each_follow_up_prompt_is_what_the_template_would_write(renderers):
-    """For canonical replies, the verbatim continuation equals the template's own rendering."""
+    """If replies are canonical, the verbatim continuation equals the template's own rendering."""
     for family, renderer in renderers.items():
         answers = replies_of(renderer, call_of(renderer), "The fox.", "Yes.")
         engine, policy, replies = asyncio.run(converse(renderer, answers, ["an animal", "Is it?", "Bye."]))

@@ -1,4 +1,4 @@
-"""Server process: what it reports, its limits, its key, start and exit."""
+"""Server process: reported facts, limits, key, start and exit."""
 
 import asyncio
 import json

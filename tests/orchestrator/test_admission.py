@@ -82,7 +82,7 @@ def test_starts_are_spread_evenly():
     assert starts == [0.25, 0.5, 0.75]  # the first starts immediately
     now = 10.0
     asyncio.run(start(admission, 1))
-    assert len(starts) == 3  # idle time earns no extra starts
+    assert len(starts) == 3  # idle time gives no extra starts
 
 
 @pytest.mark.parametrize("wave", [False, True])

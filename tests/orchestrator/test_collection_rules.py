@@ -1,4 +1,4 @@
-"""Rules for which rollouts reach the loss: benchmarks/collection.py simulates the real collector."""
+"""Rules that select rollouts for the loss: benchmarks/collection.py simulates the real collector."""
 
 import statistics
 import sys

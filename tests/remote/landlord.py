@@ -1,7 +1,7 @@
 """Fake provider of pods: the used part of the HTTP API of Prime Intellect, with faults on request.
 
 In a test it answers a client in the same process (`transport`), on a fake clock. For other programs `serve`
-puts it on a port of the loopback. Its pods are dictionaries, or whatever `start_pod` starts.
+puts it on a port of the loopback. Its pods are dictionaries, or servers that `start_pod` starts.
 """
 
 from __future__ import annotations

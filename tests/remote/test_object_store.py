@@ -160,7 +160,7 @@ def test_whoever_is_killed_when_the_last_committed_one_is_whole(kills):
         for number, (count, lost) in enumerate([*kills, (10_000, False)], 1):
             with pytest.MonkeyPatch.context() as patch:
                 killing(patch, count)
-                patch.setattr(os, "fsync", lambda _: None)  # there is no power failure to survive
+                patch.setattr(os, "fsync", lambda _: None)  # without a power failure to survive
                 with contextlib.suppress(Killed):
                     train(run, url, attempt=number)
             there = Store(url).checkpoints()

@@ -1,4 +1,4 @@
-"""Choice of the checkpoint from which a run resumes."""
+"""Choice of the checkpoint that a run resumes."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Environment variables by which the processes of a run share one machine."""
+"""Environment variables that let the processes of a run share one machine."""
 
 import pytest
 

@@ -36,7 +36,7 @@ def test_a_run_leaves_what_the_guide_says(finished):
 
 def assert_on_policy(runner, output, *, staleness):
     trainer = runner.metrics(output, "trainer").values()
-    assert all(r.get("staleness_max", 0) <= staleness for r in trainer)  # else there is no advantage
+    assert all(r.get("staleness_max", 0) <= staleness for r in trainer)  # else without an advantage
     ages = [r["batch/off_policy_level/max"] for r in runner.metrics(output, "orchestrator").values()]
     assert max(ages) <= staleness
     assert all(abs(r.get("mismatch_kl", 0.0)) < 1e-4 for r in trainer)

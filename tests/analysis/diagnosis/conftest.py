@@ -1,4 +1,4 @@
-"""Warm model from which complete runs start."""
+"""Start model of the complete runs."""
 
 import pytest
 import torch

@@ -79,7 +79,7 @@ def test_a_batch_is_its_messages():
     st.sampled_from([b"\n\n", b"\r\n\r\n", b"\r\r"]),
 )
 def test_a_body_in_any_chunks_is_read(text, kind, cuts, end):
-    """Half a surrogate pair is replaced wherever the network cuts the body."""
+    """Half a surrogate pair is replaced, at any cut of the body."""
     line = json.dumps({"jsonrpc": "2.0", "id": 7, "result": {"text": text}}).encode()
     is_stream = kind.startswith("text")
     body = b": ping\r\n\r\nevent: message\r\ndata: " + line + end if is_stream else line

@@ -1,4 +1,4 @@
-"""Graders in complete rollouts, on a real server without grading of its own."""
+"""Graders in complete rollouts, on a real server that does not grade."""
 
 import asyncio
 import json

@@ -45,7 +45,7 @@ def hardlink(name, target):
 
 
 def sparse(name, size):
-    """Return a file of `size` bytes, of which the tar contains one block."""
+    """Return a sparse file of `size` bytes; the tar contains one block of it."""
     info, content = entry("GNUSparseFile.0/x", b"1\n0\n512\n".ljust(512, b"\0") + b"x" * 512)
     version = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0"}
     info.pax_headers = {**version, "GNU.sparse.name": name, "GNU.sparse.realsize": str(size)}

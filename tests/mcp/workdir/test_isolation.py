@@ -1,4 +1,4 @@
-"""State that rollouts share is found wherever it is kept; noise is not mistaken for it."""
+"""Shared state of rollouts is found in any storage; noise is not mistaken for it."""
 
 import asyncio
 import json

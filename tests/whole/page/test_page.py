@@ -1,7 +1,7 @@
 """Every command of `commands.sh`, unchanged, in an order in which a user could run them.
 
-A local registry replaces Docker Hub, and a local server the Hugging Face hub. There is no key to rent
-machines with, so that command fails and names the missing key.
+A local registry replaces Docker Hub, and a local server the Hugging Face hub. The command that
+rents machines fails and names the missing key.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Games of several players, of whom one is trained, with a library that the tests know."""
+"""Games of several players with one trained player, in a library that the tests know."""
 
 import asyncio
 import random

@@ -24,7 +24,7 @@ CHAT, TEXT, RESPONSES, MESSAGES, GENERATE = (
 
 
 def post(route, body, *, headers=()):
-    """Return the status and the JSON with which the application answers a body."""
+    """Return the status and the JSON of the application's answer to a body."""
 
     async def play():
         rollout = Rollout(

@@ -75,7 +75,7 @@ class Verb:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Irregular:
-    """Form for which the rules of its `kind` (verb, noun, kin, number, think) give a wrong one.
+    """Exception to the rules of its `kind` (verb, noun, kin, number, think).
 
     `meaning` is a person, or the meaning as text. `forms` are the recorded ones, `regular` the wrong ones.
     `particles` is "yes" if kta and šni may follow unchanged.

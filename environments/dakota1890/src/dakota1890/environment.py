@@ -68,7 +68,7 @@ class DakotaEnvironment(SingleTurnEnvironment):
     def demonstrations(self, split: str = "train") -> Sequence[Sequence[Message]]:
         """Return the train tasks with their preferred answer, to imitate.
 
-        Raises UsageError for another split, and if there are no train tasks.
+        Raises UsageError for another split, and without train tasks.
         """
         if split != "train":
             raise UsageError(f"demonstrations come from the train split only; {split!r} must stay unseen")

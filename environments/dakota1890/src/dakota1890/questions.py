@@ -26,7 +26,7 @@ class Question:
     facts: names of the facts asked about, such as `kaška/1sg`; equal in every direction.
     cells: rule x lemma class, such as `1sg|II`.
     depth: 1 for one affix or word, 2 for two of them, 3 for three, 4 for a sentence.
-    ask: the question without its rule; `rule`: the rule in one sentence, "" if there is none.
+    ask: the question without its rule; `rule`: the rule in one sentence, or "".
     answer: one of FORM, WORDS, WORD, NUMBER.
     accept: every accepted answer in canonical spelling, the preferred one first.
     prompt_forms: Dakota forms shown in the prompt; as answers they are an echo. `floor_forms`: forms that a

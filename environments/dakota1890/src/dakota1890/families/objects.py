@@ -1,6 +1,6 @@
 """Questions about a verb with an object, and about derived verbs.
 
-Derived verbs mean to do it for somebody, to one's own, to oneself, and to cause it.
+Derived verbs mean to do it for another person, to one's own, to oneself, and to cause it.
 """
 
 from __future__ import annotations

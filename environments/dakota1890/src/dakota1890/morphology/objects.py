@@ -1,4 +1,4 @@
-"""Verbs with an object, and derived verbs: for somebody, to one's own, to oneself, to cause."""
+"""Verbs with an object, and derived verbs: for another, to one's own, to oneself, to cause."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ def with_object(verb: Verb, subject: str, obj: str) -> str:
 
 
 def dative(verb: Verb) -> Verb:
-    """Return the verb to do it to somebody: ki- before the stem (VERB-28), conjugated by VERB-03."""
+    """Return the verb to do it to another person: ki- before the stem (VERB-28), conjugated by VERB-03."""
     return _made_of(verb, "ki" + after_i(verb.lemma), "ki", ("1sg", "2sg", "12", "1pl", "2pl", "3pl"))
 
 
 def benefactive(verb: Verb) -> Verb:
-    """Return the verb to do it for somebody, with kići in place of the markers (VERB-28).
+    """Return the verb to do it for another person, with kići in place of the markers (VERB-28).
 
     It has persons only if kići comes first.
     """
@@ -84,7 +84,7 @@ def absolute(verb: Verb) -> Verb:
 
 
 def causative(verb: Verb, suffix: str) -> Verb:
-    """Return the verb to make somebody do it, with the suffix ya or kiya (VERB-27); markers precede ya."""
+    """Return the verb to make a person do it, with the suffix ya or kiya (VERB-27); markers precede ya."""
     lemma = verb.lemma + suffix
     if suffix == "ya":
         return replace(_made_of(verb, lemma, "I", ("1sg", "2sg", "2pl", "3pl")), at=len(verb.lemma))

@@ -154,7 +154,7 @@ def _object(draws: Draws, words: Bank, predicate: Predicate) -> Filling:
 
 
 def _place(draws: Draws, words: Bank, predicate: Predicate) -> Filling | None:
-    """Draw a noun and its postposition, some of which combine only with verbs of motion."""
+    """Draw a noun and its postposition; some postpositions combine only with verbs of motion."""
     where = draws.pick(words.role("postposition"))
     if not where.object_kinds <= predicate.word.kinds:
         return None
