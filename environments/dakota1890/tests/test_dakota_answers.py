@@ -22,7 +22,7 @@ OWNED = {question.ask: question for question in POSSESS.recorded()}
 
 @cache
 def questions():
-    """Questions by (family, ask)."""
+    """Return the questions by (family, ask)."""
     of_numbers = [
         numerals.write(2536),
         numerals.read(24, "iyamni topa"),
