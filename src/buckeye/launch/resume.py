@@ -144,7 +144,7 @@ def to_resume(words: Sequence[str]) -> list[str]:
 
 
 def without_flags(words: Sequence[str], endings: tuple[str, ...]) -> list[str]:
-    """Return the args without flags that end in one of `endings`, in any spelling, and without their values."""
+    """Return the args without flags that end in one of `endings`, however spelled, and their values."""
     kept: list[str] = []
     before = False  # True if the previous arg may have this one as its value
     for word in words:
