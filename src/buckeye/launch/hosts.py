@@ -74,7 +74,7 @@ class Handle(Protocol):
         """Send a signal to the process, or to all processes of its session; do nothing if it has ended."""
 
     def wait(self) -> int:
-        """Wait until a process that was told to end has ended; return its exit code."""
+        """Wait until a process that was signaled to end has ended; return its exit code."""
 
     def memory(self) -> int | None:
         """Return its memory use in bytes, or None if unknown."""

@@ -1,4 +1,4 @@
-"""Resuming a run: from which step, after which leftovers have ended, and with which command."""
+"""Resuming a run: its first step, leftover processes of an earlier start, and the command."""
 
 from __future__ import annotations
 

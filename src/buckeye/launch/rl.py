@@ -317,7 +317,7 @@ def _run_environment(config: RLConfig) -> dict[str, str]:
 
 
 def _way_to_ray(config: RLConfig) -> dict[str, str]:
-    """Return the variables with which vLLM finds the Ray cluster; vLLM itself starts processes there."""
+    """Return the variables that vLLM needs to find the Ray cluster, where it starts processes itself."""
     given = config.cluster.ray_address
     place = {} if given == "auto" else {"RAY_ADDRESS": given}
     names = ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN")

@@ -1,4 +1,4 @@
-"""Which process of a run waits for which, as reported by the processes themselves."""
+"""Waits between the processes of a run, as the processes report them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from buckeye.run_files.record import RunRecord
 class Wait:
     """`who` waits for `what` of `whom`, since a time in seconds.
 
-    A process that works waits for none: `whom` is None, and `what` is its work.
+    If the process works instead, `whom` is None, and `what` is its work.
     """
 
     who: str

@@ -1,4 +1,4 @@
-"""Result of one preflight check: what was found, and what to do."""
+"""Result of one preflight check: finding and remedy."""
 
 from __future__ import annotations
 

@@ -272,7 +272,7 @@ def _logits(config: TrainerConfig, shape: ModelShape, width: int, *, on_gpu: boo
 
 
 def _saved(config: TrainerConfig, shape: ModelShape, shards: int, rank: int) -> int:
-    """Return the bytes of the copies in main memory from which a checkpoint is written during later steps.
+    """Return the bytes of the copies in main memory that are written as a checkpoint during later steps.
 
     Rank 0 holds all of them, but each rank of a sharded model holds its own moments.
     """

@@ -1,4 +1,4 @@
-"""The exact match of the best policy without content, on the held-out tasks that were evaluated."""
+"""Baselines for the held-out tasks: exact match of the best policy that does not read the task."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from buckeye.evaluation.trivial_policies import (
 from buckeye.setup.demo.held_out import Part
 
 _MOST_TASKS = 200
-"""Tasks of one family and split that every policy plays."""
+"""Maximum tasks per family and split for each policy."""
 
 
 async def baselines(
@@ -35,7 +35,7 @@ async def baselines(
 
 
 def _samples(tasks: Sequence[Task]) -> list[SplitSample]:
-    """The tasks by the split and the family that their data names."""
+    """Group the tasks by the split and the family in their data."""
     cells: dict[str, dict[str, list[Task]]] = defaultdict(lambda: defaultdict(list))
     for task in tasks:
         cell = cells[str(task.data.get("split"))][family_of(task)]
@@ -55,5 +55,5 @@ def _best_of_parts(scores: Sequence[ContentFreeScore]) -> dict[Part, float]:
             for part in ((None, None), (score.family, None), (None, score.split)):
                 passed[part][score.policy] += score.exact * score.scored
                 scored[part][score.policy] += score.scored
-    # a policy that could not play some of the tasks passed none of those
+    # a task that a policy could not answer counts as failed
     return {part: max(found.values()) / max(scored[part].values()) for part, found in passed.items()}
