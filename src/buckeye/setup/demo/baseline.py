@@ -23,9 +23,11 @@ _MOST_TASKS = 200
 async def baselines(
     environment: Environment, split: str, evaluated: Collection[str], *, seed: int = 0
 ) -> Mapping[Part, float]:
-    """Play every policy of `buckeye env check` on the evaluated tasks of a split; each part has the exact
-    match of its best policy. Policies are made from train tasks alone. Raises UsageError without a train
-    split."""
+    """Run every content-free policy of `buckeye env check` on the evaluated tasks of a split.
+
+    Returns the exact match of the best policy for each part. The policies are made from train tasks only.
+    Raises UsageError without a train split.
+    """
     player = Player(environment)
     train = sample_splits(environment, [TRAIN], per_family=_MOST_TASKS, seed=seed)[0]
     made = content_free_policies(environment, train, probes=probes_of(environment), seed=seed)

@@ -87,8 +87,8 @@ async def prove(
     """Run every action with made-up arguments, then `done`.
 
     `task` defines setup and grading. Without one, or if it uses tools of another server for them, `setup` is
-    called with made-up arguments if that tool exists, and there is no grading. Only with `try_all` are tools
-    called that announce that they are destructive or act on the outside world.
+    called with made-up arguments if that tool exists, and the rollout is not graded. Tools that announce that
+    they are destructive or act on the outside world are called only with `try_all`.
     """
     limits = {"max_turns": 10_000, "tool_timeout": min(_CALL_SECONDS, config.defaults.tool_timeout)}
     files = task.files if task is not None and task.files is not None else config.files

@@ -53,7 +53,7 @@ class Source:
 
 
 def find_source(env: str | None, *, command: str | None, headers: Mapping[str, str]) -> Source:
-    """Return the environment without starting it. Raises UsageError if there is none or more than one."""
+    """Return the environment without starting it. Raises UsageError unless exactly one is named."""
     need("mcp", "An MCP environment")
     if (env is None) == (command is None):
         raise UsageError('say which environment: `buckeye rl init ENV` or `buckeye rl init --command "..."`')
@@ -252,7 +252,7 @@ async def _folder_server(folder: Path) -> AsyncIterator[Server]:
 
 @asynccontextmanager
 async def _launched(make: Callable[[Path], Any], image: str) -> AsyncIterator[Server]:
-    """Yield the command line with which a runtime starts a session; clean up after the session."""
+    """Yield the command line that starts a session in a runtime; clean up after the session."""
     from buckeye.mcp.gateway.starts import clean_up
     from buckeye.mcp.gateway.state import own_folder
     from buckeye.mcp.sandbox.base import Places, cache_folder

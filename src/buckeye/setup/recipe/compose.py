@@ -26,8 +26,7 @@ _INTERVAL: KeyPath = ("orchestrator", "eval", "interval")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recipe:
-    """Everything that a run is made of. `layout` is None where there is no GPU, `wandb` is the project in
-    Weights & Biases, None without one."""
+    """All parts of a run. Without a GPU, `layout` is None. `wandb` is the project in W&B, or None."""
 
     config: Path
     dataset: str

@@ -85,7 +85,7 @@ class TrainFlags(BaseConfig):
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """A command line: the flags of the command, and the words that are `settings` of the run."""
+    """A command line: the flags of the command, and the args that are `settings` of the run."""
 
     flags: TrainFlags
     settings: tuple[str, ...]

@@ -61,7 +61,7 @@ SUGGESTED = (
 class ModelFacts:
     """Facts about a model.
 
-    `path` is None for a model that must be downloaded. Its `parameters` are then read from its name, or
+    A model that must be downloaded has a `path` of None. Its `parameters` are then read from its name, or
     `guessed`. `positions` is the maximum length in tokens.
     """
 

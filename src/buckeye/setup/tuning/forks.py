@@ -57,7 +57,7 @@ class Fork:
 
     @property
     def last(self) -> Sequence[float]:
-        """The rewards of the last quarter, at least of a step."""
+        """Rewards of the last quarter, at least one step."""
         return self._quarters()[-1]
 
     @property
