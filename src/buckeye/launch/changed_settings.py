@@ -18,7 +18,10 @@ from buckeye.monitor.redact import redacted
 from buckeye.run_files.record import RunRecord, read_record
 
 RECORDED_CONFIG = Path("configs", "rl.json")
-"""Path in the run directory of the resolved configuration of the newest attempt that became ready."""
+"""Path in the run directory of the recorded configuration.
+
+It is that of the first start, and later that of the newest start whose processes all became ready.
+"""
 
 _OF_A_START = {"clean", "dry_run", "output_dir", "resume", "resume_step"}
 """Settings that affect how or where a run starts, and not its result."""

@@ -282,7 +282,7 @@ def _first_rollout(config: RLConfig) -> str:
 
 
 def _success(steps: Sequence[Step]) -> int:
-    """Return the log level of the final message: lower if too many steps were skipped or empty."""
+    """Return the log level of the final message: WARNING if nearly all steps were skipped or empty."""
     trained = [step for step in steps if step.trained is not None]
     skipped = sum(bool(step.value("trainer/skipped")) for step in trained)
     empty = max((int(step.value("trainer/empty_steps") or 0) for step in trained), default=0)
