@@ -85,9 +85,11 @@ def env_push(
 
 
 def push_if_needed(images: Sequence[str], *, asks: bool, yes: bool) -> None:
-    """Have the image of this folder's lock file in a registry if the tasks act on it: another machine has
-    nothing else. Raises UsageError for one that is only here and that nobody wants to push, or that has no
-    registry in its name."""
+    """Push the image of this folder's lock file if the tasks use it and it was not pushed since its build.
+
+    Another machine can only get it from a registry. Raises UsageError if the user declines the push, or if
+    the image's name has no registry.
+    """
     from buckeye.mcp.tasks.lock import lock_in
 
     lock = lock_in(Path())

@@ -1,4 +1,4 @@
-"""`buckeye rl --config ... --dataset ...`: from the parts of a run to its configuration, and on."""
+"""`buckeye rl --config ... --dataset ...`: make a configuration from the parts of a run, and start it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,10 @@ Start = Callable[[RLConfig, list[str]], int]
 
 
 def run_of_parts(words: Words, start: Start) -> int:
-    """Find or make the parts, show the plan, write the configuration, and `start` it; the exit code."""
+    """Find or make the parts, show the plan, write the configuration, and `start` it.
+
+    Returns the exit code.
+    """
     words.check_for_parts()
     with nothing_written() if words.flags.dry_run else nullcontext():
         return _run_of_parts(words, words.flags, start)
@@ -64,9 +67,9 @@ def _run_of_parts(words: Words, flags: TrainFlags, start: Start) -> int:
         dataset = flags.dataset or next(iter(found.datasets), "tasks.json")
         config = flags.config or next(iter(found.configs), Path("configs/my-env.yaml"))
         refuse_hosted(flags.model, dataset=dataset, config=str(config))
-    place = _place(flags)  # what cannot be is said before anything is asked or looked at
+    place = _place(flags)  # raises before any question or search, if the machine is impossible
     search = Search(flags=flags, found=found, asks=can_ask(yes=flags.yes, as_json=flags.as_json))
-    config = find_config(search)  # each needs the one before
+    config = find_config(search)  # each part depends on the previous one
     try:
         dataset = find_dataset(search, config)
     except StarterWrittenError as written:
@@ -105,7 +108,7 @@ def _plan(words: Words, flags: TrainFlags, place: Place, file: Path, dataset: st
     tasks, held_out = read_taskset(dataset, checked=False)
     if not tasks:
         raise UsageError(f"{dataset} has no tasks to train on: all {len(held_out)} are held out")
-    McpEnvironment(gym, {"train": tasks, "eval": held_out})  # refuses what no rollout could be run with
+    McpEnvironment(gym, {"train": tasks, "eval": held_out})  # raises if no rollout could run
     model, evaluated = model_facts(name), [] if flags.no_eval else held_out
     layout, on_gpu = place.layout(model.parameters), place.gpus is not None
     environment = str(gym.job.metadata.get("environment") or gym.job.name or file.stem)
@@ -141,8 +144,10 @@ def _plan(words: Words, flags: TrainFlags, place: Place, file: Path, dataset: st
 
 
 def _wandb_project(words: Words, environment: str) -> str | None:
-    """Return the project in Weights & Biases if its key is known; None if the run is logged elsewhere, or
-    `--no-wandb` is set."""
+    """Return the project in Weights & Biases if its key is set.
+
+    Returns None if the run uses another tracker, or with `--no-wandb`.
+    """
     if words.flags.no_wandb or words.logs_itself or not key("WANDB_API_KEY"):
         return None
     if not words.flags.remote and find_spec("wandb") is None:
@@ -153,8 +158,7 @@ def _wandb_project(words: Words, environment: str) -> str | None:
 
 
 def _output(asked: Path | None, name: str) -> Path:
-    """Where the run goes: a folder that no run is in. Raises UsageError for one that was asked for and is
-    taken."""
+    """Return an unused folder for the run. Raises UsageError if the requested folder is in use."""
     if asked is not None:
         _refuse_taken(asked)
         return asked
@@ -187,7 +191,7 @@ def _loaded(text: str, *, dry_run: bool) -> RLConfig:
     with tempfile.TemporaryDirectory(prefix="buckeye-rl-") as folder:
         file = Path(folder, RUN_CONFIG)
         file.write_text(text, encoding="utf-8")
-        in_it = re.compile(re.escape(str(file)) + r"(:\d+)?")  # a temporary file, of no use to the user
+        in_it = re.compile(re.escape(str(file)) + r"(:\d+)?")  # temporary, so useless to users
         try:
             config, warnings = load_with_warnings(RLConfig, ["@", str(file), f"--dry-run={dry_run}".lower()])
         except ConfigError as error:
@@ -198,7 +202,7 @@ def _loaded(text: str, *, dry_run: bool) -> RLConfig:
 
 
 def _show_rest(plan: Plan, place: Place, flags: TrainFlags) -> None:
-    """What is shown beside the plan if nothing is started."""
+    """Show the parts of the plan that matter only if nothing is started."""
     if place.remote and not flags.as_json and not flags.quiet:
         print()
         show_remote(plan.recipe.file, plan.config, flags)

@@ -1,4 +1,4 @@
-"""Whose account at Prime Intellect: the key, the team, the address of the API, the key file for ssh."""
+"""The account at Prime Intellect: API key, team, API URL, and ssh key file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PrimeAccount:
-    """`url` ends before `/api/v1`."""
+    """An account; `url` ends before `/api/v1`."""
 
     api_key: str = field(repr=False)
     url: str = _DEFAULT_URL
@@ -28,8 +28,11 @@ class PrimeAccount:
 
 
 def prime_account(environ: Mapping[str, str] | None = None) -> PrimeAccount:
-    """Read PRIME_API_KEY, PRIME_API_BASE_URL, PRIME_TEAM_ID and PRIME_SSH_KEY_PATH from the environment or
-    `.env`, else from the file of the `prime` program, `~/.prime/config.json`. Raises UsageError."""
+    """Return the account from PRIME_API_KEY, PRIME_API_BASE_URL, PRIME_TEAM_ID and PRIME_SSH_KEY_PATH.
+
+    They come from the environment or `.env`, else from the configuration of the `prime` program,
+    `~/.prime/config.json`. Raises UsageError.
+    """
     known = variables(environ)
     stored = _stored()
     key = known.get("PRIME_API_KEY") or stored.get("api_key")
