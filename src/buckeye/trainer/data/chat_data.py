@@ -105,7 +105,10 @@ class ChatFormat:
     ) -> Iterator[_Turn]:
         """Each turn is what the template adds to the conversation before it (rendered with the generation
         prompt), up to and including the last end-of-turn token; it is tokenized apart from its surroundings,
-        as when a policy samples it."""
+        as when a policy samples it.
+
+        Where the template ends a turn with the next message's first token, or not at all, the reply gets
+        that token, or the tokenizer's own: a policy that is trained on no end never stops."""
         write, encode = self._renderer.template.text, self._renderer.encode
         text = ""
         for index in indices:
@@ -118,9 +121,16 @@ class ChatFormat:
                 )
             continues = bool(text) and prompt.startswith(text)
             end = _end_of_turn(done, len(prompt), self._stops)
+            if end is None and index + 1 < len(messages):
+                following = write(messages[: index + 2], tools, prompt=False)
+                done += next((stop for stop in self._stops if following.startswith(done + stop)), "")
+                end = _end_of_turn(done, len(prompt), self._stops)
             context = prompt[len(text) :] if continues else prompt
-            yield _Turn(context=encode(context), reply=encode(done[len(prompt) : end]), continues=continues)
-            text = done[:end]
+            reply = encode(done[len(prompt) : end])
+            if end is None:
+                reply += self._renderer.stop_token_ids[:1]
+            yield _Turn(context=encode(context), reply=reply, continues=continues)
+            text = "" if end is None else done[:end]  # no later prompt has that token
 
 
 @dataclass(slots=True)
@@ -267,9 +277,9 @@ def _cut(ids: Sequence[int], mask: Sequence[bool]) -> ChatSample:
     return ChatSample(token_ids=np.array(ids[:end], np.int32), loss_mask=np.array(mask[:end], np.bool_))
 
 
-def _end_of_turn(text: str, start: int, stop_tokens: Sequence[str]) -> int:
+def _end_of_turn(text: str, start: int, stop_tokens: Sequence[str]) -> int | None:
     ends = [at + len(token) for token in stop_tokens if (at := text.rfind(token, start)) >= 0]
-    return max(ends, default=len(text))
+    return max(ends, default=None)
 
 
 def _read(path: Path) -> bytes:
