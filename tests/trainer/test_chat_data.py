@@ -332,6 +332,13 @@ def test_an_empty_reply_of_weight_0_is_context(chat, tmp_path):
     assert _trained(data.all()[0], chat.tokenizer) == ["c<|im_end|>"]
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_a_file_may_begin_with_a_byte_order_mark(chat, tmp_path, end):
+    path = tmp_path / "d.jsonl"
+    path.write_bytes(f"\ufeff{json.dumps(_messages('a', 'b'))}{end}".encode())
+    assert len(ChatFile(path, chat, seed=0, seq_len=64)) == 1
+
+
 def test_missing_and_empty_files(chat, tmp_path, refusal):
     with refusal(UsageError):
         ChatFile(tmp_path / "none.jsonl", chat, seed=0, seq_len=64)

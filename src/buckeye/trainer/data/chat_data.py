@@ -233,7 +233,7 @@ class ChatFile:
     def _parse_lines(self, content: bytes) -> list[tuple[int, dict[str, Any]]]:
         """The conversations by line. Those with a broken call are counted and left out."""
         try:
-            lines = content.decode("utf-8").split("\n")
+            lines = content.decode("utf-8-sig").split("\n")
         except UnicodeDecodeError as error:
             raise UsageError(f"The chat data {self.path} cannot be read: {error}") from error
         if not any(line.strip() for line in lines):
