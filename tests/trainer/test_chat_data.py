@@ -332,6 +332,14 @@ def test_an_empty_reply_of_weight_0_is_context(chat, tmp_path):
     assert _trained(data.all()[0], chat.tokenizer) == ["c<|im_end|>"]
 
 
+@pytest.mark.parametrize("seed", [-1, -(2**80), 2**80])
+def test_any_seed_gives_an_order(chat, tmp_path, seed):
+    lines = [json.dumps(_messages("a", f"b{number}")) for number in range(5)]
+    path = _write(tmp_path / "d.jsonl", *lines)
+    data = ChatFile(path, chat, seed=seed, seq_len=64)
+    assert len({sample.token_ids.tobytes() for sample in data.take(0, 5)}) == 5
+
+
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 def test_a_file_may_begin_with_a_byte_order_mark(chat, tmp_path, end):
     path = tmp_path / "d.jsonl"

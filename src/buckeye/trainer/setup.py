@@ -52,7 +52,7 @@ def trainer_process(config: TrainerConfig | SFTConfig, name: str) -> Iterator[Ra
     die_with_parent()
     heartbeat.start()
     torch.set_num_threads(cpu_threads())
-    torch.manual_seed(config.seed)
+    torch.manual_seed(config.seed % 2**64)
     torch.backends.cuda.enable_cudnn_sdp(False)  # it prepares each shape by itself, and every row has another
     device = pick_device(config.model.device, local_rank())
     ranks = join_ranks(device, config.model, timeout_seconds=config.dist_timeout_seconds)

@@ -196,7 +196,8 @@ class ChatFile:
         """The samples of `count` conversations from `position` on in endless shuffled epochs."""
         first, last = position // len(self), (position + count - 1) // len(self)
         epochs = [
-            np.random.default_rng((self._seed, e)).permutation(len(self)) for e in range(first, last + 1)
+            np.random.default_rng((self._seed % 2**64, e)).permutation(len(self))
+            for e in range(first, last + 1)
         ]
         start = position - first * len(self)
         order = np.concatenate(epochs)[start : start + count]
