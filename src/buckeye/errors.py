@@ -27,6 +27,9 @@ from __future__ import annotations
 DEBUG_VARIABLE = "BUCKEYE_DEBUG"
 """Set to 1, errors come with their traceback."""
 
+FOREIGN_ERRORS: tuple[type[BaseException], ...] = (Exception, SystemExit)
+"""Errors that code of others may raise where Buckeye calls it: `exit()` there ends the call, not the run."""
+
 
 class BuckeyeError(Exception):
     """Base of all errors meant to be read by a person. `exit_code` is what a command ends with; `final` says

@@ -67,7 +67,7 @@ def _failed(outcome: Outcome) -> Outcome:
     )
 
 
-def raised(boundary: Boundary, error: Exception) -> Outcome:
+def raised(boundary: Boundary, error: BaseException) -> Outcome:
     """The outcome of a rollout, or of a scoring, in which `error` was raised, with the place in the
     environment's code."""
     trace = [] if boundary == "model" else frames_of(error, CODE_FOLDER)
