@@ -78,12 +78,13 @@ def _port(word: str) -> int:
 # Which private key opens a pod, and the public one that belongs to it.
 
 _SECONDS = 20.0
+_CHOSEN = "the ssh key of the account (PRIME_SSH_KEY_PATH, or `prime config set-ssh-key-path FILE`)"
 
 
 def private_key(asked: Path | None, account: Path | None, home: Path) -> Path:
     """The key that was asked for, else the account's, else `~/.ssh/prime_key.pem`, else one that is made in
     `home`/ssh and used from then on. Raises UsageError if what is named is not there."""
-    for path, where in ((asked, "--identity-file"), (account, "the ssh key of the account")):
+    for path, where in ((asked, "--identity-file"), (account, _CHOSEN)):
         if path is None:
             continue
         if not path.expanduser().is_file():
