@@ -39,6 +39,7 @@ from buckeye.mcp.environment import McpEnvironment
 from buckeye.mcp.tasks.dataset import images_of
 from buckeye.mcp.tasks.trust import ask_for_trust, read_taskset, uses_of
 from buckeye.run_files.directory import RUN_FILE, files_of_a_run, is_in_use, is_unstarted, locked, put_aside
+from buckeye.run_files.known_runs import read_elsewhere
 from buckeye.setup.recipe.compose import RUN_CONFIG, Recipe, run_text
 from buckeye.setup.recipe.flags import TrainFlags, Words
 from buckeye.setup.recipe.model import model_facts, refuse_hosted
@@ -222,9 +223,9 @@ def _begin(plan: Plan, place: Place, flags: TrainFlags, start: Start, *, asks: b
     write_file(file, plan.text)
     if not flags.quiet:
         print(f"{file}: written; it starts this run again: buckeye rl @ {file}", file=sys.stderr)
-    if place.remote:
-        return start_remote(file, flags)
     try:
+        if place.remote:
+            return start_remote(file, flags)
         return start(plan.config, ["buckeye", "rl", "@", str(file)])
     except (BuckeyeError, KeyboardInterrupt):
         _take_back(file)
@@ -233,8 +234,9 @@ def _begin(plan: Plan, place: Place, flags: TrainFlags, start: Start, *, asks: b
 
 def _take_back(file: Path) -> None:
     """Remove the file that was written for a run that did not begin, so that the next try does not find its
-    folder taken."""
-    if files_of_a_run(file.parent):
+    folder taken. A job elsewhere has begun, whatever of it is here."""
+    away = read_elsewhere(file.parent)
+    if files_of_a_run(file.parent) or (away is not None and away.job is not None):
         return
     file.unlink(missing_ok=True)
     with suppress(OSError):  # there is something else in it
