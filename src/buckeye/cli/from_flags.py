@@ -36,6 +36,7 @@ from buckeye.launch.preflight.devices import parse_gpus
 from buckeye.launch.preflight.disk import estimate_disk
 from buckeye.mcp.config import load_gym_config
 from buckeye.mcp.environment import McpEnvironment
+from buckeye.mcp.grading.of_task import check_graded
 from buckeye.mcp.tasks.dataset import images_of
 from buckeye.mcp.tasks.trust import ask_for_trust, read_taskset, uses_of
 from buckeye.run_files.directory import RUN_FILE, files_of_a_run, is_in_use, is_unstarted, locked, put_aside
@@ -106,6 +107,7 @@ def _plan(words: Words, flags: TrainFlags, place: Place, file: Path, dataset: st
     tasks, held_out = read_taskset(dataset, checked=False)
     if not tasks:
         raise UsageError(f"{dataset} has no tasks to train on: all {len(held_out)} are held out")
+    check_graded(tasks + held_out, gym)
     McpEnvironment(gym, {"train": tasks, "eval": held_out})  # refuses what no rollout could be run with
     model, evaluated = model_facts(name), [] if flags.no_eval else held_out
     layout, on_gpu = place.layout(model.parameters), place.gpus is not None

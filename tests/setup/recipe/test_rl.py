@@ -312,6 +312,14 @@ def remote(monkeypatch):
     return handed
 
 
+def test_tasks_that_nothing_grades_are_refused_before_a_machine_is_rented(rl, project, remote):
+    (project / "tasks.json").write_text(json.dumps([task(0), task(1, evaluate_tool=[])]))
+    for words in (["--dry-run"], ["--gpus", "4xH100", "--provider", "prime", "--yes"]):
+        code, _, err = rl(*words)
+        assert (code, "t1" in err) == (2, True)
+    assert not (project / "outputs").exists()
+
+
 def test_a_run_elsewhere_gets_the_file_and_all_that_was_asked_for(rl, project, remote, wording):
     words = ("--gpus", "2xA100", "--provider", "prime", "--max-price", "5", "--max-hours", "2", "--keep")
     assert rl(*words, "--yes")[0] == 0
