@@ -14,6 +14,7 @@ from urllib.parse import urljoin, urlsplit
 
 import httpx
 
+from buckeye.base.keys import key
 from buckeye.errors import BuckeyeError
 from buckeye.workers.installed.source import Source
 
@@ -24,10 +25,10 @@ _SECONDS = 120.0
 
 
 def hub_key() -> str | None:
-    """The key in PRIME_API_KEY, else the one that `prime login` has stored."""
-    key = os.environ.get(KEY_VARIABLE)
-    if key:
-        return key
+    """PRIME_API_KEY in the environment, in `.env` or as `buckeye auth set` stored it, else the key that
+    `prime login` has stored."""
+    if known := key(KEY_VARIABLE):
+        return known
     try:
         stored = json.loads((Path.home() / ".prime" / "config.json").read_text("utf-8"))
     except (OSError, ValueError):
