@@ -49,8 +49,8 @@ def prime_account(environ: Mapping[str, str] | None = None) -> PrimeAccount:
 
 
 def _ssh_key(asked: str | None, stored: str | None) -> Path | None:
-    """The private key that was chosen. `prime` stores `~/.ssh/id_rsa` where nobody has chosen one, so that
-    this path means nothing unless the file is there."""
+    """Return the private key that was chosen. `prime` stores `~/.ssh/id_rsa` as its default: without that
+    file, no key was chosen."""
     named = asked or stored
     if not named:
         return None
