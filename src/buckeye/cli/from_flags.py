@@ -36,9 +36,11 @@ from buckeye.launch.preflight.devices import parse_gpus
 from buckeye.launch.preflight.disk import estimate_disk
 from buckeye.mcp.config import load_gym_config
 from buckeye.mcp.environment import McpEnvironment
+from buckeye.mcp.grading.of_task import check_graded
 from buckeye.mcp.tasks.dataset import images_of
 from buckeye.mcp.tasks.trust import ask_for_trust, read_taskset, uses_of
 from buckeye.run_files.directory import RUN_FILE, files_of_a_run, is_in_use, is_unstarted, locked, put_aside
+from buckeye.run_files.known_runs import read_elsewhere
 from buckeye.setup.recipe.compose import RUN_CONFIG, Recipe, run_text
 from buckeye.setup.recipe.flags import TrainFlags, Words
 from buckeye.setup.recipe.model import model_facts, refuse_hosted
@@ -108,6 +110,7 @@ def _plan(words: Words, flags: TrainFlags, place: Place, file: Path, dataset: st
     tasks, held_out = read_taskset(dataset, checked=False)
     if not tasks:
         raise UsageError(f"{dataset} has no tasks to train on: all {len(held_out)} are held out")
+    check_graded(tasks + held_out, gym)
     McpEnvironment(gym, {"train": tasks, "eval": held_out})  # raises if no rollout could run
     model, evaluated = model_facts(name), [] if flags.no_eval else held_out
     layout, on_gpu = place.layout(model.parameters), place.gpus is not None
@@ -226,9 +229,9 @@ def _begin(plan: Plan, place: Place, flags: TrainFlags, start: Start, *, asks: b
     write_file(file, plan.text)
     if not flags.quiet:
         print(f"{file}: written; it starts this run again: buckeye rl @ {file}", file=sys.stderr)
-    if place.remote:
-        return start_remote(file, flags)
     try:
+        if place.remote:
+            return start_remote(file, flags)
         return start(plan.config, ["buckeye", "rl", "@", str(file)])
     except (BuckeyeError, KeyboardInterrupt):
         _take_back(file)
@@ -237,8 +240,9 @@ def _begin(plan: Plan, place: Place, flags: TrainFlags, start: Start, *, asks: b
 
 def _take_back(file: Path) -> None:
     """Remove the file that was written for a run that did not begin, so that the next try does not find its
-    folder taken."""
-    if files_of_a_run(file.parent):
+    folder taken. A job elsewhere has begun, whatever of it is here."""
+    away = read_elsewhere(file.parent)
+    if files_of_a_run(file.parent) or (away is not None and away.job is not None):
         return
     file.unlink(missing_ok=True)
     with suppress(OSError):  # there is something else in it

@@ -59,9 +59,9 @@ def hf(
     splits = split_tasks(found, split)
     folder = output or (None if push else Path(name))
     counts = ", ".join(f"{len(part)} {which}" for which, part in splits.items())
-    typer.echo(f"{path}: {len(found)} tasks ({counts})")
+    typer.echo(f"{path}: {_tasks(len(found))} ({counts})")
     if inferred:
-        typer.echo(f"mcp_config of {inferred} tasks: {lock.image if lock else ''} (from {lock_file})")
+        typer.echo(f"mcp_config of {_tasks(inferred)}: {lock.image if lock else ''} (from {lock_file})")
     if split and len(splits) == 1:
         typer.echo(f"warning: --split {split:g} put no task into test: there are few tasks", err=True)
     if dry_run:
@@ -106,6 +106,10 @@ def _usual_file() -> Path:
     raise UsageError(
         f"which tasks? Name the file, as `buckeye hf tasks.json --name my-org/my-tasks` ({names})"
     )
+
+
+def _tasks(count: int) -> str:
+    return f"{count} task{'' if count == 1 else 's'}"
 
 
 def _lock_file(tasks: Path) -> Path | None:

@@ -80,6 +80,7 @@ def _port(word: str) -> int:
 # The private key that opens a pod, and its public key.
 
 _SECONDS = 20.0
+_CHOSEN = "the ssh key of the account (PRIME_SSH_KEY_PATH, or `prime config set-ssh-key-path FILE`)"
 
 
 def private_key(asked: Path | None, account: Path | None, home: Path) -> Path:
@@ -88,7 +89,7 @@ def private_key(asked: Path | None, account: Path | None, home: Path) -> Path:
     That is `asked`, else the account's key, else `~/.ssh/prime_key.pem`, else a key in `home`/ssh, which is
     created once. Raises UsageError if `asked` or the account's key does not exist.
     """
-    for path, where in ((asked, "--identity-file"), (account, "the ssh key of the account")):
+    for path, where in ((asked, "--identity-file"), (account, _CHOSEN)):
         if path is None:
             continue
         if not path.expanduser().is_file():

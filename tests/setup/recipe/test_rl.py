@@ -19,6 +19,7 @@ from buckeye.cli import main, train
 from buckeye.errors import UsageError
 from buckeye.launch.preflight import devices as machine
 from buckeye.run_files.directory import begin_attempt, locked
+from buckeye.run_files.known_runs import Elsewhere, JobThere, write_elsewhere
 from buckeye.setup.recipe.flags import read_words
 
 SEEN = machine._visible_gpus
@@ -139,6 +140,22 @@ def test_a_run_that_cannot_begin_leaves_its_folder_free(rl, project, monkeypatch
     monkeypatch.setattr(train, "start", fail)
     assert rl("--yes")[2] == wording
     assert (files(project), (project / "outputs" / "my-env").exists()) == (before, False)
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_a_run_that_cannot_begin_elsewhere_leaves_its_folder_free(rl, project, monkeypatch, ordered):
+    def fail(file, flags):
+        words = dict.fromkeys(("id", "target", "folder", "python", "known_hosts", "tmux"), "x")
+        job = JobThere(**words, pod=None, identity_file=None, sent=()) if ordered else None
+        write_elsewhere(
+            file.parent,
+            Elsewhere(run_id="ab12cd34", state="over", started=1.0, said=2.0, job=job),
+        )
+        raise UsageError("nobody can be asked")
+
+    monkeypatch.setattr("buckeye.cli.from_flags.start_remote", fail)
+    assert rl("--gpus", "4xH100", "--provider", "prime", "--yes")[0] == 2
+    assert (project / "outputs" / "my-env" / "run.toml").exists() == ordered
 
 
 def test_the_same_words_again_after_a_run_that_reached_no_step_take_its_folder(
@@ -293,6 +310,14 @@ def remote(monkeypatch):
     module.run_remote = lambda path, request, **_: handed.append((path, request)) or 0
     monkeypatch.setitem(sys.modules, "buckeye.remote.launch", module)
     return handed
+
+
+def test_tasks_that_nothing_grades_are_refused_before_a_machine_is_rented(rl, project, remote):
+    (project / "tasks.json").write_text(json.dumps([task(0), task(1, evaluate_tool=[])]))
+    for words in (["--dry-run"], ["--gpus", "4xH100", "--provider", "prime", "--yes"]):
+        code, _, err = rl(*words)
+        assert (code, "t1" in err) == (2, True)
+    assert not (project / "outputs").exists()
 
 
 def test_a_run_elsewhere_gets_the_file_and_all_that_was_asked_for(rl, project, remote, wording):
