@@ -25,8 +25,8 @@ _SECONDS = 120.0
 
 
 def hub_key() -> str | None:
-    """Return PRIME_API_KEY from the environment, `.env` or `buckeye auth set`, else the key that `prime login`
-    has stored, else None.
+    """Return PRIME_API_KEY from the environment, `.env` or `buckeye auth set`, else the key that
+    `prime login` has stored, else None.
     """
     if known := key(KEY_VARIABLE):
         return known
