@@ -37,12 +37,13 @@ _POLL_SECONDS = 1.0
 _FINISH_SECONDS = 90.0
 
 
-def check_trackers(settings: Iterable[Settings]) -> None:
+def check_trackers(settings: Iterable[Settings], *, here: bool = True) -> None:
     """Raise UsageError if a run with these settings could not be logged: a library is not installed, or
-    there is no key for the server."""
+    there is no key for the server. Unless the run is `here`, its libraries are installed where it runs."""
     for one in _wanted(settings):
         kind = tracker_of(one)
-        need(kind.folder, f"Logging to {kind.title}")
+        if here:
+            need(kind.folder, f"Logging to {kind.title}")
         if isinstance(one, WandbConfig) and wandb_mode(one) == "online" and not has_wandb_key():
             raise UsageError(
                 "wandb: no key for Weights & Biases. Type `buckeye auth set WANDB_API_KEY`, or add "

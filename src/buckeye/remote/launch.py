@@ -26,13 +26,14 @@ from buckeye.remote import job as jobs
 from buckeye.remote.base import RemoteRequest
 from buckeye.remote.bootstrap import Software, bootstrap
 from buckeye.remote.connection import Link, check_identity
+from buckeye.remote.dead_man import dead_man_minutes, dead_man_timer
 from buckeye.remote.disk_size import disk_gb
 from buckeye.remote.follow import Follower
 from buckeye.remote.offers import ask_price
 from buckeye.remote.pods import RentedPod, rented
 from buckeye.remote.project import Project, read_project
+from buckeye.remote.proof import prove
 from buckeye.remote.providers.choose import open_provider
-from buckeye.remote.providers.prime_account import prime_account
 from buckeye.remote.pull import Mirror
 from buckeye.remote.steer import REMOTE_LOG, Notes
 from buckeye.remote.upload import Sent, send_project
@@ -40,15 +41,12 @@ from buckeye.run_files.directory import RUN_FILE, locked, put_aside, refuse_used
 from buckeye.run_files.known_runs import JobThere, register
 from buckeye.workers.installed.record import ENVIRONMENTS_VARIABLE
 
-DEAD_MAN_VARIABLE = "BUCKEYE_DEAD_MAN_MINUTES"
 POD_KEY_VARIABLE = "BUCKEYE_POD_KEY"
 
-_DEAD_MAN_MINUTES = 30.0
 _CONNECT_SECONDS = 600.0
 _CHECK_SECONDS = 30.0
 _LAST_SECONDS = 20.0
 _MARGIN_SECONDS, _MARGIN_SHARE = 600.0, 0.1  # before max_hours are over, to checkpoint and fetch it
-_GRACE_SECONDS = 900.0
 _STOPPED = (0, 128 + signal.SIGTERM)  # the latter before the run could listen to signals
 
 Tell = Callable[[str], None]
@@ -66,15 +64,17 @@ def run_remote(config_path: Path, request: RemoteRequest, *, resume: bool = Fals
         check_identity(request.identity_file.expanduser())
     project = read_project(config_path, resume=resume)
     check_single_node(project.config.cluster, hosts=len(request.hosts) or 1)
-    minutes = _dead_man_minutes()
+    minutes = dead_man_minutes()
     with locked(project.output_dir):
         if not resume:
             refuse_used(project.output_dir, resume_command=f"buckeye rl @ {config_path} --resume ...")
+        _tell_project(project)
+        prove(project, request, rents=request.provider != "ssh", tell=_tell)
+        if not resume:
             put_aside(project.output_dir, also=[project.output_dir / REMOTE_LOG])
         run_id, job_id = _ids(project, resume=resume)
         notes = Notes(project.output_dir, run_id, _tell)
         register(project.output_dir, run_id)
-        _tell_project(project)
         with (
             _noted(notes),
             open_provider(request.provider, request.hosts) as provider,
@@ -90,7 +90,7 @@ def run_remote(config_path: Path, request: RemoteRequest, *, resume: bool = Fals
         ):
             check_single_node(project.config.cluster, hosts=len(pod.ssh))
             rents = provider.rents
-            dead_man = None if request.keep else _dead_man(pod, minutes, rents=rents)
+            dead_man = None if request.keep else dead_man_timer(pod, minutes, rents=rents)
             try:
                 return asyncio.run(_RemoteRun(pod, project, job_id, dead_man, rents, notes).carry_out())
             except asyncio.CancelledError:
@@ -194,6 +194,8 @@ class _RemoteRun:
                 environments=self._project.environments,
                 extras=self._project.extras,
             )
+            if self._project.config.trainer.model.attn != "sdpa":
+                self._notes.tell(f"Attention: {software.attention}")
             folder = f"{await jobs.home_of(self._link)}/.buckeye/jobs/{self._run_id}"
             job = jobs.Job(run_id=self._run_id, folder=folder, python=software.python)
             self._notes.tell(f"Sending what is not there yet to {self._link.target} ...")
@@ -313,27 +315,6 @@ def _noted(notes: Notes) -> Iterator[None]:
         notes.update(state="over", doing=words.splitlines()[0])
         raise
     notes.update(state="over")
-
-
-def _dead_man(pod: RentedPod, minutes: float, *, rents: bool) -> dict[str, Any]:
-    """What the timer on the machine is told; see `pod.watchdog`."""
-    return {
-        "seconds": 60 * minutes,
-        "expires": pod.expires,
-        "grace": _GRACE_SECONDS,
-        "machine": {"url": f"{prime_account().url}/api/v1/pods/{pod.id}"} if rents else None,
-    }
-
-
-def _dead_man_minutes() -> float:
-    text = os.environ.get(DEAD_MAN_VARIABLE, str(_DEAD_MAN_MINUTES))
-    try:
-        minutes = float(text)
-    except ValueError:
-        minutes = 0.0
-    if not 0 < minutes < 60 * 24 * 7:
-        raise UsageError(f"{DEAD_MAN_VARIABLE}={text}: write a number of minutes, as 30.")
-    return minutes
 
 
 def check_single_node(cluster: ClusterConfig, *, hosts: int) -> None:
