@@ -58,6 +58,21 @@ class RemoteRequest:
     identity_file: Path | None = None
     """The private key for ssh; None looks for one, and makes one."""
 
+    def flags(self) -> list[str]:
+        """Return the flags of `buckeye rl` that ask for this."""
+        values = {"--provider": [self.provider], "--host": self.hosts, "--region": self.regions}
+        values |= {
+            "--gpus": [self.gpus],
+            "--max-price": [self.max_price],
+            "--max-hours": [self.max_hours],
+            "--disk-gb": [self.disk_gb],
+            "--identity-file": [self.identity_file],
+        }
+        given = [(name, value) for name, found in values.items() for value in found if value is not None]
+        switches = [name for name, is_on in (("--keep", self.keep), ("--yes", self.yes)) if is_on]
+        texts = [f"{value:g}" if isinstance(value, float) else str(value) for _, value in given]
+        return [w for (name, _), text in zip(given, texts, strict=True) for w in (name, text)] + switches
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Offer:

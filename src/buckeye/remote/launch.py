@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -37,7 +38,7 @@ from buckeye.remote.providers.choose import open_provider
 from buckeye.remote.pull import Mirror
 from buckeye.remote.steer import REMOTE_LOG, Notes
 from buckeye.remote.upload import Sent, send_project
-from buckeye.run_files.directory import RUN_FILE, locked, put_aside, refuse_used
+from buckeye.run_files.directory import RUN_FILE, is_unstarted, locked, put_aside, refuse_used
 from buckeye.run_files.known_runs import JobThere, register
 from buckeye.workers.installed.record import ENVIRONMENTS_VARIABLE
 
@@ -76,7 +77,7 @@ def run_remote(config_path: Path, request: RemoteRequest, *, resume: bool = Fals
         notes = Notes(project.output_dir, run_id, _tell)
         register(project.output_dir, run_id)
         with (
-            _noted(notes),
+            _noted(notes, lambda: _way_to_go_on(project, config_path, request, resume=resume)),
             open_provider(request.provider, request.hosts) as provider,
             rented(
                 provider,
@@ -95,8 +96,6 @@ def run_remote(config_path: Path, request: RemoteRequest, *, resume: bool = Fals
                 return asyncio.run(_RemoteRun(pod, project, job_id, dead_man, rents, notes).carry_out())
             except asyncio.CancelledError:
                 raise KeyboardInterrupt from None
-            except PodGoneError as error:
-                raise PodGoneError(f"{error} {_what_is_here(project, config_path)}") from None
 
 
 class _RemoteRun:
@@ -306,13 +305,18 @@ def _ids(project: Project, *, resume: bool) -> tuple[str, str]:
 
 
 @contextmanager
-def _noted(notes: Notes) -> Iterator[None]:
-    """Note how it has ended; outermost, since also the end of a machine may fail."""
+def _noted(notes: Notes, way_to_go_on: Callable[[], str]) -> Iterator[None]:
+    """Note how it has ended, and say how to go on; outermost, since also the end of a machine may fail."""
     try:
         yield
     except BaseException as error:
-        words = "interrupted" if isinstance(error, KeyboardInterrupt) else str(error) or type(error).__name__
+        is_interrupt = isinstance(error, KeyboardInterrupt)
+        words = "interrupted" if is_interrupt else str(error) or type(error).__name__
         notes.update(state="over", doing=words.splitlines()[0])
+        if is_interrupt:
+            _tell(way_to_go_on())
+        elif isinstance(error, RemoteError):
+            raise type(error)(f"{error}\n{way_to_go_on()}") from None
         raise
     notes.update(state="over")
 
@@ -344,14 +348,16 @@ def _handlers_kept() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _what_is_here(project: Project, config_path: Path) -> str:
-    checkpoint = where_it_left_off(project.output_dir)
-    if checkpoint is None:
-        return "No checkpoint had arrived here: the run must start again, in another --output-dir."
-    return (
-        f"The checkpoint of step {checkpoint.step} is here. Go on from it: "
-        f"buckeye rl @ {config_path} --resume --provider ..."
-    )
+def _way_to_go_on(project: Project, config_path: Path, request: RemoteRequest, *, resume: bool) -> str:
+    """Return the command that starts the run once more, from the newest checkpoint that is here."""
+    output = project.output_dir
+    has_begun = (output / RUN_FILE).is_file() and (resume or not is_unstarted(output))
+    checkpoint = where_it_left_off(output) if has_begun else None
+    again = ["--resume"] if has_begun else []
+    command = shlex.join(["buckeye", "rl", "@", str(config_path), *again, *request.flags()])
+    if checkpoint is not None:
+        return f"The checkpoint of step {checkpoint.step} is here. Go on from it: {command}"
+    return f"No checkpoint is here. Start it again: {command}"
 
 
 def _tell_project(project: Project) -> None:
