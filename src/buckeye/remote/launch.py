@@ -23,6 +23,7 @@ from buckeye.inference.vllm.interpreter import PYTHON_VARIABLE
 from buckeye.launch.changed_settings import record_config
 from buckeye.launch.resume import where_it_left_off
 from buckeye.mcp.tasks.trust import TRUSTED_VARIABLE, trusted_digests
+from buckeye.monitor.trackers import Trackio
 from buckeye.remote import job as jobs
 from buckeye.remote.base import RemoteRequest
 from buckeye.remote.bootstrap import Software, bootstrap
@@ -220,6 +221,8 @@ class _RemoteRun:
             "env": {
                 "BUCKEYE_NEW_RUN_ID": self._run_id,
                 TRUSTED_VARIABLE: ",".join(sorted(trusted_digests())),
+                # else it writes into a home that ends with the machine
+                "TRACKIO_DIR": f"{job.project}/{self._project.output_there}/{Trackio.folder}",
                 **installed,
             },
             "dead_man": self._dead_man,
