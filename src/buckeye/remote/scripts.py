@@ -94,12 +94,12 @@ cd "$place"
 "$root/venv-@VENV@/bin/python" -m venv --without-pip venv
 purelib() { "$1/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))'; }
 cp "$(purelib "$root/venv-@VENV@")/buckeye-layers.pth" "$(purelib venv)/"
-for tool in uv uvx; do
-  [ ! -e "$root/venv-@VENV@/bin/$tool" ] || ln -s "$root/venv-@VENV@/bin/$tool" venv/bin/
-done
 export BUCKEYE_ENVIRONMENTS="$place/installed"
 install() { venv/bin/python -m buckeye env install --no-smoke "$@" >&2; }
 @INSTALLS@
+for tool in uv uvx; do
+  [ ! -e "$root/venv-@VENV@/bin/$tool" ] || ln -s "$root/venv-@VENV@/bin/$tool" venv/bin/
+done
 """
 
 BESIDE = """
