@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -60,8 +60,10 @@ class RemoteRequest:
 
     def flags(self) -> list[str]:
         """Return the flags of `buckeye rl` that ask for this."""
-        values = {"--provider": [self.provider], "--host": self.hosts, "--region": self.regions}
-        values |= {
+        values: dict[str, Sequence[object]] = {
+            "--provider": [self.provider],
+            "--host": self.hosts,
+            "--region": self.regions,
             "--gpus": [self.gpus],
             "--max-price": [self.max_price],
             "--max-hours": [self.max_hours],
