@@ -270,6 +270,20 @@ def test_all_reasons_are_in_one_message(folder, monkeypatch, refusal, wording):
     assert told == wording
 
 
+def test_a_host_of_the_user_may_have_what_the_project_lacks(folder, monkeypatch):
+    start = [
+        failed("tasks of letters", "KeyError: 'MINE'", ""),
+        failed("servers of the tasks", "not set: X", ""),
+    ]
+    monkeypatch.setattr(proof, "start_checks", lambda *given, **named: start)
+    told = []
+    prove(read_project(Path("run.toml"), resume=False), REQUEST, rents=False, tell=told.append)
+    assert [text.partition(":")[0] for text in told[1:]] == ["warning", "warning"]
+    start.append(failed("configuration", "is wrong", ""))
+    with pytest.raises(UsageError):
+        prove(read_project(Path("run.toml"), resume=False), REQUEST, rents=False, tell=told.append)
+
+
 @pytest.fixture
 def landlord(monkeypatch, tmp_path):
     monkeypatch.setenv("PRIME_API_KEY", KEY)
