@@ -109,6 +109,8 @@ def test_a_server_that_only_this_machine_has(folder):
         ({"command": "{here}/server.py"}, "server.py"),
         ({"command": "python3", "args": ["x"], "cwd": "{here}"}, "project"),
         ({"command": "only-beside"}, "uvx only-beside"),
+        ({"url": "http://localhost:8765/mcp", "headers": {"Mcp-Image": "my-env:1"}}, "env push --image"),
+        ({"url": "http://localhost:8765/mcp", "headers": {"Mcp-Image": "org/built:1"}}, "env push"),
     ],
 )
 def test_what_servers_of_tasks_would_not_find(folder, tmp_path, monkeypatch, server, word):
@@ -116,6 +118,7 @@ def test_what_servers_of_tasks_would_not_find(folder, tmp_path, monkeypatch, ser
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/only-beside").write_text("")
     monkeypatch.setattr(sys, "executable", str(tmp_path / "bin/python"))
+    (folder / "buckeye.lock.yaml").write_text("image: org/built:1\nbuilt_at: '2026-01-02T00:00:00+00:00'\n")
     tasks(mcp_config={"s": json.loads(json.dumps(server).replace("{here}", str(folder)))})
     line = found(only_here=[folder])["servers of the tasks"]
     assert word in line
@@ -125,6 +128,7 @@ def test_what_servers_of_tasks_would_not_find(folder, tmp_path, monkeypatch, ser
     "server",
     [
         {"url": "http://localhost:8765/mcp", "headers": {"Authorization": "Bearer $BUCKEYE_API_KEY"}},
+        {"url": "http://localhost:8765/mcp", "headers": {"Mcp-Image": "org/other:1"}},
         {"command": "uvx", "args": ["some-server"], "env": {"A": "${NAME:-default}"}},
         {"command": "/bin/sh", "args": ["-c", "{workdir}/server"]},
     ],

@@ -222,12 +222,13 @@ def _begin(plan: Plan, place: Place, flags: TrainFlags, start: Start, *, asks: b
     write_file(file, plan.text)
     if not flags.quiet:
         print(f"{file}: written; it starts this run again: buckeye rl @ {file}", file=sys.stderr)
-    if place.remote:
-        return start_remote(file, flags)
     try:
+        if place.remote:
+            return start_remote(file, flags)
         return start(plan.config, ["buckeye", "rl", "@", str(file)])
-    except (BuckeyeError, KeyboardInterrupt):
-        _take_back(file)
+    except (BuckeyeError, KeyboardInterrupt) as error:
+        if not place.remote or isinstance(error, UsageError):  # else a message names the file, to go on
+            _take_back(file)
         raise
 
 

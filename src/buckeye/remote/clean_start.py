@@ -42,7 +42,9 @@ from buckeye.launch.preflight.tasks import check_tasks
 from buckeye.launch.preflight.trainer_checks import trainer_warnings
 from buckeye.launch.run_keys import played_environments
 from buckeye.mcp.gateway.settings import API_KEY_VARIABLE
-from buckeye.mcp.tasks.task_schema import StdioServer
+from buckeye.mcp.tasks.dataset import images_of
+from buckeye.mcp.tasks.lock import lock_in
+from buckeye.mcp.tasks.task_schema import McpTask, StdioServer
 from buckeye.mcp.tasks.variables import resolve
 from buckeye.remote.software import BUILDS, reached
 from buckeye.transport.object_store import MODULES
@@ -120,6 +122,18 @@ def _on_fresh_machine(config: RLConfig, only_here: Sequence[str]) -> Iterator[Ch
     if config.trainer.ckpt is not None and config.trainer.ckpt.store is not None:
         yield _store(config, config.trainer.ckpt.store)
     yield from _programs(config, only_here)
+    yield from _images(config)
+
+
+def _images(config: RLConfig) -> Iterator[Check]:
+    """Yield a failed check for each image of the tasks that is in no registry."""
+    lock = lock_in(Path())
+    for image in images_of(_tasks(config)):
+        if "/" not in image:
+            push = f"buckeye env push --image REGISTRY/ORG/{image}, and put that name into the tasks"
+            yield failed(_TASKS, f"the image {image} has no registry in its name", push)
+        elif lock is not None and lock.has_unpushed(image):
+            yield failed(_TASKS, f"{image} was built here and not pushed since", "buckeye env push")
 
 
 def _on_hub(name: str) -> Iterator[Check]:
@@ -182,10 +196,15 @@ def _variables(config: RLConfig) -> Iterator[Check]:
 
 
 def _servers(config: RLConfig) -> list[Any]:
-    """Return the servers of all tasks, each once; none of unreadable tasks: another check says so."""
+    """Return the servers of all tasks, each once."""
+    found = [server for task in _tasks(config) for server in task.mcp_config.values()]
+    return list({server.model_dump_json(): server for server in found}.values())
+
+
+def _tasks(config: RLConfig) -> list[McpTask]:
+    """Return the tasks of MCP servers; none of those that cannot be read: another check says so."""
     with suppress(UsageError):
-        found = [s for task in mcp_tasks(played_environments(config)) for s in task.mcp_config.values()]
-        return list({s.model_dump_json(): s for s in found}.values())
+        return mcp_tasks(played_environments(config))
     return []
 
 
