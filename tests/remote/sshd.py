@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,11 +50,18 @@ def make_key(path: Path) -> Path:
 
 
 @contextmanager
-def sshd(folder: Path, *, port: int | None = None, key: Path | None = None) -> Iterator[Host]:
+def sshd(
+    folder: Path,
+    *,
+    port: int | None = None,
+    key: Path | None = None,
+    authorized: str | None = None,
+    more: Mapping[str, object] | None = None,
+) -> Iterator[Host]:
     """Serve until the context ends; then everything that was started by way of it is killed."""
     folder.mkdir(parents=True, exist_ok=True)
     target = SshTarget(user="root", host="127.0.0.1", port=port or free_port())
-    host = configure(folder, target, key=key or folder / "user_key")
+    host = configure(folder, target, key=key or folder / "user_key", authorized=authorized, more=more)
     with (folder / "sshd.log").open("ab") as log:
         server = subprocess.Popen(
             [str(PROGRAM), "-D", "-e", "-f", folder / "sshd_config"], stderr=log, stdin=subprocess.DEVNULL
@@ -68,9 +75,16 @@ def sshd(folder: Path, *, port: int | None = None, key: Path | None = None) -> I
         kill_all_of(folder)
 
 
-def configure(folder: Path, target: SshTarget, *, key: Path, authorized: str | None = None) -> Host:
+def configure(
+    folder: Path,
+    target: SshTarget,
+    *,
+    key: Path,
+    authorized: str | None = None,
+    more: Mapping[str, object] | None = None,
+) -> Host:
     """Write what an ssh server needs: `sshd_config`, keys, a home, and a `shutdown` that only takes notes.
-    Who may log in is whoever has `key`, or the `authorized` public one."""
+    Who may log in is whoever has `key`, or the `authorized` public one. `more` are variables of its own."""
     home = folder / "home"
     home.mkdir(exist_ok=True)
     bin_folder = folder / "bin"
@@ -92,6 +106,7 @@ def configure(folder: Path, target: SshTarget, *, key: Path, authorized: str | N
         "BUCKEYE_HOME": SOFTWARE,
         "HF_HUB_OFFLINE": "1",
         "POD_OF": folder,
+        **(more or {}),
     }
     settings = " ".join(f"{name}={value}" for name, value in variables.items())
     (folder / "sshd_config").write_text(

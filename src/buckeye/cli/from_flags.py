@@ -233,8 +233,9 @@ def _begin(plan: Plan, place: Place, flags: TrainFlags, start: Start, *, asks: b
         if place.remote:
             return start_remote(file, flags)
         return start(plan.config, ["buckeye", "rl", "@", str(file)])
-    except (BuckeyeError, KeyboardInterrupt):
-        _take_back(file)
+    except (BuckeyeError, KeyboardInterrupt) as error:
+        if not place.remote or isinstance(error, UsageError):  # else a message names the file, to go on
+            _take_back(file)
         raise
 
 

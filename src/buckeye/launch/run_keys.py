@@ -14,6 +14,13 @@ from buckeye.launch.mcp_gateways import variables_of
 _NOT_KEYS = {"HOME", "HOSTNAME", "LANG", "LOGNAME", "PATH", "PWD", "SHELL", "TERM", "TMPDIR", "USER"}
 _OF_MACHINES = ("PRIME_", "AWS_", "GOOGLE_", "AZURE_")
 _RENTING = "PRIME_API_KEY"  # never leaves: it could rent and end everything
+_OF_STORES = {
+    "s3": (
+        *("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"),
+        *("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"),
+    )
+}
+"""What opens a store for checkpoints, by its kind. The launcher has it, and nothing that it starts."""
 
 
 def played_environments(config: RLConfig) -> list[EnvConfig]:
@@ -53,6 +60,8 @@ def _texts(value: Any) -> list[str]:
 
 
 def keys_of_run(config: RLConfig) -> dict[str, str]:
-    """Those keys, as far as they are set."""
-    known = variables()
-    return {name: known[name] for name in names_of_keys(config) if known.get(name)}
+    """Return those keys, and those of the store for checkpoints, as far as they are set."""
+    known, ckpt = variables(), config.trainer.ckpt
+    store = ckpt.store if ckpt is not None and ckpt.store is not None else ""
+    names = [*names_of_keys(config), *_OF_STORES.get(store.partition("://")[0], ())]
+    return {name: known[name] for name in names if known.get(name)}

@@ -16,7 +16,7 @@ from tests.places import ROOT
 from tests.setup.recipe.rl_project import CONFIG, LOCK, files, fill, task, write_model
 
 from buckeye.cli import main, train
-from buckeye.errors import UsageError
+from buckeye.errors import RemoteError, UsageError
 from buckeye.launch.preflight import devices as machine
 from buckeye.run_files.directory import begin_attempt, locked
 from buckeye.run_files.known_runs import Elsewhere, JobThere, write_elsewhere
@@ -339,6 +339,20 @@ def test_a_run_elsewhere_gets_the_file_and_all_that_was_asked_for(rl, project, r
     code, _, err = rl("@", str(path), *words, "--max-steps", "3")
     assert (code, len(remote)) == (2, 2)
     assert err == wording
+
+
+@pytest.mark.parametrize(("error", "stays"), [(UsageError, False), (RemoteError, True)])
+def test_the_file_of_a_run_that_was_refused_before_an_order_is_removed(
+    rl, project, remote, monkeypatch, error, stays
+):
+    """What fails after it names the file in the command that goes on."""
+
+    def fail(*_, **__):
+        raise error("it cannot be")
+
+    monkeypatch.setattr(sys.modules["buckeye.remote.launch"], "run_remote", fail)
+    assert rl("--gpus", "1xH100", "--provider", "prime", "--yes")[0] == error.exit_code
+    assert (project / "outputs/my-env/run.toml").exists() == stays
 
 
 def test_an_image_that_is_only_here_is_not_sent_elsewhere(rl, project, remote, wording):

@@ -95,11 +95,11 @@ def check_ports(config: RLConfig) -> Check:
     return ok(PORTS, f"{', '.join(map(str, ports))} free")
 
 
-def check_keys(config: RLConfig) -> Check:
-    """Check that the trackers of the run have their keys."""
+def check_keys(config: RLConfig, *, here: bool = True) -> Check:
+    """Check that the trackers of the run have their keys, and if it is `here`, their libraries."""
     settings = config.trainer.wandb
     try:
-        check_trackers(config.trackers(settings))
+        check_trackers(config.trackers(settings), here=here)
     except UsageError as error:
         return failed("keys", str(error), "")
     there = ["HF_TOKEN"] if key("HF_TOKEN") else []
