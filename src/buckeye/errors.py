@@ -27,6 +27,9 @@ from __future__ import annotations
 DEBUG_VARIABLE = "BUCKEYE_DEBUG"
 """Environment variable: 1 prints errors with their traceback."""
 
+FOREIGN_ERRORS: tuple[type[BaseException], ...] = (Exception, SystemExit)
+"""Errors that code of others may raise where Buckeye calls it: `exit()` there ends the call, not the run."""
+
 
 class BuckeyeError(Exception):
     """Base of all errors for people to read. `exit_code` is the exit code of a command; `final` means that a

@@ -19,13 +19,19 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from buckeye.base.own_function import load_own_function
 from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.envs import base
 from buckeye.envs.base import Outcome, Task
+from buckeye.envs.registry import find_here
 from buckeye.envs.single_turn import SingleTurnEnvironment
 from buckeye.envs.stdlib_only.outcomes import place_of
+from buckeye.errors import UsageError
+from buckeye.evaluation.checks.samples import read_tasks
 from buckeye.orchestrator.batch import advantages_of, batch_metrics, make_batch, write_rollouts
 from buckeye.orchestrator.environments import NamedEnvironment
+from buckeye.orchestrator.group_environments import finished_outcomes
+from buckeye.orchestrator.player import play_outcome
 from buckeye.orchestrator.rollout import Group
 from buckeye.orchestrator.task_sampler import GroupTask
 from buckeye.workers.worker_side.adapters import buckeye_environment
@@ -311,3 +317,42 @@ def test_an_error_says_where_in_the_environments_code_it_was_raised(caplog, tmp_
     asyncio.run(write_rollouts(path, [("errored", group)], LetterRenderer().decode))
     written = [json.loads(line) for line in path.read_text().splitlines()]
     assert [line["trace"] for line in written] == [list(outcome.trace)] * 2
+
+
+def _exits(*_):
+    """Do as model-written code does that ends with exit()."""
+    raise SystemExit(3)
+
+
+class _Exits(Given):
+    async def rollout(self, task, policy):
+        return _exits()
+
+
+class _ExitsInGroup(GivenInGroup):
+    async def finish_group(self, task, outcomes):
+        return await asyncio.to_thread(_exits)
+
+
+@pytest.mark.parametrize("environment", [_Exits, _ExitsInGroup])
+def test_an_environment_that_exits_ends_its_rollout_only(environment):
+    async def outcome():
+        env, task = environment(), Task(id="t", messages=(), data={})
+        if environment is _Exits:
+            return await play_outcome(lambda: env.rollout(task, None), 60.0)
+        pending = [Outcome(reward=None, pending="1")]
+        return (await finished_outcomes(env, task, pending, [1], timeout=60.0))[0]
+
+    found = asyncio.run(outcome())
+    assert found.reward is None
+    assert "SystemExit: 3 (test_door.py:" in found.error
+
+
+def test_a_module_that_exits_is_named(tmp_path, monkeypatch):
+    (tmp_path / "exits.py").write_text("raise SystemExit(3)\n")
+    with pytest.raises(UsageError, match="SystemExit: 3"):
+        load_own_function(f"{tmp_path / 'exits.py'}:f", {}, setting="loss")
+    with pytest.raises(UsageError, match="SystemExit: 3"):
+        find_here(str(tmp_path / "exits.py"))
+    with pytest.raises(UsageError, match="SystemExit: 3"):
+        read_tasks(SimpleNamespace(name="exits", tasks=_exits), "train")

@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,11 +50,18 @@ def make_key(path: Path) -> Path:
 
 
 @contextmanager
-def sshd(folder: Path, *, port: int | None = None, key: Path | None = None) -> Iterator[Host]:
+def sshd(
+    folder: Path,
+    *,
+    port: int | None = None,
+    key: Path | None = None,
+    authorized: str | None = None,
+    more: Mapping[str, object] | None = None,
+) -> Iterator[Host]:
     """Serve until the context ends; then kill all processes started through the server."""
     folder.mkdir(parents=True, exist_ok=True)
     target = SshTarget(user="root", host="127.0.0.1", port=port or free_port())
-    host = configure(folder, target, key=key or folder / "user_key")
+    host = configure(folder, target, key=key or folder / "user_key", authorized=authorized, more=more)
     with (folder / "sshd.log").open("ab") as log:
         server = subprocess.Popen(
             [str(PROGRAM), "-D", "-e", "-f", folder / "sshd_config"], stderr=log, stdin=subprocess.DEVNULL
@@ -68,10 +75,17 @@ def sshd(folder: Path, *, port: int | None = None, key: Path | None = None) -> I
         kill_all_of(folder)
 
 
-def configure(folder: Path, target: SshTarget, *, key: Path, authorized: str | None = None) -> Host:
+def configure(
+    folder: Path,
+    target: SshTarget,
+    *,
+    key: Path,
+    authorized: str | None = None,
+    more: Mapping[str, object] | None = None,
+) -> Host:
     """Write what an ssh server needs: `sshd_config`, keys, a home, and a `shutdown` that only logs.
 
-    The holder of `key` or of the `authorized` public key may log in.
+    The holder of `key` or of the `authorized` public key may log in. `more` are variables of its sessions.
     """
     home = folder / "home"
     home.mkdir(exist_ok=True)
@@ -94,6 +108,7 @@ def configure(folder: Path, target: SshTarget, *, key: Path, authorized: str | N
         "BUCKEYE_HOME": SOFTWARE,
         "HF_HUB_OFFLINE": "1",
         "POD_OF": folder,
+        **(more or {}),
     }
     settings = " ".join(f"{name}={value}" for name, value in variables.items())
     (folder / "sshd_config").write_text(

@@ -121,6 +121,8 @@ def test_locked_versions_that_cannot_be_had_give_way_to_the_newest(tmp_path, wor
     python.parent.mkdir(parents=True)
     python.write_text(FAKE)
     python.chmod(0o755)
+    for name in ("uv", "uvx"):
+        python.with_name(name).write_text("")
     for name in ("layers", "new"):
         (tmp_path / name).mkdir()
     (tmp_path / "layers/buckeye-layers.pth").write_text("here")
@@ -137,6 +139,8 @@ def test_locked_versions_that_cannot_be_had_give_way_to_the_newest(tmp_path, wor
     ], done.stderr
     assert done.stderr.decode() == wording
     assert (tmp_path / "new/buckeye-layers.pth").read_text() == "here"
+    (programs,) = tmp_path.glob("software/environments-*/venv/bin")
+    assert {path.name for path in programs.iterdir()} == {"python", "uv", "uvx"}
 
 
 @needs_sshd

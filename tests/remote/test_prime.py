@@ -363,6 +363,17 @@ class TestAccount:
         account = prime_account({"PRIME_API_KEY": "env", "PRIME_API_BASE_URL": "http://127.0.0.1:8/api/v1"})
         assert (account.api_key, account.url) == ("env", "http://127.0.0.1:8")
 
+    def test_the_ssh_key_that_prime_stores_unasked_counts_only_where_it_is(self):
+        path = self.folder.parent / ".ssh" / "id_rsa"
+        self.write(api_key="file", ssh_key_path=str(path))
+        assert prime_account({}).ssh_key_path is None
+        assert prime_account({"PRIME_SSH_KEY_PATH": str(path)}).ssh_key_path == path
+        path.parent.mkdir()
+        path.write_text("")
+        assert prime_account({}).ssh_key_path == path
+        self.write(api_key="file", ssh_key_path="~/gone.pem")  # chosen, so that its absence is told
+        assert prime_account({}).ssh_key_path == self.folder.parent / "gone.pem"
+
     def test_the_file_env_is_read(self):
         (self.folder.parent / ".env").write_text("PRIME_API_KEY=dotenv\n")
         assert prime_account({}).api_key == "dotenv"

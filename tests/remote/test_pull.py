@@ -169,9 +169,32 @@ def test_links_arrive_as_links(run):
     assert os.readlink(run.here / "logs/x.stdout") == "attempt_1/x.stdout"
 
 
-@pytest.mark.parametrize(
-    "file", [["../x", 1, 1, None], ["/x", 1, 1, None], ["x", 0, 0, "../y"], ["x", 0, 0, "/y"]]
-)
+@pytest.mark.parametrize("target", ["/root/.cache/wandb/x.log", "../x.log", "attempt_1/../x.log", "x.log"])
+@pytest.mark.parametrize("name", ["logs/x.log", "wandb/run/logs/x.log", "checkpoints/step_1/x.json"])
+def test_a_link_to_anything_else_stays_there_and_keeps_nothing_from_coming_home(run, name, target):
+    """W&B makes one to its cache in every run that is offline."""
+    (run.there / name).parent.mkdir(parents=True)
+    (run.there / name).symlink_to(target)
+    (run.there / "metrics.jsonl").write_text("{}\n")
+    run.update(final=True)
+    assert (run.here / "metrics.jsonl").read_text() == "{}\n"
+    assert not (run.here / name).is_symlink()
+    assert [text for text in run.told if name in text]
+
+
+def test_what_trackers_write_comes_home(run):
+    for name in ("wandb/run/run.wandb", "tensorboard/events.out.tfevents.1", "trackio/p.db"):
+        (run.there / name).parent.mkdir(parents=True, exist_ok=True)
+        (run.there / name).write_text("numbers")
+    run.update(final=True)
+    assert sorted(path.parts[-2] for path in run.here.rglob("*") if path.is_file()) == [
+        "run",
+        "tensorboard",
+        "trackio",
+    ]
+
+
+@pytest.mark.parametrize("file", [["../x", 1, 1, None], ["/x", 1, 1, None]])
 def test_a_listing_that_leads_out_of_the_run_is_refused(file):
     with pytest.raises(RemoteError, match="leads out"):
         listing([["fine", 1, 1, None], file])

@@ -131,3 +131,26 @@ def test_vllm_that_does_not_work_is_told_and_not_used(there, fault, told, wordin
 def test_without_a_gpu_there_is_no_vllm(there):
     assert "buckeye:" not in there.do("vLLM")
     assert not (there.folder / "asked").exists()
+
+
+LAYERS = """#!/bin/sh
+case "$*" in
+  -m\\ venv*) mkdir -p "$4/bin"; cp "$0" "$4/bin/python" ;;
+  *purelib*) echo "$HOME" ;;
+  *attention_here*) echo "SDPA, as there is no GPU" ;;
+esac
+"""
+
+
+def test_the_environment_has_uv_and_says_which_attention_there_is(there):
+    (step,) = [one for one in steps() if one.title == "environment"]
+    (packages,) = set(re.findall(r"packages-\w+", step.script))
+    programs = there.root / packages / "bin"
+    programs.mkdir(parents=True)
+    for name, text in (("python", LAYERS), ("uv", ""), ("uvx", "")):
+        (programs / name).write_text(text)
+        (programs / name).chmod(0o755)
+    there.do("environment")
+    (venv,) = {path for path in there.root.glob("venv-*") if (path / "attention").exists()}
+    assert {path.name for path in (venv / "bin").iterdir()} == {"python", "uv", "uvx"}
+    assert (venv / "attention").read_text() == "SDPA, as there is no GPU\n"

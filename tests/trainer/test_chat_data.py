@@ -4,6 +4,7 @@ import json
 import shutil
 
 import pytest
+from transformers import AutoTokenizer
 
 from buckeye.errors import UsageError
 from buckeye.trainer.data.chat_data import ChatFile, ChatFormat
@@ -94,6 +95,37 @@ def test_the_header_of_a_reply_is_context_whatever_the_template_makes_of_the_fla
     assert _plain(cut.samples(_messages("a", "b", "c", "d"))) == _plain(
         chat.samples(_messages("a", "b", "c", "d"))
     )
+
+
+_NEXT_ROLE_ENDS_A_TURN = (
+    "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+def test_a_reply_whose_template_writes_no_end_learns_the_tokenizers(with_template):
+    chat = with_template(_NEXT_ROLE_ENDS_A_TURN)
+    first, second = chat.samples(_messages("a", "b", "c", "d"))  # no prompt has the end of a turn before it
+    assert chat.tokenizer.decode(first.token_ids) == "<|user|>a<|assistant|>b<|im_end|>"
+    assert (
+        chat.tokenizer.decode(second.token_ids) == "<|user|>a<|assistant|>b<|user|>c<|assistant|>d<|im_end|>"
+    )
+    assert _trained(second, chat.tokenizer) == ["d<|im_end|>"]
+
+
+def test_a_reply_that_the_next_role_ends_learns_that_token(tiny_model, tmp_path):
+    folder = shutil.copytree(tiny_model, tmp_path / "model")
+    (folder / "chat_template.jinja").write_text(_NEXT_ROLE_ENDS_A_TURN)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|user|>", "<|assistant|>"]})
+    tokenizer.save_pretrained(folder)
+    ends = [tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("<|user|>")]
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
+    chat = ChatFormat(str(folder))
+    (sample,) = chat.samples(_messages("a", "b", "c", "d"))
+    assert _trained(sample, chat.tokenizer) == ["b<|user|>", "d<|im_end|>"]
+    text = chat.tokenizer.decode(sample.token_ids)
+    assert text == "<|user|>a<|assistant|>b<|user|>c<|assistant|>d<|im_end|>"
 
 
 @pytest.mark.parametrize(
@@ -298,6 +330,21 @@ def test_an_empty_reply_of_weight_0_is_context(chat, tmp_path):
     conversation["messages"][1]["weight"] = 0
     data = ChatFile(_write(tmp_path / "d.jsonl", json.dumps(conversation)), chat, seed=0, seq_len=99)
     assert _trained(data.all()[0], chat.tokenizer) == ["c<|im_end|>"]
+
+
+@pytest.mark.parametrize("seed", [-1, -(2**80), 2**80])
+def test_any_seed_gives_an_order(chat, tmp_path, seed):
+    lines = [json.dumps(_messages("a", f"b{number}")) for number in range(5)]
+    path = _write(tmp_path / "d.jsonl", *lines)
+    data = ChatFile(path, chat, seed=seed, seq_len=64)
+    assert len({sample.token_ids.tobytes() for sample in data.take(0, 5)}) == 5
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_a_file_may_begin_with_a_byte_order_mark(chat, tmp_path, end):
+    path = tmp_path / "d.jsonl"
+    path.write_bytes(f"\ufeff{json.dumps(_messages('a', 'b'))}{end}".encode())
+    assert len(ChatFile(path, chat, seed=0, seq_len=64)) == 1
 
 
 def test_missing_and_empty_files(chat, tmp_path, refusal):

@@ -8,6 +8,7 @@ import torch
 from transformers import Qwen3Config
 
 from buckeye.trainer.data.packing import pack_micro_batch
+from buckeye.trainer.model import attention
 from buckeye.trainer.model.attention import packed_attention
 from buckeye.trainer.model.policy import load_policy
 
@@ -101,3 +102,13 @@ def test_torch_takes_these_arguments(window):
     assert output.shape == (1, tokens, 4, 64)
     assert query.grad.shape == query.shape
     assert key.grad.shape == value.grad.shape == key.shape
+
+
+@pytest.mark.parametrize(
+    ("gpu", "flash", "words"), [(False, False, "SDPA"), (True, True, "flash"), (True, False, "SDPA")]
+)
+def test_the_attention_of_a_machine_has_a_name(monkeypatch, gpu, flash, words):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
+    monkeypatch.setattr(attention, "flash_available", lambda device: flash)
+    assert attention.attention_here().startswith(words)

@@ -5,7 +5,11 @@ import shutil
 import pytest
 import torch
 
+from buckeye.config.trainer import LoRAConfig
 from buckeye.trainer.model import policy as model
+from buckeye.trainer.model.adapter_files import save_adapter
+from buckeye.trainer.model.lora import add_adapter
+from buckeye.trainer.output.export import read_tokenizer_files
 from buckeye.trainer.output.release import Passages, write_model
 
 
@@ -16,3 +20,20 @@ def test_a_model_that_is_trained_in_bfloat16_is_exported(tmp_path, tiny_model, m
     verified = write_model(tmp_path / "state", tmp_path / "out", dtype=dtype, passages=Passages())
     assert verified.dtype == (dtype or "float32")
     assert verified.divergence < (1e-3 if dtype else 1e-6)
+
+
+def test_every_chat_template_of_a_model_goes_with_it(tmp_path, tiny_model):
+    """transformers takes the one for conversations with tools from a folder of its own."""
+    model_folder = shutil.copytree(tiny_model, tmp_path / "state" / "model")
+    written = model_folder / "additional_chat_templates" / "tool_use.jinja"
+    written.parent.mkdir()
+    written.write_text("with tools")
+    (model_folder / "additional_chat_templates" / "notes.txt").write_text("of no use")
+    write_model(tmp_path / "state", tmp_path / "out", dtype=None, passages=Passages())
+    folder = tmp_path / "out" / "additional_chat_templates"
+    assert [(file.name, file.read_text()) for file in folder.iterdir()] == [("tool_use.jinja", "with tools")]
+    files = read_tokenizer_files(str(tmp_path / "out"))
+    policy = model.load_policy(str(tiny_model), torch.device("cpu"), compute_dtype="float32")
+    add_adapter(policy.model, LoRAConfig(rank=2), base=str(tiny_model), frozen_dtype=torch.float32)
+    save_adapter(policy.model, files, tmp_path / "adapter", tensors={})
+    assert read_tokenizer_files(str(tmp_path / "adapter")) == files

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from buckeye.errors import UsageError
+from buckeye.errors import FOREIGN_ERRORS, UsageError
 
 
 def load_own_function(import_path: str, kwargs: Mapping[str, Any], *, setting: str) -> Callable[..., Any]:
@@ -65,7 +65,7 @@ def _load(import_path: str) -> Callable[..., Any]:
     source, _, name = import_path.rpartition(":")
     try:
         module = _from_file(Path(source)) if source.endswith(".py") else importlib.import_module(source)
-    except Exception as error:
+    except FOREIGN_ERRORS as error:
         raise UsageError(f"{source} cannot be imported ({type(error).__name__}: {error}).") from error
     function = getattr(module, name, None)
     if not callable(function):

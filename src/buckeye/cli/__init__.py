@@ -1,1 +1,1 @@
-"""Parse, call, print. What a program would want to call lies below."""
+"""The command line: parse, call, print. Logic that a program would call is in the rooms below."""

@@ -1,4 +1,4 @@
-"""`buckeye auth`: which keys are known and from where, and a place to put one."""
+"""`buckeye auth`: show which keys are set and where, and store one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The code of every command, imported when the command runs."""
+"""The functions of all commands; a command's module is imported when the command runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Functions = Mapping[str, Any]
 
 
 def function_of(words: str) -> Callable[..., Any]:
-    """Load the function of a command, by its words in the tree."""
+    """Return the function of a command, by its words in the tree."""
     return _MODULES[words]()[words]  # type: ignore[no-any-return]
 
 
@@ -217,4 +217,4 @@ _MODULES: dict[str, Callable[[], Functions]] = {
     "worker trainer": _worker,
     "worker orchestrator": _worker,
 }
-"""What loads the functions of a command's module."""
+"""Loaders of each command's module, by the command's words; each returns the functions of the module."""

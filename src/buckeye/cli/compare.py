@@ -1,4 +1,4 @@
-"""`buckeye rl compare`: two runs beside each other."""
+"""`buckeye rl compare`: two runs side by side."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from buckeye.analysis.comparison.differences import Difference
 
 _NAMED = "A run's directory, name or id."
-_LONGEST = 60  # characters of a setting
+_LONGEST = 60  # maximum characters of a setting
 
 
 def compare_runs(
@@ -57,7 +57,7 @@ def _table(title: str, rows: Sequence[Difference]) -> Iterator[str]:
 
 
 def _value(value: Any) -> str:
-    if isinstance(value, str):  # of a path the end says more
+    if isinstance(value, str):  # the end of a path is more informative than its beginning
         return value if len(value) <= _LONGEST else f"...{value[3 - _LONGEST :]}"
     text = "-" if value is None else json.dumps(value)
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."

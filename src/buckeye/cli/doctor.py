@@ -1,4 +1,4 @@
-"""`rl doctor [CONFIG]`: look at the machine and at a configuration before anything is started."""
+"""`rl doctor [CONFIG]`: check the machine and a configuration before anything is started."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def doctor(words: list[str]) -> int:
 
 
 def doctor_text(checks: Sequence[Check], *, width: int) -> str:
-    """A line a check, what to do under it, the figures of memory and of what went wrong, and a sum."""
+    """Return the checks as text: results, remedies, figures of memory and of problems, and totals."""
     name_width = max(len(check.name) for check in checks)
     lines = []
     for check in checks:
@@ -85,7 +85,7 @@ def _wrapped(start: str, text: str, width: int) -> list[str]:
 
 
 def _own_flags(words: Sequence[str]) -> tuple[list[str], bool, int]:
-    """The words of the configuration; whether `--json` is among the others; the number after `--sample`."""
+    """Return the args of the configuration, True if `--json` was given, and the value of `--sample`."""
     rest, sample = [], 0
     pending = iter(words)
     for word in pending:

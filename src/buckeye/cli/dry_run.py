@@ -1,7 +1,6 @@
-"""`rl --dry-run`: whether a run is started or only shown; the plan, the resolved configuration, and warnings
-about what a real start would need.
+"""`rl --dry-run`: show the plan, the resolved configuration, and warnings about what a start would need.
 
-Writes nothing, needs no network and no GPU.
+A dry run writes nothing and needs no network and no GPU.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ def describe(config: RLConfig, command: Sequence[str]) -> tuple[str, list[str]]:
 
 
 def _plan(config: RLConfig, model_path: Path | None) -> RolePlan:
-    """Plan the run, with the devices that it asks for: a check reports those that are absent."""
+    """Plan the run as if all its GPUs were present; a separate check reports missing ones."""
     machine, ports = this_machine(), AnyPorts()
     try:
         return make_plan(config, machine, model_path=model_path, ports=ports)
@@ -48,7 +47,7 @@ def _plan(config: RLConfig, model_path: Path | None) -> RolePlan:
 
 
 def plan_table(plan: RolePlan, output_dir: Path) -> str:
-    """The processes of a plan as aligned plain text."""
+    """Return the processes of a plan as aligned text."""
     device = "GPU" if plan.on_gpu else "CPU slot"
     several = any(role.node for role in plan.roles)
     rows: list[tuple[str, ...]] = [("process", *(("node",) if several else ()), "devices", "port", "log")]
@@ -78,7 +77,7 @@ _FOR_CHILDREN = {"HF_HUB_OFFLINE": "1", "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 def carry_out(config: RLConfig, *, show: Callable[[], None], start: Callable[[], int]) -> int:
-    """`start` the run, here or elsewhere; with --dry-run only `show` what that would do. The exit code."""
+    """Call `start`, or with --dry-run only `show`; return the exit code."""
     if not config.dry_run:
         return start()
     with nothing_written():
@@ -88,7 +87,7 @@ def carry_out(config: RLConfig, *, show: Callable[[], None], start: Callable[[],
 
 
 def show_described(text: str, warnings: Iterable[str]) -> None:
-    """Print what would be started, and what is in its way."""
+    """Print the plan on stdout, and what would prevent or hinder a start as warnings."""
     print(text)
     for warning in warnings:
         print(f"warning: {warning}", file=sys.stderr)
@@ -96,8 +95,7 @@ def show_described(text: str, warnings: Iterable[str]) -> None:
 
 @contextmanager
 def nothing_written() -> Iterator[None]:
-    """Look around without a trace: Python writes no compiled modules beside those of the user, and nothing is
-    fetched into the cache of the Hugging Face hub."""
+    """Run the block without leaving files: no compiled Python modules, no downloads into the hub's cache."""
     bytecode, variables = sys.dont_write_bytecode, dict(os.environ)
     offline = _set_offline(True)
     sys.dont_write_bytecode = True
@@ -113,7 +111,7 @@ def nothing_written() -> Iterator[None]:
 
 
 def _set_offline(value: bool) -> bool:
-    """Tell the hub's library, which reads its variable only once; returns what it had read."""
+    """Set the offline flag of the hub's library, which reads its variable only once; return the old value."""
     constants = sys.modules.get("huggingface_hub.constants")
     before = bool(getattr(constants, "HF_HUB_OFFLINE", os.environ.get("HF_HUB_OFFLINE") == "1"))
     if constants is not None:

@@ -1,4 +1,4 @@
-"""What commands on environments share: the variables that one is given, and tables."""
+"""Options and tables that the commands on environments share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from buckeye.base.columns import aligned
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print columns under their names on stdout."""
+    """Print rows on stdout, under a header, in aligned columns."""
     print(aligned([header, *rows]))
 
 
@@ -26,5 +26,5 @@ Variables = Annotated[
 
 
 def variable_names(given: Sequence[str] | None) -> list[str]:
-    """The names of all `--variables`."""
+    """Return the names in all `--variables` options."""
     return [name.strip() for names in given or () for name in names.split(",") if name.strip()]

@@ -1,4 +1,4 @@
-"""`buckeye env check`: what an environment's rewards are worth."""
+"""`buckeye env check`: check if the rewards of an environment are reliable."""
 
 from __future__ import annotations
 

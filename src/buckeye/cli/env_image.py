@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -85,9 +84,11 @@ def env_push(
 
 
 def push_if_needed(images: Sequence[str], *, asks: bool, yes: bool) -> None:
-    """Have the image of this folder's lock file in a registry if the tasks act on it: another machine has
-    nothing else. Raises UsageError for one that is only here and that nobody wants to push, or that has no
-    registry in its name."""
+    """Push the image of this folder's lock file if the tasks use it and it was not pushed since its build.
+
+    Another machine can only get it from a registry. Raises UsageError if the user declines the push, or if
+    the image's name has no registry.
+    """
     from buckeye.mcp.tasks.lock import lock_in
 
     lock = lock_in(Path())
@@ -98,18 +99,11 @@ def push_if_needed(images: Sequence[str], *, asks: bool, yes: bool) -> None:
                 "cannot get it. Push it under another name, and put that name into the tasks (Mcp-Image)\n"
                 f"  buckeye env push --image REGISTRY/ORG/{image}"
             )
-        if lock is None or lock.image_name.tagged != image or not _is_newer(lock.built_at, lock.pushed_at):
+        if lock is None or not lock.has_unpushed(image):
             continue
         if not yes and not (asks and confirm(f"\n{image} was built here and not pushed since. Push it?")):
             raise UsageError(f"{image} was built here and not pushed since. Type\n  buckeye env push")
         env_push()
-
-
-def _is_newer(built: str | None, pushed: str | None) -> bool:
-    """Whether something was built, and not pushed afterwards."""
-    if built is None or pushed is None:
-        return built is not None
-    return datetime.fromisoformat(built).timestamp() > datetime.fromisoformat(pushed).timestamp()
 
 
 COMMANDS = {"env build": env_build, "env push": env_push}

@@ -1,4 +1,4 @@
-"""How a command ends: the exit code, and one message for a person instead of a traceback."""
+"""The end of a command: its exit code, and one error message for the user instead of a traceback."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from buckeye.errors import DEBUG_VARIABLE, BuckeyeError, UsageError
 
 
 def run_command(command: Callable[[], int | None]) -> None:
-    """Run a command and exit: 0, 1 for a failure, 2 for wrong usage, 130 for Ctrl-C. `--debug` (or
-    BUCKEYE_DEBUG=1) adds the traceback."""
+    """Run a command and exit: 0, 1 for a failure, 2 for wrong usage, 130 for Ctrl-C.
+
+    `--debug` (or BUCKEYE_DEBUG=1) adds the traceback to an error.
+    """
     take_secrets()
     raise_open_files_limit()
     _prepare_streams()
@@ -28,7 +30,7 @@ def run_command(command: Callable[[], int | None]) -> None:
         code = _report(str(error), error.exit_code)
     except KeyboardInterrupt:
         code = _report("interrupted", 130)
-    except BrokenPipeError:  # `| head` closed the pipe: not an error, and nothing more can be written
+    except BrokenPipeError:  # `| head` closed the pipe: this is not an error, and further output is lost
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
     except Exception as error:
@@ -39,7 +41,7 @@ def run_command(command: Callable[[], int | None]) -> None:
 
 
 def _carry_out(command: Callable[[], int | None]) -> int | None:
-    """Carry out a command. One that needs an extra which is not installed is a UsageError that says which."""
+    """Run a command; turn the import error of a missing extra into a UsageError that names it."""
     try:
         return command()
     except ModuleNotFoundError as error:
@@ -52,8 +54,11 @@ def _carry_out(command: Callable[[], int | None]) -> int | None:
 
 
 def run_typer(app: Callable[..., Any], argv: Sequence[str] | None, program: str) -> int:
-    """Carry out a command of a typer application; returns its exit code. What is wrong with the words is a
-    UsageError with the help to look at; an answer refused with Ctrl-C or Ctrl-D is a KeyboardInterrupt."""
+    """Run a command of a typer application and return its exit code.
+
+    Invalid args raise UsageError with a hint at the help. A prompt aborted with Ctrl-C or Ctrl-D raises
+    KeyboardInterrupt.
+    """
     from typer import Abort, TyperException
 
     try:
@@ -62,12 +67,12 @@ def run_typer(app: Callable[..., Any], argv: Sequence[str] | None, program: str)
         raise KeyboardInterrupt from None
     except TyperException as error:
         said = error.format_message() if hasattr(error, "format_message") else str(error)
-        if type(error).__name__ == "NoArgsIsHelpError":  # what it says is the help
+        if type(error).__name__ == "NoArgsIsHelpError":  # its message is the help
             print(said, file=sys.stderr)
             return 2
         if type(error).__name__ == "NoSuchOption":
             said = _unknown_option(error)
-        said = said.replace(": Value error, ", ": ")  # as pydantic puts it before what typer says of a choice
+        said = said.replace(": Value error, ", ": ")  # pydantic's prefix, which means nothing to users
         context = getattr(error, "ctx", None)
         where = context.command_path if context is not None else program
         sentence = f"{said.rstrip('.')}." if not said.rstrip(".").endswith("?") else said.rstrip(".")
@@ -75,7 +80,7 @@ def run_typer(app: Callable[..., Any], argv: Sequence[str] | None, program: str)
 
 
 def _unknown_option(error: Any) -> str:
-    """Return the message for an option that a command does not have, with those that may be meant."""
+    """Return the message for an unknown option, with similar options as suggestions."""
     from buckeye.config.problems import closest, dataset_name, did_you_mean
 
     params, name = error.ctx.command.params, error.option_name.lstrip("-")
@@ -88,7 +93,7 @@ def _unknown_option(error: Any) -> str:
 
 
 def take_debug_flag(argv: list[str]) -> list[str]:
-    """Remove `--debug` and remember it for this process and its children. What follows `--` is not ours."""
+    """Remove `--debug` and remember it for this process and its children. Args after `--` are not changed."""
     end = argv.index("--") if "--" in argv else len(argv)
     if "--debug" in argv[:end]:
         os.environ[DEBUG_VARIABLE] = "1"
@@ -96,9 +101,11 @@ def take_debug_flag(argv: list[str]) -> list[str]:
 
 
 def _prepare_streams() -> None:
-    """Let any text be printed, and give this process the standard streams that it was started without. Else
-    the next file that is opened takes the number of one of them, and what a child prints goes into that
-    file."""
+    """Make the standard streams usable: open missing ones, and accept text in any encoding.
+
+    Without stdin, stdout or stderr, the next opened file would get its descriptor, and the output of child
+    processes would go into that file.
+    """
     for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         if getattr(sys, name) is None:
             opened = os.open(os.devnull, os.O_RDWR)
@@ -108,11 +115,11 @@ def _prepare_streams() -> None:
             setattr(sys, name, os.fdopen(number, mode, encoding="utf-8", closefd=False))
         stream = getattr(sys, name)
         if mode == "w" and isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # what the terminal's encoding has no sign for
+            stream.reconfigure(errors="backslashreplace")  # for characters that the encoding does not have
 
 
 def _unforeseen(error: Exception) -> str:
-    """What to say of an error that is none of Buckeye's: a full disk, or a defect."""
+    """Return the message for an error that is not Buckeye's: a full disk, or a bug."""
     from buckeye.base.disk import disk_is_full
 
     if disk_is_full(error):

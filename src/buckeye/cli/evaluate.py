@@ -1,4 +1,4 @@
-"""`buckeye eval`: any environment with any model, local or behind an OpenAI-compatible address."""
+"""`buckeye eval`: run any environment with any model, local or behind an OpenAI-compatible URL."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def evaluate(
         temperature=temperature,
         top_p=top_p,
         max_tokens=max_tokens,
-        seed=seed if base_url is None else None,  # not every server knows the field
+        seed=seed if base_url is None else None,  # some servers reject this field
     )
     with status_line("loading") as show:
         request = EvalRequest(
@@ -95,7 +95,7 @@ def evaluate(
 
 
 def _text(report: EvalReport) -> str:
-    """The figures as aligned text."""
+    """Return the figures as aligned text."""
     figures, settings = report.figures, report.settings
     lines = [f"{settings['env']} ({settings['split']}) with {settings['model']}", ""]
     rows = [(name, f"{f.value:.4f}", f"[{f.low:.4f}, {f.high:.4f}]") for name, f in figures.figures.items()]

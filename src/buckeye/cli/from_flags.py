@@ -1,4 +1,4 @@
-"""`buckeye rl --config ... --dataset ...`: from the parts of a run to its configuration, and on."""
+"""`buckeye rl --config ... --dataset ...`: make a configuration from the parts of a run, and start it."""
 
 from __future__ import annotations
 
@@ -36,9 +36,11 @@ from buckeye.launch.preflight.devices import parse_gpus
 from buckeye.launch.preflight.disk import estimate_disk
 from buckeye.mcp.config import load_gym_config
 from buckeye.mcp.environment import McpEnvironment
+from buckeye.mcp.grading.of_task import check_graded
 from buckeye.mcp.tasks.dataset import images_of
 from buckeye.mcp.tasks.trust import ask_for_trust, read_taskset, uses_of
 from buckeye.run_files.directory import RUN_FILE, files_of_a_run, is_in_use, is_unstarted, locked, put_aside
+from buckeye.run_files.known_runs import read_elsewhere
 from buckeye.setup.recipe.compose import RUN_CONFIG, Recipe, run_text
 from buckeye.setup.recipe.flags import TrainFlags, Words
 from buckeye.setup.recipe.model import model_facts, refuse_hosted
@@ -52,7 +54,10 @@ Start = Callable[[RLConfig, list[str]], int]
 
 
 def run_of_parts(words: Words, start: Start) -> int:
-    """Find or make the parts, show the plan, write the configuration, and `start` it; the exit code."""
+    """Find or make the parts, show the plan, write the configuration, and `start` it.
+
+    Returns the exit code.
+    """
     words.check_for_parts()
     with nothing_written() if words.flags.dry_run else nullcontext():
         return _run_of_parts(words, words.flags, start)
@@ -64,9 +69,9 @@ def _run_of_parts(words: Words, flags: TrainFlags, start: Start) -> int:
         dataset = flags.dataset or next(iter(found.datasets), "tasks.json")
         config = flags.config or next(iter(found.configs), Path("configs/my-env.yaml"))
         refuse_hosted(flags.model, dataset=dataset, config=str(config))
-    place = _place(flags)  # what cannot be is said before anything is asked or looked at
+    place = _place(flags)  # raises before any question or search, if the machine is impossible
     search = Search(flags=flags, found=found, asks=can_ask(yes=flags.yes, as_json=flags.as_json))
-    config = find_config(search)  # each needs the one before
+    config = find_config(search)  # each part depends on the previous one
     try:
         dataset = find_dataset(search, config)
     except StarterWrittenError as written:
@@ -105,7 +110,8 @@ def _plan(words: Words, flags: TrainFlags, place: Place, file: Path, dataset: st
     tasks, held_out = read_taskset(dataset, checked=False)
     if not tasks:
         raise UsageError(f"{dataset} has no tasks to train on: all {len(held_out)} are held out")
-    McpEnvironment(gym, {"train": tasks, "eval": held_out})  # refuses what no rollout could be run with
+    check_graded(tasks + held_out, gym)
+    McpEnvironment(gym, {"train": tasks, "eval": held_out})  # raises if no rollout could run
     model, evaluated = model_facts(name), [] if flags.no_eval else held_out
     layout, on_gpu = place.layout(model.parameters), place.gpus is not None
     environment = str(gym.job.metadata.get("environment") or gym.job.name or file.stem)
@@ -141,8 +147,10 @@ def _plan(words: Words, flags: TrainFlags, place: Place, file: Path, dataset: st
 
 
 def _wandb_project(words: Words, environment: str) -> str | None:
-    """Return the project in Weights & Biases if its key is known; None if the run is logged elsewhere, or
-    `--no-wandb` is set."""
+    """Return the project in Weights & Biases if its key is set.
+
+    Returns None if the run uses another tracker, or with `--no-wandb`.
+    """
     if words.flags.no_wandb or words.logs_itself or not key("WANDB_API_KEY"):
         return None
     if not words.flags.remote and find_spec("wandb") is None:
@@ -153,8 +161,7 @@ def _wandb_project(words: Words, environment: str) -> str | None:
 
 
 def _output(asked: Path | None, name: str) -> Path:
-    """Where the run goes: a folder that no run is in. Raises UsageError for one that was asked for and is
-    taken."""
+    """Return an unused folder for the run. Raises UsageError if the requested folder is in use."""
     if asked is not None:
         _refuse_taken(asked)
         return asked
@@ -187,7 +194,7 @@ def _loaded(text: str, *, dry_run: bool) -> RLConfig:
     with tempfile.TemporaryDirectory(prefix="buckeye-rl-") as folder:
         file = Path(folder, RUN_CONFIG)
         file.write_text(text, encoding="utf-8")
-        in_it = re.compile(re.escape(str(file)) + r"(:\d+)?")  # a temporary file, of no use to the user
+        in_it = re.compile(re.escape(str(file)) + r"(:\d+)?")  # temporary, so useless to users
         try:
             config, warnings = load_with_warnings(RLConfig, ["@", str(file), f"--dry-run={dry_run}".lower()])
         except ConfigError as error:
@@ -198,7 +205,7 @@ def _loaded(text: str, *, dry_run: bool) -> RLConfig:
 
 
 def _show_rest(plan: Plan, place: Place, flags: TrainFlags) -> None:
-    """What is shown beside the plan if nothing is started."""
+    """Show the parts of the plan that matter only if nothing is started."""
     if place.remote and not flags.as_json and not flags.quiet:
         print()
         show_remote(plan.recipe.file, plan.config, flags)
@@ -222,19 +229,21 @@ def _begin(plan: Plan, place: Place, flags: TrainFlags, start: Start, *, asks: b
     write_file(file, plan.text)
     if not flags.quiet:
         print(f"{file}: written; it starts this run again: buckeye rl @ {file}", file=sys.stderr)
-    if place.remote:
-        return start_remote(file, flags)
     try:
+        if place.remote:
+            return start_remote(file, flags)
         return start(plan.config, ["buckeye", "rl", "@", str(file)])
-    except (BuckeyeError, KeyboardInterrupt):
-        _take_back(file)
+    except (BuckeyeError, KeyboardInterrupt) as error:
+        if not place.remote or isinstance(error, UsageError):  # else a message names the file, to go on
+            _take_back(file)
         raise
 
 
 def _take_back(file: Path) -> None:
     """Remove the file that was written for a run that did not begin, so that the next try does not find its
-    folder taken."""
-    if files_of_a_run(file.parent):
+    folder taken. A job elsewhere has begun, whatever of it is here."""
+    away = read_elsewhere(file.parent)
+    if files_of_a_run(file.parent) or (away is not None and away.job is not None):
         return
     file.unlink(missing_ok=True)
     with suppress(OSError):  # there is something else in it

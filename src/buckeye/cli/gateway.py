@@ -1,4 +1,4 @@
-"""`buckeye gateway`: environments behind one MCP address."""
+"""`buckeye gateway`: environments behind one MCP URL."""
 
 from __future__ import annotations
 

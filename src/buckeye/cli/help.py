@@ -1,4 +1,4 @@
-"""Pages of help, no wider than the terminal. Imports the standard library alone, so that help is fast."""
+"""Help pages, no wider than the terminal. Imports only the standard library, so that help is fast."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LAST_OF_ROOT = "; --help-all lists all; --debug, --version"
 
 
 def show_group(group: str, program: str) -> None:
-    """Print the page of a group of commands; "" is the root. `program` is what the user typed."""
+    """Print the page of a command group; "" is the root. `program` is the name that the user typed."""
     width = _width()
     print(_styled(f"usage: {program} COMMAND ...", _BOLD))
     if not group:
@@ -40,7 +40,7 @@ def _group_lines(group: str, width: int) -> Iterator[str]:
     listed = {name for names in titles.values() for name in names}
     titles["More" if titles else ""] = tuple(name for name in shown if name not in listed)
     room = max(map(len, shown))
-    alongside = width >= _TITLES_ALONGSIDE_FROM  # else titles have their own lines
+    alongside = width >= _TITLES_ALONGSIDE_FROM  # otherwise titles are on their own lines
     left = max(map(len, titles)) + 2 if alongside and len(titles) > 1 else 2
     most = max(_NARROWEST_TEXT, width - left - room - 2)
     for title, names in titles.items():
@@ -53,8 +53,10 @@ def _group_lines(group: str, width: int) -> Iterator[str]:
 
 
 def show_page(usage: str, text: str, parts: Mapping[str, Rows], last: str = "") -> None:
-    """Print a page on stdout: `usage` and `text`, rows of a name and its meaning under their titles, `last`.
-    Titles without rows are left out; paragraphs are folded, but for indented ones."""
+    """Print a page on stdout: `usage`, `text`, rows of names and meanings under their titles, and `last`.
+
+    Titles without rows are left out. Paragraphs are wrapped, except indented ones.
+    """
     width = _width()
     for call in usage.splitlines():
         folded = wrap(call, width, subsequent_indent=" " * 9, replace_whitespace=False)
@@ -76,7 +78,7 @@ def _print_paragraphs(text: str, width: int) -> None:
 
 
 def _lines(rows: Rows, width: int) -> Iterator[str]:
-    widest = width // 2 - 2  # longer names have their meaning below them
+    widest = width // 2 - 2  # the meaning of a longer name is on the next line
     longest = max((len(name) for name, _ in rows if len(name) <= widest), default=0)
     left = min(longest + 4, max(width - _NARROWEST_COLUMN, 6))
     for name, meaning in rows:
@@ -92,6 +94,6 @@ def _width() -> int:
 
 
 def _styled(text: str, code: str) -> str:
-    """Return `text` in a style of the terminal, where stdout is one."""
+    """Return `text` in a terminal style if stdout is a terminal, else unchanged."""
     plain = not sys.stdout.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
     return text if plain or not text.strip() else f"\x1b[{code}m{text}\x1b[0m"

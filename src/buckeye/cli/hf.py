@@ -1,4 +1,4 @@
-"""`buckeye hf`: a file of tasks as a dataset, on the Hugging Face hub or in a folder."""
+"""`buckeye hf`: publish a file of tasks as a dataset, on the Hugging Face hub or in a folder."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ def hf(
     splits = split_tasks(found, split)
     folder = output or (None if push else Path(name))
     counts = ", ".join(f"{len(part)} {which}" for which, part in splits.items())
-    typer.echo(f"{path}: {len(found)} tasks ({counts})")
+    typer.echo(f"{path}: {_tasks(len(found))} ({counts})")
     if inferred:
-        typer.echo(f"mcp_config of {inferred} tasks: {lock.image if lock else ''} (from {lock_file})")
+        typer.echo(f"mcp_config of {_tasks(inferred)}: {lock.image if lock else ''} (from {lock_file})")
     if split and len(splits) == 1:
         typer.echo(f"warning: --split {split:g} put no task into test: there are few tasks", err=True)
     if dry_run:
@@ -78,7 +78,7 @@ def hf(
 def _made(
     name: str, splits: dict[str, list[McpTask]], folder: Path | None, *, private: bool, push: bool, yes: bool
 ) -> str | None:
-    """Write the dataset, push it if asked to, and return its address on the hub."""
+    """Write the dataset, push it if requested, and return its URL on the hub, else None."""
     from buckeye.mcp.tasks.dataset import files_of_dataset, write_dataset
 
     repository = DatasetRepository(name, private=private) if push else None
@@ -108,8 +108,12 @@ def _usual_file() -> Path:
     )
 
 
+def _tasks(count: int) -> str:
+    return f"{count} task{'' if count == 1 else 's'}"
+
+
 def _lock_file(tasks: Path) -> Path | None:
-    """The lock file beside the tasks, else the one where we are."""
+    """Return the lock file next to the tasks, or in the working directory, or None."""
     from buckeye.mcp.tasks.lock import LOCK_FILE
 
     return next((path for path in (tasks.parent / LOCK_FILE, Path(LOCK_FILE)) if path.is_file()), None)
@@ -125,7 +129,7 @@ def _tell(name: str, folder: Path | None, lock_file: Path | None, *, push: bool)
 
 
 def _check_folder(folder: Path, *, yes: bool) -> None:
-    """Refuse to replace anything but a dataset, and that only with consent."""
+    """Raise UsageError unless the folder is new, or is a dataset that the user agrees to replace."""
     if not folder.exists():
         return
     if not folder.is_dir():
@@ -149,7 +153,7 @@ def _agree(repository: DatasetRepository, *, yes: bool) -> None:
 
 
 def _confirmed(question: str) -> bool:
-    """Whether a person at a terminal agrees; False where there is none."""
+    """Return True if a user at a terminal agrees; False without a terminal."""
     return sys.stdin.isatty() and sys.stdout.isatty() and typer.confirm(question)
 
 
@@ -167,11 +171,11 @@ _NAME = re.compile(r"[A-Za-z0-9][\w.\-]*/[A-Za-z0-9][\w.\-]*", re.ASCII)
 
 
 class DatasetRepository:
-    """The dataset repository `org/name`, which may not exist yet. `files` are those in it, None if it does
-    not exist; `private` is what it is, or will be.
+    """The dataset repository `org/name`, which may not exist yet.
 
-    Raises UsageError without a token, and for a public one where a private one is asked for; RunError if the
-    hub does not answer.
+    `files` are its files, or None if it does not exist. `private` is its visibility, current or future.
+    Raises UsageError without a token, and if an existing repository is public but a private one is requested;
+    RunError if the hub does not answer.
     """
 
     def __init__(self, name: str, *, private: bool) -> None:
@@ -197,15 +201,17 @@ class DatasetRepository:
 
     @property
     def visibility(self) -> str:
-        """Who will see what is pushed."""
+        """Text that describes who will see the dataset."""
         kind = "private" if self.private else "public"
         if self.files is not None:
             return f"there already, {kind}"
         return f"new, {kind}" + ("" if self.private else "; --private changes that")
 
     def push(self, folder: Path) -> str:
-        """Upload the folder in one commit, create the repository if need be, and return the address. Data
-        files that are not in the folder are removed."""
+        """Upload the folder in one commit, creating the repository if necessary; return its URL.
+
+        Data files that are not in the folder are removed from the repository.
+        """
         try:
             url = self._api.create_repo(self.name, repo_type="dataset", private=self.private, exist_ok=True)
             self._api.upload_folder(
@@ -215,7 +221,7 @@ class DatasetRepository:
                 commit_message="Tasks written by Buckeye",
                 delete_patterns=["data/*.parquet", "files/*.tar.gz"],
             )
-        except Exception as error:  # network, rights, quota: one message whatever the library raises
+        except Exception as error:  # network, permissions, quota: the hub's errors vary
             raise RunError(
                 f"pushing to {self.name} failed: {_reason(error)}\nThe same command tries it again."
             ) from error
@@ -240,7 +246,7 @@ class DatasetRepository:
 
 
 def check_name(name: str, *, push: bool) -> None:
-    """Raises UsageError for a name that the hub would refuse, or that names no folder."""
+    """Raise UsageError for a name that the hub would reject, or that is not a valid folder name."""
     if push and not _NAME.fullmatch(name):
         raise UsageError(
             f"--name {name}: write the name of a dataset on the hub as ORG/NAME, or add --no-push"

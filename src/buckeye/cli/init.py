@@ -1,4 +1,4 @@
-"""`buckeye rl init`: the configuration of an environment, written from what it announces, and tried."""
+"""`buckeye rl init`: write the configuration of an environment from its tools, and try it."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def init(
 
 
 def write_and_prove(prepared: Prepared, *, try_all: bool) -> Proof:
-    """Write the configuration, run a scripted rollout with it, and print what came of it."""
+    """Write the configuration, run a scripted rollout with it, and print the result."""
     from buckeye.base.storage import write_directory, write_file
     from buckeye.mcp.config import load_gym_config
     from buckeye.setup.init.prepare import proof_of

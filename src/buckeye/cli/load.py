@@ -1,4 +1,4 @@
-"""Load the configuration of a command whose flags are settings."""
+"""Loading the configuration of a command whose flags are settings."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from buckeye.config.shared import BaseConfig
 T = TypeVar("T", bound=BaseConfig)
 
 _COMPUTES = {"serve": True, "sft": True, "trainer": False}
-"""The commands that compute, and whether each has the cores to itself unless a run tells it otherwise."""
+"""Commands that compute; True if the command has the cores to itself, unless its run says otherwise."""
 
 
 def load(model: type[T], argv: list[str], program: str) -> T:
-    """Return the configuration that a command line makes; print its help and exit where that was asked for.
+    """Return the configuration from a command line; print the help and exit if it was requested.
 
     Raises ConfigError.
     """
@@ -35,25 +35,25 @@ def load(model: type[T], argv: list[str], program: str) -> T:
 
 
 def tune_libraries(program: str) -> None:
-    """Set what libraries read when torch is imported, which no command has done yet.
+    """Set variables that libraries read when torch is imported; call this before.
 
-    oneDNN keeps half a megabyte for every shape of a product, of which a batch of other lengths has dozens;
-    to prepare it again costs nothing that can be measured.
+    oneDNN caches half a megabyte for every shape of a matrix product, and batches of varying length have
+    dozens of shapes. Computing an entry again costs no measurable time.
     """
     if program in _COMPUTES:
         os.environ["GOMP_SPINCOUNT"] = idle_spins(cores_to_itself=_COMPUTES[program])
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
-    os.environ.setdefault("LRU_CACHE_CAPACITY", "64")  # of ideep, between torch and oneDNN
+    os.environ.setdefault("LRU_CACHE_CAPACITY", "64")  # read by ideep, between torch and oneDNN
 
 
 def with_local_model(config: T) -> T:
-    """Replace `model.name` by the local directory of the model, fetching it if need be."""
+    """Replace `model.name` by the local directory of the model; download it if necessary."""
     from buckeye.launch.preflight.model import fetch_model
 
     return of_model(config, fetch_model(config.model.name))  # type: ignore[attr-defined]
 
 
 def of_model(config: T, directory: Path) -> T:
-    """Replace `model.name` by a directory."""
+    """Replace `model.name` by the path of a directory."""
     model = config.model.model_copy(update={"name": str(directory)})  # type: ignore[attr-defined]
     return config.model_copy(update={"model": model})

@@ -1,4 +1,4 @@
-"""The programs `buckeye` and `rl`: find the command in the tree, load it, run it."""
+"""The programs `buckeye` and `rl`: find a command in the tree, load it, run it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _main(argv: list[str], program: str) -> None:
 
 
 def _page(argv: Sequence[str], program: str) -> Callable[[], None] | None:
-    """Return what prints the help that was asked for; None where it needs more than the tree."""
+    """Return a function that prints the requested help, or None if that needs more than the tree."""
     words, rest = find(argv)
     asks = bool(rest) and rest[0] in _HELP
     if words == "rl" and asks and len(rest) == 1:
@@ -51,13 +51,13 @@ def _printed(show: Callable[[], None]) -> int:
     try:
         show()
         sys.stdout.flush()
-    except BrokenPipeError:  # the reader, as `head`, has read enough
+    except BrokenPipeError:  # the reader, such as `head`, has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 
 def _run(argv: list[str], program: str) -> int | None:
-    """Run the command of a command line; return its exit code."""
+    """Run the command in a command line and return its exit code."""
     words, rest = find(argv)
     if words in ("", "rl") and rest == ["--version"]:
         from buckeye.version import __version__
@@ -78,7 +78,7 @@ def _run(argv: list[str], program: str) -> int | None:
 
 
 def _refuse_unknown(words: str, rest: Sequence[str]) -> None:
-    """Raise UsageError if a command line names no command."""
+    """Raise UsageError if a command line does not name a command."""
     if not rest or rest[0].startswith(("-", "@")) or (words in BY_WORDS and words != "rl"):
         return
     from buckeye.errors import UsageError
@@ -99,5 +99,5 @@ def _refuse_unknown(words: str, rest: Sequence[str]) -> None:
 
 
 def _typed(words: str, program: str) -> str:
-    """Return how the user would type a command: `rl status` where the program was `rl`."""
+    """Return a command as the user would type it: `rl status` if the program was `rl`."""
     return words if program == "rl" and words in (*BY_WORDS, *GROUPS) else f"buckeye {words}".strip()

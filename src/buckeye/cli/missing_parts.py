@@ -1,4 +1,4 @@
-"""The parts of a run for `buckeye rl`: what was named, what is there, or what is made now."""
+"""The parts of a run for `buckeye rl`: given as flags, found in the working directory, or created now."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ _MODELS = ("*", "models/*")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Search:
-    """What was asked for, what was found here, and whether somebody can be asked."""
+    """The flags, the parts found here, and `asks`: True if the user can answer questions."""
 
     flags: TrainFlags
     found: Found
     asks: bool
 
     def aside(self) -> AbstractContextManager[Any]:
-        """Where other commands may print: not between the lines of a JSON object."""
+        """Return a context for the output of other commands: stderr if stdout gets a JSON object."""
         return redirect_stdout(sys.stderr) if self.flags.as_json else nullcontext()
 
 
 class StarterWrittenError(Exception):
-    """A file of tasks was begun, which a person has to go on with before there is something to train on."""
+    """A new task file was written, which the user must complete before training is possible."""
 
 
 def find_config(search: Search) -> Path:
-    """The configuration of the environment; made now, if there is none. Raises UsageError."""
+    """Return the configuration of the environment; generate it if none exists. Raises UsageError."""
     flags, found = search.flags, search.found
     if flags.config is not None:
         if flags.config.suffix in (".toml", ".json"):
@@ -68,7 +68,7 @@ def find_config(search: Search) -> Path:
 
 def _made_config(search: Search) -> Path:
     from buckeye.cli.init import write_and_prove
-    from buckeye.setup.init.prepare import prepare  # imports the SDK, which takes a second
+    from buckeye.setup.init.prepare import prepare  # importing the MCP SDK takes a second
 
     env, command = _environment(search)
     if env is None and command is None:
@@ -106,7 +106,7 @@ def _made_config(search: Search) -> Path:
 
 
 def _environment(search: Search) -> tuple[str | None, str | None]:
-    """(environment, command) as `rl init` takes them; (None, None) if nobody says."""
+    """Return (environment, command) as `rl init` takes them, or (None, None) if unknown."""
     if search.found.lock is not None or Path("Dockerfile").is_file():
         question = "\nThere is no configs/*.yaml. Write one for the environment in this folder?"
         if not search.asks or confirm(question):
@@ -122,12 +122,12 @@ def _environment(search: Search) -> tuple[str | None, str | None]:
 
 
 def _is_command(answer: str) -> bool:
-    """Whether it is a command line: several words, or a program. A folder of that name goes before."""
+    """Return True for a command line: several words, or a program, unless a folder has that name."""
     return not Path(answer).exists() and (" " in answer or shutil.which(answer) is not None)
 
 
 def find_dataset(search: Search, config: Path) -> str:
-    """The tasks; a dataset of them is made now if they do not say where they act. Raises UsageError."""
+    """Return the tasks; make a dataset of them now if they do not name a server. Raises UsageError."""
     name = search.flags.dataset or _found_dataset(search, config)
     path = find_taskset(name)
     if not path.exists():
@@ -209,8 +209,11 @@ def _made_dataset(search: Search, tasks: Path, name: str) -> str:
 
 
 def find_model(search: Search, *, on_gpu: bool) -> str:
-    """The model: named, the only one here that no run has made, or the usual one for this kind of machine.
-    Raises UsageError."""
+    """Return the model: given as a flag, chosen by the user, the only one here, or the default.
+
+    The models here are those that no run has written. The default depends on the kind of machine. Raises
+    UsageError if there are several and the user cannot be asked.
+    """
     named, here = search.flags.model, search.found.models
     if named is not None:
         return named
@@ -226,7 +229,7 @@ def find_model(search: Search, *, on_gpu: bool) -> str:
 
 
 def ask_place(flags: TrainFlags, here: str) -> TrainFlags:
-    """Ask where to train, and what that takes; the flags with the answers. `here` describes this machine."""
+    """Ask where to train; return the flags with the answers. `here` describes this machine."""
     options = [("local", f"this machine: {here}")]
     options += [("prime", "rented GPUs; the price is shown first"), ("ssh", "a machine of yours")]
     chosen = choose("Where?", options)
@@ -241,7 +244,7 @@ def ask_place(flags: TrainFlags, here: str) -> TrainFlags:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Found:
-    """Paths as a person in that folder would write them, best first."""
+    """Parts found in the working directory: paths relative to it, best first."""
 
     lock: Lock | None
     configs: tuple[Path, ...]
@@ -250,14 +253,14 @@ class Found:
 
 
 def look_around() -> Found:
-    """Look at the working directory, and at no network. Raises ConfigError for a damaged lock file."""
+    """Search the working directory, without network. Raises ConfigError for a damaged lock file."""
     lock = lock_in(Path())
     configs = sorted(path for ending in ("*.yaml", "*.yml") for path in Path("configs").glob(ending))
     return Found(lock=lock, configs=tuple(configs), datasets=tuple(_datasets(lock)), models=tuple(_models()))
 
 
 def _datasets(lock: Lock | None) -> list[str]:
-    """The dataset of the lock file; else task files; else folders that `buckeye hf --no-push` has written."""
+    """Return the lock file's dataset, or else task files, or else folders from `buckeye hf --no-push`."""
     if lock is not None and lock.primary_dataset is not None:
         return [lock.primary_dataset.name]
     files = dict.fromkeys(str(path) for pattern in TASK_FILES for path in sorted(Path().glob(pattern)))
@@ -267,7 +270,7 @@ def _datasets(lock: Lock | None) -> list[str]:
 
 
 def _models() -> list[str]:
-    """Folders with a model that could be trained, newest first."""
+    """Return folders with a trainable model, newest first."""
     found = [path.parent for pattern in _MODELS for path in Path().glob(f"{pattern}/config.json")]
     models = [path for path in found if any(path.glob("*.safetensors"))]
     return [str(path) for path in sorted(models, key=lambda path: path.stat().st_mtime, reverse=True)]

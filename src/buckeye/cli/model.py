@@ -1,4 +1,4 @@
-"""`buckeye model tiny`, `buckeye chat` and `buckeye export`: make, try and hand over a model."""
+"""`buckeye model tiny`, `buckeye chat` and `buckeye export`: create, try and export a model."""
 
 from __future__ import annotations
 
@@ -63,10 +63,10 @@ def chat(
 
 
 async def _talk(model: str, prompt: str | None, temperature: float, max_tokens: int) -> None:
-    """Answer `prompt` and return, or hold a conversation until the user leaves."""
+    """Answer `prompt` and return, or chat until the user leaves."""
     with status_line(f"fetching {model}"):
         path = fetch_served(model)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # asyncio's waits for input() to return
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # asyncio's handler waits for input() to return
     async with AsyncExitStack() as stack:
         with status_line(f"waiting for a server of {model} to start"):
             server = await stack.enter_async_context(served_model(path))

@@ -1,4 +1,4 @@
-"""`buckeye env play`: a person, chance or a model plays a task, and all of it is shown."""
+"""`buckeye env play`: run rollouts with a person, random actions or a model, and show them in full."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def play(
 
 
 def _played(env: str, dataset: str, args: dict[str, object], variables: Sequence[str]) -> EnvConfig:
-    """The environment; of a configuration of `rl init` that which plays it."""
+    """Return the settings of the environment; for a configuration of `rl init`, of the one that reads it."""
     from buckeye.base.keys import check_variables
     from buckeye.config.environments import EnvConfig
     from buckeye.envs.registry import current_arguments
@@ -117,7 +117,7 @@ def _played(env: str, dataset: str, args: dict[str, object], variables: Sequence
 def _tasks(
     played: EnvConfig, split: str | None, chosen: str, timeout: float
 ) -> tuple[NamedEnvironment, Sequence[Task], int]:
-    """The environment, its tasks, and the index of the chosen one."""
+    """Return the environment, its tasks, and the index of the chosen task."""
     from buckeye.envs.base import split_names
     from buckeye.orchestrator.environments import load_environments, tasks_of
 

@@ -1,4 +1,4 @@
-"""`buckeye rl pods list | offers | attach | terminate | gc`: machines that are, or can be, rented."""
+"""`buckeye rl pods list | offers | attach | terminate | gc`: rented machines, and offers to rent one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from buckeye.remote.steer import terminal_of
 from buckeye.remote.teardown import cost_text
 from buckeye.run_files.known_runs import find_run, is_remote
 
-_PROVIDER = "prime"  # the only one that rents
+_PROVIDER = "prime"  # the only provider with rented machines
 _Pod = Annotated[str, typer.Argument(metavar="POD", help="Its name, its id, or its run.")]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 _Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
@@ -87,7 +87,7 @@ def attach(
         typer.echo(shlex.join(argv))
         return
     try:
-        os.execvp(argv[0], argv)  # noqa: S606  a list of words, without a shell
+        os.execvp(argv[0], argv)  # noqa: S606  a list of args, without a shell
     except FileNotFoundError:
         raise RemoteError(f"There is no program ssh here. It would be: {shlex.join(argv)}") from None
 
@@ -130,7 +130,7 @@ def gc(
 
 
 def _confirm(pods: Sequence[SeenPod], *, yes: bool, as_json: bool) -> None:
-    """Show what would be ended, and ask. Raises UsageError where nobody can be asked."""
+    """Show the pods that would be ended, and ask. Raises UsageError without a terminal."""
     if yes:
         return
     if as_json or not sys.stdin.isatty():
@@ -148,7 +148,7 @@ def _confirm(pods: Sequence[SeenPod], *, yes: bool, as_json: bool) -> None:
 
 
 def _argv_of_run(name: str) -> list[str] | None:
-    """Return the ssh command of a remote run; None if `name` names no remote run."""
+    """Return the ssh command of a remote run, or None if `name` does not name one."""
     try:
         run = find_run(name)
     except UsageError:

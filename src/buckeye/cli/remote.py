@@ -1,4 +1,4 @@
-"""`buckeye rl --provider prime|ssh`: handing a run to the part that has it carried out elsewhere."""
+"""`buckeye rl --provider prime|ssh`: start a run on another machine."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 
 def start_remote(config_path: Path, flags: TrainFlags, *, resume: bool = False) -> int:
-    """Carry the run out where the flags say, or go on with it there; the exit code."""
+    """Run the configuration on the machine of the flags, or resume it there; return the exit code."""
     from buckeye.remote.launch import run_remote
 
     return run_remote(config_path, _request(flags), resume=resume)
 
 
 def show_remote(config_path: Path, config: RLConfig, flags: TrainFlags, *, resume: bool = False) -> None:
-    """Print what `start_remote` would order and send. The file of the configuration need not be there yet."""
+    """Print the orders and uploads of `start_remote`. The configuration file need not exist yet."""
     from buckeye.remote.dry_run import describe
 
     show_described(*describe(config_path, config, _request(flags), resume=resume))

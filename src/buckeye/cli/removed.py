@@ -1,4 +1,4 @@
-"""Commands that were removed, and the replacement of each."""
+"""Removed commands and their replacements."""
 
 from __future__ import annotations
 

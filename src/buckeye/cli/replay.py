@@ -1,4 +1,4 @@
-"""`rl replay`."""
+"""`rl replay`: compute a training step again, and compare."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def replay(
     if step is None:
         raise UsageError("Say which step: `--step N`.")
     config = _trainer_settings(directory)
-    from buckeye.analysis.replay.step import replay_step  # brings torch
+    from buckeye.analysis.replay.step import replay_step  # imports torch
     from buckeye.analysis.replay.texts import replay_object, replay_text
 
     with tempfile.TemporaryDirectory(prefix="buckeye-replay-") as scratch:
@@ -57,7 +57,7 @@ def replay(
 
 def _replay_all(directory: Path, device: str | None, *, as_json: bool) -> None:
     config = _trainer_settings(directory)
-    from buckeye.analysis.replay.step import replay_all  # brings torch
+    from buckeye.analysis.replay.step import replay_all  # imports torch
     from buckeye.analysis.replay.texts import all_text, replay_object
 
     def tell(step: int) -> None:

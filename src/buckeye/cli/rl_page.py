@@ -1,6 +1,6 @@
-"""The page of `rl --help`: the flags of the command, and the settings that people change.
+"""The page of `rl --help`: the flags of the command, and the settings that users change most.
 
-Everything is written here, so that the page needs no configuration class; `rl --help-all` has all settings.
+All texts are here, so that the page needs no configuration class. `rl --help-all` has all settings.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ FLAGS: dict[str, Rows] = {
         ("--quiet", "Print no plan."),
     ),
 }
-"""The flags of `buckeye rl` that are not settings, with what they mean, in groups."""
+"""The flags of `buckeye rl` that are not settings, in groups, with their meaning."""
 
 SETTINGS: Rows = (
     ("--max-steps N", "Steps of the training."),
@@ -90,6 +90,6 @@ def show_rl_page() -> None:
 
 
 def file_hint(word: str) -> str:
-    """Return the flag that a file belongs to, where the first word after `rl` is a file; else ""."""
+    """Return a hint at the flag for a file, if the first arg after `rl` is one; else ""."""
     flag = _FLAG_OF_A_FILE.get(Path(word).suffix)
     return f"Files have a flag. Did you mean\n  buckeye rl {flag} {word}" if flag else ""

@@ -1,4 +1,4 @@
-"""`rl rollouts`: what was played in a step of a run, its groups, and one rollout in full."""
+"""`rl rollouts`: the rollouts of a step, its groups, and one rollout in full."""
 
 from __future__ import annotations
 
@@ -38,9 +38,11 @@ _Text = str | None
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RolloutFilter:
-    """Which rollouts are wanted; None is no condition. `task` and `search` are parts of a text, in letters of
-    any case: of the task's id, and of what was said or went wrong. A reward is compared with the bounds,
-    which no errored rollout meets."""
+    """Conditions for rollouts; None means any.
+
+    `task` and `search` are case-insensitive substrings: of the task's id, and of the rollout's text and
+    errors. An errored rollout has no reward and never meets the reward bounds.
+    """
 
     group: int | None = None
     number: int | None = None
@@ -52,7 +54,7 @@ class RolloutFilter:
     dropped: bool = False
 
     def accepts(self, rollout: PlayedRollout) -> bool:
-        """Whether a rollout meets all conditions."""
+        """Return True if a rollout meets all conditions."""
         low, high, reward = self.min_reward, self.max_reward, rollout.reward
         said = [*rollout.text, rollout.error or ""]
         return all(
@@ -146,7 +148,7 @@ def _export(run: Path, kind: Format, out: Path | None, wanted: RolloutFilter, st
 
 
 def _chosen_step(run: Path, step: int | None) -> int:
-    """The step that is looked at. Raises UsageError where nothing is kept of it, BuckeyeError of any."""
+    """Return the step to show. Raises UsageError if its rollouts are missing, BuckeyeError if all are."""
     steps = rollout_steps(run)
     if not steps:
         raise BuckeyeError(f"{run} holds no rollouts: none was played yet, or they were deleted (rl clean)")
@@ -187,7 +189,7 @@ def _lines(
 
 
 def _header(run: Path, step: int, played: Sequence[PlayedRollout]) -> str:
-    """What is known of the step, which is joined from the records of all processes."""
+    """Return a line about the step, joined from the records of all processes."""
     known = next(
         (one for one in read_run(run / "metrics.jsonl").steps() if one.number == step), Step(step, {})
     )
@@ -243,7 +245,7 @@ def _rollout_rows(found: Sequence[PlayedRollout]) -> list[tuple[str, ...]]:
 
 
 def _cell(text: str, *, end: bool = False) -> str:
-    """One short line of a text: its beginning, or its end."""
+    """Return a text as one short line: its beginning, or its end."""
     line = printable(" ".join(text.split()))
     if len(line) <= _LONGEST_CELL:
         return line

@@ -1,4 +1,4 @@
-"""What the commands on runs print: aligned plain text."""
+"""Texts of the commands on runs, as aligned plain text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from buckeye.runs.status import TREND_STEPS, ProcessStatus, RunStatus
 
 
 def run_list(runs: Iterable[RunStatus]) -> str:
-    """A line a run."""
+    """Return one line per run."""
     rows = [("name", "id", "state", "step", "reward", "started", "directory")]
     for run in runs:
         rows.append(
@@ -34,7 +34,7 @@ def run_list(runs: Iterable[RunStatus]) -> str:
 
 
 def status_text(run: RunStatus, now: float) -> str:
-    """All that is known of a run; what is not known has no line."""
+    """Return the status of a run as text; unknown values have no line."""
     rows = [
         ("run", f"{run.name} ({run.run_id}), attempt {run.attempt}"),
         ("state", _state(run, now)),
@@ -60,7 +60,7 @@ def status_text(run: RunStatus, now: float) -> str:
 
 
 def event_line(event: Mapping[str, Any]) -> str:
-    """`2026-01-31 12:00:00  attempt 1  checkpoint  step 10`."""
+    """Return an event as text: `2026-01-31 12:00:00  attempt 1  checkpoint  step 10`."""
     details = {k: v for k, v in event.items() if k not in ("time", "event", "attempt") and v is not None}
     words = printable(
         " ".join(f"{name} {str(value).partition(chr(10))[0]}" for name, value in details.items())
@@ -69,7 +69,7 @@ def event_line(event: Mapping[str, Any]) -> str:
 
 
 def cleaning_table(items: Sequence[Deletable]) -> str:
-    """The kinds of what can be deleted, with numbers and sizes, and the sum."""
+    """Return the kinds of deletable files, with counts, sizes and the total."""
     rows = [("kind", "number", "size", "what")]
     for kind in KINDS:
         chosen = [item for item in items if item.kind == kind]

@@ -157,7 +157,7 @@ def resume(context: typer.Context, run: _NamedRun, as_json: _Json = False) -> No
     typer.echo(told if as_json else f"in {place}: {shlex.join(words)}")
     sys.stdout.flush()
     os.chdir(goes_on.working_directory)
-    os.execv(sys.executable, [sys.executable, "-m", "buckeye", "rl", *goes_on.arguments])  # noqa: S606  a list of words, without a shell
+    os.execv(sys.executable, [sys.executable, "-m", "buckeye", "rl", *goes_on.arguments])  # noqa: S606  a list of args, without a shell
 
 
 def clean(
@@ -242,7 +242,7 @@ def _kinds(only: Sequence[str] | None, checkpoints: int | None) -> list[Kind]:
 
 
 def _unused(kinds: Sequence[Kind], only: Sequence[str] | None) -> list[Kind]:
-    """The kinds that can be deleted while the run goes on."""
+    """Return the kinds of files that can be deleted while the run is active."""
     asked = [word for word in only or [] if word in IN_USE]
     if asked:
         raise UsageError(f"--only {asked[0]}: the run goes on and uses its {asked[0]}; stop it first")

@@ -1,4 +1,4 @@
-"""The help of commands whose flags are settings."""
+"""Help for commands whose flags are settings."""
 
 from __future__ import annotations
 
@@ -23,13 +23,16 @@ _ASKED = ("--help", "-h")
 
 
 def asks_for_help(argv: Sequence[str]) -> bool:
-    """Whether the words of a command ask what it does."""
+    """Return True if the args of a command request its help."""
     return _ALL in argv or any(word in argv for word in _ASKED)
 
 
 def show_help(model: type[BaseConfig], prog: str, argv: Sequence[str]) -> None:
-    """Print what was asked for: the page of the command, the settings of one section (`--help SECTION`), or
-    all of them, each on a line (`--help-all`). Raises UsageError for a section that there is not."""
+    """Print the requested help.
+
+    That is the page of the command, the settings of one section (`--help SECTION`), or all settings, one per
+    line (`--help-all`). Raises UsageError for an unknown section.
+    """
     words = list(argv)
     section = next((words[i + 1] for i in range(len(words) - 1) if words[i] in _ASKED), "")
     if _ALL in words:
@@ -65,7 +68,7 @@ def _show_section(model: type[BaseConfig], prog: str, name: str) -> None:
 
 def _where_the_rest_is(model: type[BaseConfig], prog: str) -> str:
     found = dict.fromkeys(dotted(one.path[:1]) for one in sections_of(model, prog) if one.path)
-    names = ", ".join(sorted(found, key=TrackedConfig.model_fields.__contains__))  # inherited, so the first
+    names = ", ".join(sorted(found, key=TrackedConfig.model_fields.__contains__))  # inherited settings last
     count = len(set(flag_names(model)))
     return (
         f"{prog} {_ALL}: all {count} settings. {prog} --help SECTION: {names}. "

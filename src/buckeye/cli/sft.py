@@ -1,4 +1,4 @@
-"""`buckeye sft`: fine-tune on chats."""
+"""`buckeye sft`: supervised fine-tuning on chats."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def sft(argv: list[str]) -> int:
         bring(config.output_dir, ckpt.store, ckpt.resume_step)
     if first or ckpt is None:
         _refuse_misfit(config)
-    from buckeye.trainer.sft import run_sft  # torch takes seconds
+    from buckeye.trainer.sft import run_sft  # importing torch takes seconds
 
     trackers = config.trackers(config.wandb) if first else []
     check_trackers(trackers)
@@ -43,7 +43,7 @@ def sft(argv: list[str]) -> int:
     output_dir = config.output_dir
     with claimed(output_dir, resumed=resumed, resume_command=command):
         if first:
-            local = Path(given.model.name).exists()  # else it is a name on the hub, which others know too
+            local = Path(given.model.name).exists()  # otherwise a hub name, which is valid on other hosts too
             write_file(output_dir / "configs" / "sft.json", to_json(config if local else given), mode=0o600)
         with tracked(trackers, output_dir=output_dir, run_id=run_identity().run_id, config=config):
             with uploads_of(output_dir, config.ckpt if first else None) as uploads:
@@ -54,8 +54,10 @@ def sft(argv: list[str]) -> int:
 
 
 def _refuse_misfit(config: SFTConfig) -> None:
-    """Raise UsageError for a model or a checkpoint that cannot be trained, before torch is imported and
-    anything is written."""
+    """Raise UsageError for a model or a checkpoint that cannot be trained.
+
+    This happens before torch is imported and before anything is written.
+    """
     from buckeye.trainer.model.trainable import refuse_untrainable
 
     refuse_untrainable(config.model.name)

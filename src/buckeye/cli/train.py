@@ -48,7 +48,7 @@ def rl(argv: list[str]) -> int:
 
 
 def start_or_show(config: RLConfig, settings: list[str]) -> int:
-    """Start a run on this machine, or show it. `settings` are the words that it was loaded from."""
+    """Start a run on this machine, or show it. `settings` are the args that it was loaded from."""
     program = ["rl"] if Path(sys.argv[0]).name == "rl" else ["buckeye", "rl"]
     command = [*program, *settings]
     return carry_out(
@@ -59,9 +59,9 @@ def start_or_show(config: RLConfig, settings: list[str]) -> int:
 
 
 def start(config: RLConfig, command: list[str]) -> int:
-    """Check whether a run can work, and start it. `command` starts it again."""
+    """Check that a run can work, and start it. `command` is the command line that starts it again."""
     need("torch", "Training")
-    from buckeye.analysis.diagnosis.diagnose import report_findings  # needs numpy
+    from buckeye.analysis.diagnosis.diagnose import report_findings  # imports numpy
     from buckeye.launch.rl import run_rl
 
     _check_before_start(config)
@@ -72,8 +72,10 @@ def start(config: RLConfig, command: list[str]) -> int:
 
 
 def _check_before_start(config: RLConfig) -> None:
-    """Warn of what the quick checks have found. Raises UsageError for what the run would not survive; the
-    memory plan is an estimate and only warns."""
+    """Warn about problems that the quick checks find. Raises UsageError for those that prevent a run.
+
+    The memory plan is an estimate, so it only leads to a warning.
+    """
     from buckeye.launch.preflight.doctor import Examination, examine
     from buckeye.launch.preflight.fitting import MEMORY
 

@@ -1,6 +1,6 @@
-"""The tree of commands: every command, and what it does in a few words.
+"""The tree of commands: every command with a short summary.
 
-Help reads this table alone, so that it is fast. `commands.py` has the code of each.
+Help reads only this table, so that it is fast. `commands.py` has the functions.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command. `words` follow `buckeye`.
+    """A command; `words` follow `buckeye`.
 
-    The flags of one that `takes_settings` are settings: it is given the words after its name and returns the
-    exit code. The others are functions whose parameters typer reads.
+    With `takes_settings` its flags are settings: the function gets the args after its name and returns the
+    exit code. Other functions have parameters that typer parses.
     """
 
     words: str
@@ -83,7 +83,7 @@ GROUPS = {
     "vllm": "set up vLLM",
     "worker": "the processes of a run",
 }
-"""The groups of commands, and what they are for."""
+"""The groups of commands, with their purpose."""
 
 TITLES = {
     "": {
@@ -98,11 +98,11 @@ TITLES = {
         "Third-party": ("install", "list", "remove", "trust"),
     },
 }
-"""Which commands of a group the help shows together, under which title."""
+"""The commands of a group that help shows together, by title."""
 
 
 def find(argv: Sequence[str]) -> tuple[str, list[str]]:
-    """Return the words of the command or group that a command line begins with, and the rest of the line."""
+    """Return the words of the command or group at the start of a command line, and the remaining args."""
     known = BY_WORDS.keys() | GROUPS.keys()
     for count in range(min(3, len(argv)), 0, -1):
         words = " ".join(argv[:count])
@@ -112,9 +112,9 @@ def find(argv: Sequence[str]) -> tuple[str, list[str]]:
 
 
 def children(group: str) -> dict[str, str]:
-    """Return the names below a group, and what each is for.
+    """Return the names below a group, with the summary of each.
 
-    "" is the root, which leaves out hidden commands; the page of a hidden group has them.
+    "" is the root. It leaves out hidden commands, which the page of a hidden group shows.
     """
     found: dict[str, str] = {}
     for command in COMMANDS:
@@ -127,7 +127,7 @@ def children(group: str) -> dict[str, str]:
 
 
 def lines() -> Iterator[str]:
-    """Yield a line for every command that is not hidden, with its summary."""
+    """Yield one line per visible command, with its summary."""
     shown = [command for command in COMMANDS if not command.hidden]
     width = max(len(command.words) for command in shown)
     for command in shown:

@@ -1,4 +1,4 @@
-"""`buckeye rl tune`: the flags, and what is printed."""
+"""`buckeye rl tune`: its flags and its output."""
 
 from __future__ import annotations
 

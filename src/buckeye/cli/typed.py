@@ -1,4 +1,4 @@
-"""Commands that are functions with annotations: typer parses their words, their help has our look."""
+"""Commands that are annotated functions: typer parses their args, and the help has Buckeye's layout."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class PageCommand(TyperCommand):
     """A command with a page of help."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Print the call, what it does, its arguments, its options."""
+        """Print the usage, the description, the arguments and the options."""
         shown = [param for param in self.get_params(ctx) if not getattr(param, "hidden", False)]
         arguments = [param for param in shown if param.param_type_name == "argument"]
         words = [ctx.command_path, *(_argument(param) for param in arguments), "[OPTIONS]"]
@@ -38,7 +38,7 @@ class PageCommand(TyperCommand):
 
 
 def typer_command(words: str) -> TyperCommand:
-    """Load the command of these words. Its function and its help come from the module of the command."""
+    """Return the command with these words, loaded from the module of its function."""
     app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
     settings = (
         {"ignore_unknown_options": True, "allow_extra_args": True} if words in _PASSES_MORE_ON else None
@@ -48,7 +48,7 @@ def typer_command(words: str) -> TyperCommand:
 
 
 def run(words: str, argv: Sequence[str], program: str) -> int:
-    """Run the command of these words; return its exit code. `program` is what the user typed for it."""
+    """Run the command with these words and return its exit code. `program` is what the user typed for it."""
     return run_typer(typer_command(words), argv, program)
 
 
@@ -67,7 +67,7 @@ def _option(param: Any, ctx: Any) -> str:
 
 
 def _meaning(param: Any) -> str:
-    """Return the help of a parameter, with its default where the help does not name it."""
+    """Return the help of a parameter, with its default unless the help names it."""
     text, default = param.help or "", param.default
     if param.param_type_name == "option" and param.required:
         return f"{text} (required)"

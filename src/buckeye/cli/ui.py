@@ -1,4 +1,4 @@
-"""`buckeye ui`: the page, served; `rl report`: the page of one run as one file."""
+"""`buckeye ui`: serve runs in a browser; `rl report`: write one run as one HTML file."""
 
 from __future__ import annotations
 

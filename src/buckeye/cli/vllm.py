@@ -1,4 +1,4 @@
-"""`buckeye vllm`: the environment that vLLM runs in."""
+"""`buckeye vllm`: install the separate environment of vLLM."""
 
 from __future__ import annotations
 

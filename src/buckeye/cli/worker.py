@@ -1,4 +1,4 @@
-"""The processes of a run, and `buckeye serve`: the composition root of each."""
+"""The processes of a run and `buckeye serve`: each function puts the parts of one process together."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from buckeye.launch.preflight.model import fetch_base
 def trainer(argv: list[str]) -> int:
     """Run the trainer of a run."""
     config = with_local_model(load(TrainerConfig, argv, "trainer"))
-    from buckeye.trainer.rl import run_trainer  # torch takes seconds
+    from buckeye.trainer.rl import run_trainer  # importing torch takes seconds
 
     return 0 if run_trainer(config) else INTERRUPTED
 

@@ -21,7 +21,7 @@ def serve_workers(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    die_with_parent()  # before slow imports: a launcher may be killed meanwhile
+    die_with_parent()  # before slow imports, during which the launcher may be killed
 
     from buckeye.cli.errors import run_command
 

@@ -70,7 +70,7 @@ def _failed(outcome: Outcome) -> Outcome:
     )
 
 
-def raised(boundary: Boundary, error: Exception) -> Outcome:
+def raised(boundary: Boundary, error: BaseException) -> Outcome:
     """Return the outcome of a rollout, or of a scoring, that raised `error`, with the location in the
     environment's code.
     """

@@ -30,7 +30,7 @@ from packaging.version import InvalidVersion, Version
 from buckeye.config.problems import closest
 from buckeye.envs.base import Environment
 from buckeye.envs.outcomes import how_to_pass
-from buckeye.errors import BuckeyeError, EnvironmentNotFoundError, UsageError
+from buckeye.errors import FOREIGN_ERRORS, BuckeyeError, EnvironmentNotFoundError, UsageError
 
 ENTRY_POINT_GROUP = "buckeye.environments"
 _HUB_INDEX = "https://hub.primeintellect.ai/{owner}/simple/"
@@ -126,7 +126,7 @@ def build(env_id: str, loader: Callable[..., Any], args: Mapping[str, Any]) -> A
         return loader(**args)
     except BuckeyeError:
         raise
-    except Exception as error:
+    except FOREIGN_ERRORS as error:
         what = f"{type(error).__name__}: {error}."
         hint = how_to_pass(what, ())
         raise UsageError(
@@ -335,5 +335,5 @@ def _import_problems(what: str) -> Iterator[None]:
         raise UsageError(
             f"{what} needs the module {error.name!r}, which is not installed. Install it first."
         ) from error
-    except Exception as error:
+    except FOREIGN_ERRORS as error:
         raise UsageError(f"{what} could not be imported: {type(error).__name__}: {error}.") from error

@@ -1,6 +1,6 @@
-"""The attempts of one start of a run: trainer and orchestrator from one commit on.
+"""The attempts of one start of a run: trainer and orchestrator, from one checkpoint on.
 
-What dies ends the attempt, and the next begins at the newest commit.
+If one of these processes dies, the attempt ends, and the next one begins at the newest checkpoint.
 """
 
 from __future__ import annotations
@@ -28,8 +28,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Launch:
-    """A start of a run: what does not change while it goes on. It began at the checkpoint of `step` (None: at
-    the model), as attempt `first`. `nodes` are the other hosts."""
+    """One start of a run: the values that do not change while it runs.
+
+    It began at the checkpoint of `step` (None: at the original model), as attempt `first`. `nodes` are the
+    other hosts.
+    """
 
     config: RLConfig
     model_path: Path
@@ -39,8 +42,10 @@ class Launch:
 
 
 class Attempts:
-    """Looks after trainer and orchestrator. `began` is told of every new attempt and the step it begins at,
-    `note` of every end."""
+    """Supervises trainer and orchestrator, and restarts both together.
+
+    Calls `began` with every new attempt and the step where it begins, and `note` at every failure.
+    """
 
     def __init__(
         self,
@@ -57,18 +62,18 @@ class Attempts:
         self._began = began
         self._note = note
         self._limits = launch.config.supervision
-        self._patience = float(launch.config.stop_seconds)  # for a last checkpoint
+        self._patience = float(launch.config.stop_seconds)  # time to write a last checkpoint
         self._budget = Budget(self._limits.max_restarts, self._limits.restart_window)
         self._memory = Memory.now()
         self._state: Literal["running", "ending", "waiting"] = "running"
-        self._until = 0.0  # when what is ending is killed, or when what waits is started
+        self._until = 0.0  # when ending processes are killed, or when waiting ones are started
         self._delay = 0.0
         self._absent_since: float | None = None
-        self._distrust = False  # whether a checkpoint was damaged
+        self._distrust = False  # True once a checkpoint was damaged
 
     @property
     def running(self) -> bool:
-        """Whether an attempt goes on, and is not just being ended or begun."""
+        """True if an attempt is running, and is not being ended or begun."""
         return self._state == "running"
 
     @property
@@ -77,12 +82,15 @@ class Attempts:
         return self._processes.of_kind("orchestrator", "trainer")
 
     def tend(self, now: float, step: int) -> None:
-        """Look after the attempt of a run that has done `step` steps; to be called again and again. Raises
-        RunError with the last lines of what cannot, or must not, be started again."""
+        """Check the attempt and restart it if a process failed; call it repeatedly.
+
+        `step` is the number of finished steps. Raises RunError, with the last lines of the failed process,
+        if a restart is not possible or not allowed.
+        """
         if self._state == "running":
             failed = [child for child in self.members if child.returncode not in (None, 0)]
             if failed:
-                # of ranks that end together the one that was killed is the cause
+                # of ranks that end together, the one killed by a signal (lowest code) is the cause
                 self._failed(min(failed, key=lambda child: child.returncode or 0), now, step)
         elif self._state == "ending":
             self._end(now)
@@ -90,7 +98,7 @@ class Attempts:
             self._begin(now)
 
     def refill(self) -> None:
-        """The run has made progress."""
+        """Allow all restarts again, after progress of the run."""
         self._budget.refill()
 
     def _failed(self, child: Child, now: float, step: int) -> None:
@@ -114,8 +122,11 @@ class Attempts:
         self._end_members([child], now, delay=verdict.delay)
 
     def _end_members(self, dead: list[Child], now: float, *, delay: float) -> None:
-        """Trainers without an orchestrator finish their step and commit it; without all their ranks they
-        cannot, and an orchestrator has nothing to keep."""
+        """End the processes of the attempt that are still running.
+
+        If all trainer ranks are alive, they finish their step and commit it. Otherwise they cannot, and an
+        orchestrator has no state to save, so these are killed.
+        """
         trainers = self._processes.of_kind("trainer")
         whole = all(child.running and child not in dead for child in trainers)
         if whole:
@@ -137,7 +148,7 @@ class Attempts:
         self._state, self._until = "waiting", now + self._delay
 
     def _wait_for_nodes(self, now: float) -> bool:
-        """Whether a node is not there. Raises RunError when that has lasted too long."""
+        """Return True if a node is absent. Raises RunError if it is absent for too long."""
         absent = self._processes.absent(self.plan.of_kind("orchestrator") + self.plan.of_kind("trainer"))
         if not absent:
             self._absent_since = None
@@ -163,7 +174,7 @@ class Attempts:
         self._state = "running"
 
     def _written(self) -> tuple[RunIdentity, int | None]:
-        """The next attempt and the step it begins at, when all that its processes need is on the disk."""
+        """Write the configs of the next attempt; return its identity and the step where it begins."""
         launch, first = self._launch, self._launch.first.attempt
         info = newest_commit(launch.config.output_dir, first_attempt=first, verify=self._distrust)
         origin = Origin(info.step, own=True) if info is not None else Origin(launch.step)

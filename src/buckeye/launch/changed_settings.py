@@ -1,4 +1,4 @@
-"""What has changed in the configuration of a run since its newest attempt was started."""
+"""Settings of a run that differ from those of its newest attempt."""
 
 from __future__ import annotations
 
@@ -18,19 +18,22 @@ from buckeye.monitor.redact import redacted
 from buckeye.run_files.record import RunRecord, read_record
 
 RECORDED_CONFIG = Path("configs", "rl.json")
-"""The resolved configuration of the newest attempt whose processes could begin, in the run directory."""
+"""Path in the run directory of the recorded configuration.
+
+It is that of the first start, and later that of the newest start whose processes all became ready.
+"""
 
 _OF_A_START = {"clean", "dry_run", "output_dir", "resume", "resume_step"}
-"""Settings that say how or where a run is started, and not what it is."""
+"""Settings that affect how or where a run starts, and not its result."""
 
 
 def record_config(config: RLConfig) -> None:
-    """Write the configuration down as that of the run."""
+    """Write the configuration to the run directory as the configuration of the run."""
     write_file(config.output_dir / RECORDED_CONFIG, to_json(as_recorded(config)), mode=0o600)
 
 
 def earlier_start(output_dir: Path) -> RunRecord | None:
-    """The record of a run that has its configuration beside it; None where either cannot be gone on with."""
+    """Return the record of an earlier start, or None if it or its configuration is missing or unreadable."""
     if not (output_dir / RECORDED_CONFIG).exists():
         return None
     try:
@@ -40,8 +43,10 @@ def earlier_start(output_dir: Path) -> RunRecord | None:
 
 
 def as_recorded(config: RLConfig) -> RLConfig:
-    """The configuration as it is kept: a model's directory by its absolute path, and without `clean`, so that
-    a start from the record deletes nothing."""
+    """Return the configuration in the form in which it is recorded.
+
+    Model directories are absolute paths. `clean` is off, so that a start from the record deletes nothing.
+    """
     changes: dict[str, Any] = {"clean": False}
     for name in ("trainer", "orchestrator", "inference"):
         section = getattr(config, name)
@@ -53,8 +58,10 @@ def as_recorded(config: RLConfig) -> RLConfig:
 
 
 def changed_settings(output_dir: Path, config: RLConfig) -> list[str]:
-    """One line for every setting of `config` that the newest attempt of the run in `output_dir` had
-    otherwise; secrets are not compared. Raises UsageError if what it had cannot be read."""
+    """Return one line per setting of `config` that had another value in the newest attempt in `output_dir`.
+
+    Secrets are not compared. Raises UsageError if the recorded configuration cannot be read.
+    """
     path = output_dir / RECORDED_CONFIG
     try:
         recorded = read_json(path)
@@ -68,24 +75,25 @@ def changed_settings(output_dir: Path, config: RLConfig) -> list[str]:
 
 
 def settings_apart(these: Any, others: Any) -> list[tuple[str, Any, Any]]:
-    """The settings of two runs that differ, by their keys; secrets are not compared, nor what says how or
-    where a run is started."""
+    """Return the settings that differ between two runs, as (key, value, other value).
+
+    Secrets are not compared, nor settings that affect only how or where a run starts.
+    """
     found = _differences(redacted(these), redacted(others), ())
     return [(".".join(key), this, other) for key, this, other in found]
 
 
 def _completed(recorded: Any) -> Any:
-    """Return the settings with the defaults of those that an earlier version did not have yet, and without
-    those that no longer exist."""
+    """Return settings of an older version, with defaults for new settings and without removed ones."""
     drop_unknown(shape_of(RLConfig), recorded)
     try:
         return RLConfig.model_validate(recorded).model_dump(mode="json")
-    except ValidationError:  # of a version whose settings are no longer known
+    except ValidationError:  # the version is too old for today's settings
         return recorded
 
 
 def _absolute(model: Any) -> Any:
-    here = Path(model.name).exists()  # else it is a name on the hub
+    here = Path(model.name).exists()  # otherwise it is a name on the hub
     return model.model_copy(update={"name": str(Path(model.name).resolve())}) if here else model
 
 
@@ -95,12 +103,12 @@ def _differences(old: Any, new: Any, key: tuple[str, ...]) -> Iterator[tuple[tup
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         for inner in dict.fromkeys([*old, *new]):
             yield from _differences(old.get(inner), new.get(inner), (*key, inner))
-    elif name in _OF_A_START or (name == "ckpt" and None in (old, new)):  # to resume turns checkpoints on
+    elif name in _OF_A_START or (name == "ckpt" and None in (old, new)):  # resuming enables checkpoints
         return
     elif old != new:
         yield key, old, new
 
 
 def _by_key(value: Any) -> Any:
-    """A list as a mapping, so that one changed entry is not shown as a change of all."""
+    """Return a list as a mapping, so that one changed entry is not reported as a change of all."""
     return {str(index): item for index, item in enumerate(value)} if isinstance(value, list) else value

@@ -1,4 +1,4 @@
-"""The warnings of a run's processes for the screen of its launcher: one of each kind, others are counted."""
+"""Warnings of a run's processes for the launcher's screen: one of each kind; the rest are counted."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ _LINE = re.compile(
 )
 _NUMBER = re.compile(r"\d+")
 _KIND = 40
-"""Characters by which warnings are told apart, numbers left out: what follows differs from case to case."""
+"""Characters that identify the kind of a warning, digits left out; the text after them varies."""
 _AGAIN_SECONDS = 600.0
 _LONGEST = 500
 
 
 class ChildWarnings:
-    """Reads the log that all processes of a run share, from where it ends now on. Lines of the process `own`
-    are left out; `unshown` counts warnings of which one of the same kind was returned in the ten minutes
-    before."""
+    """Reads the log that all processes of a run share, from its current end on.
+
+    Lines of the process `own` are left out. `unshown` counts the warnings that were not returned because one
+    of the same kind was returned within the ten minutes before.
+    """
 
     def __init__(self, log: Path, *, own: str) -> None:
         self._log = log
@@ -31,8 +33,10 @@ class ChildWarnings:
         self.unshown = 0
 
     def new(self) -> list[str]:
-        """What was written since the last call: `HH:MM:SS WARNING orchestrator: ...`. Nothing if the log
-        cannot be read."""
+        """Return the warnings since the last call, such as `HH:MM:SS WARNING orchestrator: ...`.
+
+        Returns nothing if the log cannot be read.
+        """
         lines = self._read().decode("utf-8", "replace").split("\n")
         return [shown for line in lines if (shown := self._shown(line)) is not None]
 
@@ -43,7 +47,7 @@ class ChildWarnings:
             return 0
 
     def _read(self) -> bytes:
-        self._position = min(self._position, self._size())  # it may have been replaced
+        self._position = min(self._position, self._size())  # the log may have been replaced
         try:
             with self._log.open("rb") as file:
                 file.seek(self._position)

@@ -1,4 +1,4 @@
-"""The launcher's end of the pipes through which its processes say how they are, and who of them hangs."""
+"""The launcher's end of the heartbeat pipes, and the detection of processes that hang."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from buckeye.config.supervision import SupervisionConfig
 
 
 class Heartbeat(msgspec.Struct, kw_only=True, frozen=True):
-    """What a process said last; see `buckeye.base.heartbeat`. `since` and `pulse` are on the
-    monotonic clock."""
+    """The newest heartbeat of a process; `buckeye.base.heartbeat` defines the fields.
+
+    `since` and `pulse` are on the monotonic clock.
+    """
 
     pid: int
     progress: int
@@ -26,7 +28,7 @@ class Heartbeat(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class Failure(msgspec.Struct, kw_only=True, frozen=True):
-    """Why a process ended, in its own words."""
+    """The error that ended a process, as the process itself reported it."""
 
     message: str
     error: str
@@ -39,7 +41,10 @@ class _Last(msgspec.Struct, kw_only=True):
 
 @dataclass(slots=True)
 class HeartbeatReader:
-    """Reads the heartbeats of a process: the `newest`, and `failure`, its last word; times are monotonic."""
+    """Reads the heartbeats of a process.
+
+    `newest` is the last heartbeat, `failure` the error that it reported before it ended. Times are monotonic.
+    """
 
     pipe: int
     started: float
@@ -51,28 +56,28 @@ class HeartbeatReader:
 
     @classmethod
     def of(cls, pipe: int) -> HeartbeatReader:
-        """The reader of a new process. It closes the pipe."""
+        """Return the reader of a new process; it takes over the pipe and closes it."""
         os.set_blocking(pipe, False)
         now = time.monotonic()
         return cls(pipe=pipe, started=now, progressed=now)
 
     @property
     def ready(self) -> bool:
-        """Whether the process has said that it is."""
+        """True once the process has reported that it is ready."""
         return self.newest is not None and self.newest.ready
 
     @property
     def waits_on(self) -> str | None:
-        """The kind of process that this one waits for; None if it works."""
+        """Kind of process that this one waits for, or None if it works."""
         return self.newest.on if self.newest is not None else None
 
     @property
     def pulse(self) -> float | None:
-        """When its event loop last turned; None if it has none."""
+        """Time of the last turn of its event loop, or None if it has no loop."""
         return self.newest.pulse if self.newest is not None else None
 
     def read(self, now: float) -> None:
-        """Take in what has come; never waits."""
+        """Read all heartbeats that have arrived, without waiting."""
         data = b""
         while self.pipe >= 0:
             try:
@@ -87,14 +92,14 @@ class HeartbeatReader:
             self._take(line, now)
 
     def forgive(self, now: float) -> None:
-        """Start to count again: nobody was listening."""
+        """Restart all deadlines at `now`, because no heartbeats were read for a while."""
         self.started, self.progressed = max(self.started, now), now
         self.heard = now if self.heard is not None else None
         if self.newest is not None and self.newest.pulse is not None:
             self.newest = msgspec.structs.replace(self.newest, pulse=now)
 
     def close(self) -> None:
-        """Listen no more."""
+        """Close the pipe."""
         if self.pipe >= 0:
             os.close(self.pipe)
         self.pipe = -1
@@ -102,7 +107,7 @@ class HeartbeatReader:
     def _take(self, line: bytes, now: float) -> None:
         try:
             message: Any = msgspec.json.decode(line, type=_Last if b'"failed"' in line[:12] else Heartbeat)
-        except msgspec.MsgspecError:  # of a process that was killed while it wrote
+        except msgspec.MsgspecError:  # an incomplete line: the process was killed while it wrote
             return
         if isinstance(message, _Last):
             self.failure = message.failed
@@ -116,10 +121,10 @@ Illness = Literal["not_started", "silent", "stalled", "blocked"]
 
 
 def illness(reader: HeartbeatReader, limits: SupervisionConfig, now: float) -> Illness | None:
-    """What is wrong with a process; None if nothing is.
+    """Return the reason why a process is unhealthy, or None if it is healthy.
 
-    "not_started": no first sign of life; "silent": none any more (it is suspended, or hangs for good);
-    "stalled": it works and gets nowhere; "blocked": its event loop does not turn.
+    "not_started": no first heartbeat within the start timeout. "silent": no heartbeats any more, because it
+    is suspended or hangs. "stalled": it works but makes no progress. "blocked": its event loop does not turn.
     """
     if reader.heard is None:
         return "not_started" if now - reader.started > limits.start_timeout else None
@@ -133,7 +138,7 @@ def illness(reader: HeartbeatReader, limits: SupervisionConfig, now: float) -> I
 
 
 def described(ill: Illness, reader: HeartbeatReader, doing: str, now: float) -> str:
-    """`gave no sign of life for 31 s`, to be put after the name of the process."""
+    """Return a predicate for messages, to follow the title: `gave no sign of life for 31 s`."""
     if ill == "not_started":
         return f"gave no first sign of life within {now - reader.started:.0f} s of its start"
     if ill == "silent":

@@ -1,7 +1,7 @@
-"""Where the processes of a run are started: this machine, and the other nodes that an engine offers.
+"""Hosts where the processes of a run start: this machine, and the other nodes that an engine offers.
 
-Everybody above knows hosts by their numbers, and processes by handles. Which engine starts them on other
-nodes, Slurm's srun or Ray, is known to nobody in the core.
+The rest of the launcher addresses hosts by number, and processes by handle. Only `launch/engines` depends on
+the engine that starts them on other nodes: Slurm's srun, or Ray.
 """
 
 from __future__ import annotations
@@ -23,8 +23,11 @@ from buckeye.launch.preflight.devices import Machine
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Start:
-    """A process to be started. `argv` begins with this host's Python, for which another host takes its own;
-    what is printed is appended to `stdout`. `title` is what messages call it."""
+    """A process to start.
+
+    `argv` begins with the Python of this host; another host replaces it by its own. The output is appended to
+    `stdout`. `title` names the process in messages.
+    """
 
     title: str
     argv: Sequence[str]
@@ -34,7 +37,10 @@ class Start:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Facts:
-    """What a host has. Others reach it at `address`; `variables` tell gloo and NCCL how it reaches them."""
+    """Version, devices and addresses of a host.
+
+    Other hosts reach it at `address`; `variables` configure the network interfaces of gloo and NCCL.
+    """
 
     name: str
     version: str
@@ -46,30 +52,32 @@ class Facts:
 
 
 class Handle(Protocol):
-    """A process that was started."""
+    """A started process."""
 
     heartbeats: int
-    """The end of the pipe that its heartbeats come from."""
+    """File descriptor from which its heartbeats are read."""
     lost: str | None
-    """Why nothing is known of it any more."""
+    """Reason why the process can no longer be observed, or None."""
 
     @property
     def pid(self) -> int:
-        """Its number on its host."""
+        """Process id on its host."""
 
     @property
     def returncode(self) -> int | None:
-        """The exit code; the signal that ended it, negative; None while it runs. What is left of its session
-        is killed as soon as it is seen to have ended."""
+        """Exit code, the negative signal number if a signal ended it, or None while it runs.
+
+        Once the process is seen to have ended, the rest of its session is killed.
+        """
 
     def signal(self, number: int, *, session: bool) -> None:
-        """Send a signal to it, or to all processes of its session; nothing if it has ended."""
+        """Send a signal to the process, or to all processes of its session; do nothing if it has ended."""
 
     def wait(self) -> int:
-        """Until it has ended, which it was made to; the exit code."""
+        """Wait until a process that was signaled to end has ended; return its exit code."""
 
     def memory(self) -> int | None:
-        """The bytes of memory that it uses, if that is known."""
+        """Return its memory use in bytes, or None if unknown."""
 
 
 class Host(Protocol):
@@ -77,36 +85,36 @@ class Host(Protocol):
 
     @property
     def absent(self) -> str | None:
-        """What messages call it if it is not there now."""
+        """Name of the host for messages if it is absent now, else None."""
 
     def facts(self) -> Facts:
-        """What it has."""
+        """Return the version, devices and addresses of the host."""
 
     def choose_ports(self, count: int) -> list[int]:
-        """Free ports of it."""
+        """Return free ports of the host."""
 
     def sees(self, path: Path, content: str) -> bool:
-        """Whether a file that was just written here is there, too."""
+        """Return True if the host sees a file that was just written here."""
 
     def start(self, start: Start) -> Handle:
-        """Start a process. If the host is lost, so is the process."""
+        """Start a process; it is lost if its host is lost."""
 
 
 @dataclass(frozen=True, slots=True)
 class Nodes:
-    """The hosts of a run beside this one, by their numbers from 1 on, which reach this one at `address`."""
+    """The other hosts of a run, by number from 1 on; they reach this host at `address`."""
 
     address: str | None = None
     hosts: dict[int, Host] = field(default_factory=dict)
 
 
 def sites_of(nodes: Nodes) -> list[Site]:
-    """The other nodes as a plan sees them, in the order of their numbers."""
+    """Return the other nodes as sites of a plan, in the order of their numbers."""
     return [site_of(number, host) for number, host in sorted(nodes.hosts.items())]
 
 
 def site_of(number: int, host: Host) -> Site:
-    """A node as a plan sees it."""
+    """Return a node as a site of a plan."""
     facts = host.facts()
     return Site(
         name=f"node {number} ({facts.name})",
@@ -121,14 +129,16 @@ class LocalHost:
     """This machine."""
 
     def start(self, start: Start) -> Handle:
-        """Call it from the main thread only: on Linux what is started ends with the thread."""
+        """Start a process. Call this from the main thread only: on Linux the process ends with its thread."""
         with start.stdout.open("ab") as output:
             return LocalProcess(start.argv, env=start.env, output=output)
 
 
 class LocalProcess(ChildProcess):
-    """A process of this machine, and all of its session, with the pipe that its heartbeats come from. Call it
-    from the main thread only: on Linux what is started ends with the thread."""
+    """A process of this machine, with its session and the pipe of its heartbeats.
+
+    Create it in the main thread only: on Linux the process ends with the thread that started it.
+    """
 
     lost: str | None = None
 
@@ -151,7 +161,7 @@ class LocalProcess(ChildProcess):
                 os.close(descriptor)
 
     def memory(self) -> int | None:
-        """See `Handle`."""
+        """Return its resident memory in bytes, or None if it has ended."""
         try:
             return int(psutil.Process(self.pid).memory_info().rss)
         except psutil.Error:

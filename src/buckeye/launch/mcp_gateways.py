@@ -1,4 +1,4 @@
-"""The gateway that a run's tasks need, started if nobody has."""
+"""Gateways for the MCP tasks of a run, started where none is listening."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from buckeye.mcp.tasks.variables import names_in_servers, resolve
 log = logging.getLogger(__name__)
 
 DEFAULT_ROLLOUTS = 64
-"""How many rollouts run at a time, where no setting says it."""
+"""Concurrent rollouts, where no setting gives the number."""
 
 _COMMAND = (sys.executable, "-m", "buckeye", "gateway")
 _READY_SECONDS = 60.0
@@ -48,13 +48,12 @@ _CONNECT_SECONDS = 2.0
 def task_gateway(
     environments: Iterable[EnvConfig], log_file: Path, *, rollouts: int
 ) -> Iterator[dict[str, str]]:
-    """Have a gateway listen where the tasks of MCP environments expect one on this machine.
+    """Have a gateway listen on the ports of this machine where the tasks of MCP environments expect one.
 
-    One that is started has room for so many `rollouts` at a time. Yields the variables that whoever plays the
-    tasks needs beside those there are: a key, if there is none, of the gateway that was started or of the
-    user's that listens there. Raises
-    UsageError for tasks that cannot be read, and for a gateway that listens there already and wants another
-    key.
+    A gateway started here has room for `rollouts` concurrent rollouts. Yields the variables that a process
+    needs, in addition to the existing ones, to run the tasks: the key, if none is set, of the gateway started
+    here or of a gateway of the user that is already listening. Raises UsageError for tasks that cannot be
+    read, and for a listening gateway that expects another key.
     """
     known = variables()
     servers, words = _needs(environments, known, rollouts)
@@ -66,7 +65,7 @@ def task_gateway(
 
 @contextmanager
 def gateway_here(environments: Iterable[EnvConfig], log_file: Path, *, rollouts: int) -> Iterator[None]:
-    """As `task_gateway`, for tasks that are played in this process: it has the key meanwhile."""
+    """Run `task_gateway` for rollouts in this process, and set its key in `os.environ` meanwhile."""
     with task_gateway(environments, log_file, rollouts=rollouts) as key:
         os.environ.update(key)
         try:
@@ -77,9 +76,12 @@ def gateway_here(environments: Iterable[EnvConfig], log_file: Path, *, rollouts:
 
 
 def run_gateways(environments: Sequence[EnvConfig], *, rollouts: int) -> Hosts:
-    """What has to be started for a run that plays so many `rollouts` at a time: a gateway for every port of
-    this machine where its tasks expect one and nothing listens. Raises UsageError as `task_gateway` does, and
-    for tasks that are placed on other nodes and name a server of this one."""
+    """Return the gateways to start for a run with `rollouts` concurrent rollouts.
+
+    There is one for every port of this machine where the tasks expect a gateway and none listens. Raises
+    UsageError for tasks that cannot be read, for a listening gateway that expects another key, and for tasks
+    that are placed on other nodes and name a server of this one.
+    """
     known = variables()
     _refuse_placed(environments, known)
     servers, words = _needs(environments, known, rollouts)
@@ -113,8 +115,11 @@ def _refuse_placed(environments: Iterable[EnvConfig], known: Mapping[str, str]) 
 
 
 def _missing_key(servers: Iterable[str], known: Mapping[str, str]) -> dict[str, str]:
-    """The variable with the key that a gateway at one of the addresses has made for itself, or else, where
-    one is to be started, with a new one; nothing if there is a key already."""
+    """Return the variable with the gateway key that is missing, or nothing if a key is set.
+
+    The key is the one that a gateway at one of the addresses has generated, or a new one if a gateway is to
+    be started.
+    """
     if known.get(API_KEY_VARIABLE):
         return {}
     addresses = list(servers)
@@ -128,7 +133,7 @@ def _missing_key(servers: Iterable[str], known: Mapping[str, str]) -> dict[str, 
 def _needs(
     environments: Iterable[EnvConfig], known: Mapping[str, str], rollouts: int
 ) -> tuple[dict[str, HttpServer], tuple[str, ...]]:
-    """The servers of the tasks on this machine by address, and the flags of a gateway with room for all."""
+    """Return the tasks' servers on this machine by URL, and the flags of a gateway with room for all."""
     near = [_near_servers(task, known) for task in mcp_tasks(environments)]
     most = max(map(len, near), default=1)
     servers = {url: server for servers in near for url, server in servers.items()}
@@ -140,14 +145,14 @@ def _needs(
 
 
 def _check_keys(servers: Mapping[str, HttpServer], started: Sequence[int], known: Mapping[str, str]) -> None:
-    """Check the gateways that listen already."""
+    """Raise UsageError if a gateway that was already listening rejects the key of the tasks."""
     for url, server in servers.items():
         if _local_port(url) not in started:
             _check_key(url, server, known)
 
 
 def mcp_tasks(environments: Iterable[EnvConfig]) -> list[McpTask]:
-    """The tasks of those environments that are MCP servers. Raises UsageError as `read_taskset` does."""
+    """Return the tasks of the MCP environments. Raises UsageError if a task file cannot be read."""
     return _tasks_of(_named(environments, *_DATASETS))
 
 
@@ -156,15 +161,18 @@ def _tasks_of(names: Iterable[str]) -> list[McpTask]:
 
 
 def _named(environments: Iterable[EnvConfig], *arguments: str) -> list[str]:
-    """What is given as these arguments to environments that are MCP servers, each once."""
+    """Return the distinct values of these arguments of the MCP environments, sorted."""
     ours = [env for env in environments if is_mcp(env.id)]
     given = [env.args.get(name) for env in ours for name in arguments]
     return sorted({str(value) for value in given if value is not None})
 
 
 def files_of(environments: Sequence[EnvConfig]) -> list[Path]:
-    """What the rollouts of those environments begin with, and the files of functions that grade them. What
-    a hub has is fetched where it is played. Raises UsageError as `read_taskset` and `load_gym_config` do."""
+    """Return the initial files of the rollouts, and the files of their grading functions.
+
+    Datasets on a hub are left out: they are downloaded where the rollouts run. Raises UsageError if a task
+    file or a configuration cannot be read.
+    """
     datasets = [name for name in _named(environments, *_DATASETS) if Path(name).expanduser().exists()]
     written: list[GymConfig | McpTask] = [*_tasks_of(datasets)]
     written += [load_gym_config(Path(name).expanduser()) for name in _named(environments, "config_path")]
@@ -174,8 +182,10 @@ def files_of(environments: Sequence[EnvConfig]) -> list[Path]:
 
 
 def extras_of_mcp(environments: Sequence[EnvConfig]) -> set[str]:
-    """Return the extras whose libraries the MCP environments import where they run. Raises UsageError as
-    `files_of` does."""
+    """Return the extras whose libraries the MCP environments import on the machine that runs them.
+
+    Raises UsageError if a task file or a configuration cannot be read.
+    """
     datasets, configs = _named(environments, *_DATASETS), _named(environments, "config_path")
     here = [name for name in datasets if Path(name).expanduser().exists()]
     written: list[GymConfig | McpTask] = [*_tasks_of(here)]
@@ -189,29 +199,29 @@ def extras_of_mcp(environments: Sequence[EnvConfig]) -> set[str]:
 
 
 def variables_of(environments: Iterable[EnvConfig]) -> list[str]:
-    """The names of the variables that the servers of the tasks are given."""
+    """Return the names of the variables that the servers of the tasks use."""
     return names_in_servers(mcp_tasks(environments))
 
 
 def _near_servers(task: McpTask, known: Mapping[str, str]) -> dict[str, HttpServer]:
-    """The servers of a task that are spoken to by HTTP on this machine, by address."""
+    """Return the HTTP servers of a task on this machine, by URL."""
     servers = [server for server in task.mcp_config.values() if isinstance(server, HttpServer)]
     found = {str(resolve(server.url, known)): server for server in servers}
     return {url: server for url, server in found.items() if _local_port(url) is not None}
 
 
 def _check_key(url: str, server: HttpServer, known: Mapping[str, str]) -> None:
-    """Raise UsageError if a gateway listens there that does not take the key of the tasks."""
+    """Raise UsageError if the gateway that listens at `url` rejects the key of the tasks."""
     written = {name: value for name, value in server.headers.items() if name.lower() == "authorization"}
     try:
         headers = resolve(written, known)
     except UsageError:
-        headers = {}  # it names a variable that is not set
+        headers = {}  # they name a variable that is not set
     try:
         answer = httpx.post(url, json={}, headers=headers, timeout=_CONNECT_SECONDS, trust_env=False)
         reason = answer.json()["error"]["data"]["reason"]
     except (httpx.HTTPError, ValueError, LookupError, TypeError):
-        return  # no gateway of ours; whether it serves is seen when the first task is played
+        return  # not a Buckeye gateway; the first task shows whether it works
     if reason == "key":
         given = "refuses that of the tasks" if headers else f"{API_KEY_VARIABLE} is not set"
         raise UsageError(
@@ -225,11 +235,12 @@ def _check_key(url: str, server: HttpServer, known: Mapping[str, str]) -> None:
 def ensure_gateway(
     urls: Iterable[str], log_file: Path, *, words: Sequence[str] = (), env: Mapping[str, str] | None = None
 ) -> Iterator[list[int]]:
-    """Have something listen on every address of this machine among `urls` (those of the tasks' servers).
+    """Have a server listen on every address of this machine among `urls`.
 
-    Where nothing listens, a gateway is started with the flags `words` and the variables `env` beside ours,
-    its output appended to `log_file`, and ended with the context, or with this process. Yields those ports
-    where one was started. Raises RunError, with its last lines, if one does not get ready.
+    The URLs are those of the tasks' servers. Where none listens, start a gateway with the flags `words` and
+    the variables `env` in addition to those of this process. Its output is appended to `log_file`. It ends
+    with the context, or with this process. Yields the ports where a gateway was started. Raises RunError,
+    with its last lines, if one does not become ready.
     """
     with ExitStack() as stack:
         started = []
@@ -240,13 +251,13 @@ def ensure_gateway(
 
 
 def _silent_ports(urls: Iterable[str]) -> list[int]:
-    """The ports of this machine among the addresses on which nothing listens."""
+    """Return the ports of this machine among the URLs on which no server listens."""
     ports = {port for url in urls if (port := _local_port(url)) is not None}
     return [port for port in sorted(ports) if not _listens(port)]
 
 
 def _local_port(url: str) -> int | None:
-    """The port of an address on this machine; None for others, and for what is no address."""
+    """Return the port of a URL on this machine, or None for other hosts and invalid URLs."""
     try:
         parts = urlsplit(url)
         if parts.scheme != "http" or not is_loopback(parts.hostname or ""):
@@ -294,7 +305,7 @@ def _wait_until_ready(process: ChildProcess, port: int, log_file: Path) -> None:
     deadline = time.monotonic() + _READY_SECONDS
     while True:
         code = process.returncode
-        if _healthy(port):  # perhaps another one's, if two runs start at once; it serves as well
+        if _healthy(port):  # perhaps that of another run which started at the same time: it serves as well
             return
         if code is not None or time.monotonic() > deadline:
             break

@@ -1,4 +1,4 @@
-"""A run as data: which processes it has, on which devices, with which commands. Built once, then rendered."""
+"""The plan of a run as data: its processes, their devices and their commands."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from buckeye.launch.preflight.ports import AnyPorts, Ports, socket_variables
 
 LOOPBACK = "127.0.0.1"
 
-# Large tensors come and go, and new memory costs less in pages of 2 MB: on CPUs a sixth of a step's time.
+# Large tensors are allocated and freed often. Pages of 2 MB make new memory cheaper: on CPUs this saves a
+# sixth of a step's time.
 _HUGE_PAGES = "glibc.malloc.hugetlb=1"
-# Rows differ in length: what is cut from blocks of fixed size leaves gaps. The second name is an older one.
+# Rows differ in length, so an allocator with blocks of fixed size fragments. The second name is an older one.
 _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 _GROWING = "expandable_segments:True"
 
@@ -30,9 +31,12 @@ RoleKind = Literal["gateway", "workers", "inference", "orchestrator", "trainer"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Role:
-    """One process of a run. `devices` are GPU ids, or CPU slots where there is no GPU. `argv` is a full
-    command; `config_name` is the file in `configs/` that the process reads (None: it reads none), `log_name`
-    its files in `logs/`. It runs on `node`, and a server of the run answers at `host`."""
+    """One process of a run.
+
+    `devices` are GPU ids, or CPU slots on a machine without GPUs. `argv` is the full command. `config_name`
+    is the file in `configs/` that the process reads, or None. `log_name` is the stem of its files in
+    `logs/`. The process runs on `node`; a server listens at `host`.
+    """
 
     kind: RoleKind
     index: int
@@ -47,24 +51,26 @@ class Role:
 
     @property
     def title(self) -> str:
-        """How messages call it."""
+        """Name of the process in messages, such as `trainer 1`."""
         return self.kind if self.kind == "orchestrator" else f"{self.kind} {self.index}"
 
     @property
     def url(self) -> str:
-        """Where it answers, if it is a server."""
+        """URL of the process, if it is a server."""
         return f"http://{self.host}:{self.port}"
 
     @property
     def stdout_name(self) -> str:
-        """The file that has what it prints."""
+        """Name of the file with the output of the process."""
         return f"{self.log_name}.stdout"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RolePlan:
-    """All processes of a run in the order they are started, and what the run will need. `fixed_ports` are
-    those of its servers that the user has chosen."""
+    """All processes of a run in start order, and the disk space that it needs.
+
+    `fixed_ports` are the server ports that the user chose.
+    """
 
     roles: tuple[Role, ...]
     on_gpu: bool
@@ -76,14 +82,16 @@ class RolePlan:
 
     @property
     def base_urls(self) -> list[str]:
-        """Where the engines answer."""
+        """Base URLs of the inference servers, ending in `/v1`."""
         return [f"{role.url}/v1" for role in self.of_kind("inference")]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hosts:
-    """The processes that a run starts for its environments, looks after and ends, and the variables that all
-    its processes need for them: a key, where there is none."""
+    """Processes that a run starts and supervises for its environments.
+
+    `env` holds the variables that all processes of the run need to use them, such as a generated key.
+    """
 
     roles: tuple[Role, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
@@ -91,8 +99,11 @@ class Hosts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Site:
-    """A host that a run may use. Other nodes reach it at `address`; `variables` tell gloo and NCCL how it
-    reaches them. `choose_ports(count)` holds free ports of it."""
+    """A host that a run may use.
+
+    Other nodes reach it at `address`. `variables` configure the network interfaces of gloo and NCCL.
+    `choose_ports(count)` reserves free ports on it.
+    """
 
     name: str
     machine: Machine
@@ -110,12 +121,12 @@ def make_plan(
     others: Sequence[Site] | None = None,
     address: str | None = None,
 ) -> RolePlan:
-    """Turn a resolved configuration into processes on this machine's devices, and on those of the `others`,
-    which are nodes 1 and so on (None: they are as this one) and reach this one at `address`. Ports that
-    nobody has chosen come from `ports`.
+    """Return the processes of a resolved configuration, placed on devices of all nodes.
 
-    `model_path` is the local model directory, if there is one, for the disk estimate. Raises UsageError for
-    GPU ids that do not exist, with what to type instead.
+    `machine` is node 0. `others` are nodes 1 and up, and reach node 0 at `address`; None means that they
+    equal node 0. Ports that the user did not choose come from `ports`. `model_path` is the local model
+    directory, if one exists, for the disk estimate. Raises UsageError for GPU ids that do not exist, with a
+    hint which ids to use.
     """
     here = this_site(machine, ports, address)
     sites = [here, *([here] * (config.cluster.nodes - 1) if others is None else others)]
@@ -139,7 +150,7 @@ def make_plan(
 
 
 def this_site(machine: Machine, ports: Ports | AnyPorts, address: str | None) -> Site:
-    """The host where `rl` is started, which other nodes, if there are any, reach at `address`."""
+    """Return the host of the launcher; other nodes, if any, reach it at `address`."""
     site = Site(name="this machine", machine=machine, choose_ports=ports.choose)
     if address is None:
         return site
@@ -147,10 +158,10 @@ def this_site(machine: Machine, ports: Ports | AnyPorts, address: str | None) ->
 
 
 def _used(config: RLConfig, sites: Sequence[Site]) -> list[Site]:
-    """The hosts with devices of the run."""
+    """Return the hosts on which the run uses devices."""
     inference = config.cluster.of_inference if config.inference is not None else []
     if _nodes_of_copy(config) > 1:
-        inference = []  # Ray gives their GPUs to vLLM, and not to us
+        inference = []  # Ray assigns these GPUs to vLLM
     return [sites[number] for number in sorted({*config.cluster.of_trainer, *inference})]
 
 
@@ -167,7 +178,7 @@ def _nodes_of_copy(config: RLConfig) -> int:
 
 
 def _threads(config: RLConfig, machine: Machine, node: int) -> int:
-    """Compute threads a process of a node: processes that work at the same time share the cores."""
+    """Return the compute threads per process of a node; processes that work at once share the cores."""
     replicas = len(_replica_devices(config)) if node in config.cluster.of_inference else 0
     ranks = len(config.trainer_gpu_ids) if node in config.cluster.of_trainer else 0
     at_once = max(replicas, ranks) if _takes_turns(config) else replicas + ranks
@@ -175,12 +186,12 @@ def _threads(config: RLConfig, machine: Machine, node: int) -> int:
 
 
 def _takes_turns(config: RLConfig) -> bool:
-    """Whether sampling and training never go on at the same time."""
+    """Return True if sampling and training never overlap."""
     return config.orchestrator.max_async_level == 0
 
 
 def _fixed_ports(config: RLConfig) -> list[int]:
-    """Those of the servers of a node, if the user has chosen the first."""
+    """Return the server ports of a node if the user chose the first one, else an empty list."""
     if config.inference is None or "port" not in config.inference.server.model_fields_set:
         return []
     return [config.inference.server.port + i for i in range(len(_replica_devices(config)))]
@@ -189,10 +200,13 @@ def _fixed_ports(config: RLConfig) -> list[int]:
 def _inference_roles(
     config: RLConfig, sites: Sequence[Site], fixed: Sequence[int], *, on_gpu: bool, threads: Sequence[int]
 ) -> list[Role]:
-    """Those of the head first. They listen on the loopback there, where the orchestrator is."""
+    """Return the inference servers, head node first.
+
+    On the head they listen on the loopback interface, because the orchestrator is on the same node.
+    """
     replicas = _replica_devices(config)
     roles: list[Role] = []
-    # a copy of the model that has several nodes is served from the first
+    # a replica that spans several nodes is served from its first node
     for node in config.cluster.of_inference[:: _nodes_of_copy(config)] if replicas else ():
         ports = fixed or sites[node].choose_ports(len(replicas))
         for devices, port in zip(replicas, ports, strict=True):
@@ -211,7 +225,7 @@ def _inference_roles(
 def _trainer_roles(
     config: RLConfig, sites: Sequence[Site], *, on_gpu: bool, threads: Sequence[int]
 ) -> list[Role]:
-    """One process a rank, under the environment variables that `torchrun` would set on each node."""
+    """Return one process per rank, with the variables that `torchrun` would set on each node."""
     nodes = config.cluster.of_trainer
     gang: dict[str, str] = {}
     if config.trainer_ranks > 1:
@@ -243,7 +257,7 @@ def _device_env(config: RLConfig, devices: Sequence[int], *, on_gpu: bool, threa
     return {
         "GOMP_SPINCOUNT": idle_spins(cores_to_itself=_takes_turns(config)),
         "GLIBC_TUNABLES": os.environ.get("GLIBC_TUNABLES", _HUGE_PAGES),
-        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # as nvidia-smi counts, whom the ids are from
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # the order of nvidia-smi, which lists the ids
         "CUDA_VISIBLE_DEVICES": visible,
         "BUCKEYE_THREADS": str(threads),
         "OMP_NUM_THREADS": str(threads),

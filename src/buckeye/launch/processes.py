@@ -1,4 +1,4 @@
-"""Starting, watching and ending the processes of a plan."""
+"""Start, observe and end the processes of a plan."""
 
 from __future__ import annotations
 
@@ -31,8 +31,11 @@ _POLL_SECONDS = 0.05
 
 @dataclass(slots=True)
 class Child:
-    """A started role. `killed` is why the launcher has killed it, `memory` the bytes that it was last seen to
-    have in use."""
+    """A started process of the plan.
+
+    `killed` is the reason why the launcher killed it, or None. `memory` is the last memory use seen, in
+    bytes.
+    """
 
     role: Role
     process: Handle
@@ -47,26 +50,29 @@ class Child:
 
     @property
     def returncode(self) -> int | None:
-        """None while it runs."""
+        """Exit code, or None while the process runs."""
         code = self.process.returncode
         self.killed = self.killed or self.process.lost
         return code
 
     @property
     def key(self) -> tuple[int, int]:
-        """What tells it from the other processes of the run: its node, and its number there."""
+        """Key that is unique in the run: the node, and the process id there."""
         return self.role.node, self.process.pid
 
     @property
     def is_here(self) -> bool:
-        """Whether it is a process of this host."""
+        """True if the process runs on this host."""
         return self.role.node == 0
 
 
 class Processes:
-    """The children of a run. Each has its own session, so the terminal's Ctrl-C reaches only the launcher,
-    and each ends with the launcher, however that one ends (`die_with_parent`). Those of the other `nodes` get
-    the run's `shared_env` beside the variables of their node."""
+    """The children of a run.
+
+    Each has its own session, so the terminal's Ctrl-C reaches only the launcher. Each ends when the launcher
+    ends, for any reason (`die_with_parent`). Processes on the other `nodes` get the run's `shared_env` in
+    addition to the variables of their node.
+    """
 
     def __init__(
         self,
@@ -84,7 +90,7 @@ class Processes:
         self.children: list[Child] = []
 
     def begin(self, identity: RunIdentity) -> None:
-        """What is started from now on belongs to this attempt of the run."""
+        """Assign all processes started from now on to this attempt of the run."""
         named = {
             "BUCKEYE_RUN_ID": identity.run_id,
             "BUCKEYE_ATTEMPT": str(identity.attempt),
@@ -95,9 +101,11 @@ class Processes:
         self._attempt = identity.attempt
 
     def start(self, role: Role) -> Child:
-        """Start one process. Its stdout and stderr go to `logs/attempt_N/<log_name>.stdout`, to which
-        `logs/<log_name>.stdout` leads; what is started again is appended. Without an attempt there is only
-        the latter."""
+        """Start one process.
+
+        Its stdout and stderr are appended to `logs/attempt_N/<log_name>.stdout`, and
+        `logs/<log_name>.stdout` links there. Outside an attempt the latter is the file itself.
+        """
         stdout = self._log_of(role)
         stdout.parent.mkdir(parents=True, exist_ok=True)
         host = self._nodes[role.node] if role.node else self._here
@@ -125,21 +133,21 @@ class Processes:
         return attempt_logs(self._output_dir, self._attempt) / role.stdout_name
 
     def of_kind(self, *kinds: str) -> list[Child]:
-        """The children of some kinds, in the order in which they were started."""
+        """Return the children of the given kinds, in start order."""
         return [child for child in self.children if child.role.kind in kinds]
 
     def forget(self, child: Child) -> None:
-        """A child that has ended is none any more."""
+        """Remove a child that has ended, and close its pipe."""
         child.heartbeats.close()
         self.children.remove(child)
 
     def request_stop(self, children: Sequence[Child]) -> None:
-        """Ask children to end by themselves (SIGTERM)."""
+        """Request children to end by themselves (SIGTERM to their sessions)."""
         for child in children:
             child.process.signal(signal.SIGTERM, session=True)
 
     def stop(self, children: Sequence[Child], grace: float) -> None:
-        """SIGTERM; after `grace` seconds SIGKILL to the whole session. Returns when all have ended."""
+        """Send SIGTERM, and SIGKILL to the session after `grace` seconds; return when all have ended."""
         self.request_stop(children)
         deadline = time.monotonic() + grace
         while any(child.running for child in children) and time.monotonic() < deadline:
@@ -151,22 +159,22 @@ class Processes:
             child.process.wait()
 
     def kill(self, child: Child, why: str) -> None:
-        """End a child, and its session, without asking; `why` is said of it afterwards."""
+        """Kill a child and its session at once; later messages give `why` as the reason."""
         child.killed = why
         child.process.signal(signal.SIGKILL, session=True)
 
     def ask_for_stacks(self, child: Child) -> None:
-        """Have a child with heartbeats write its Python stacks to its log."""
+        """Request a child with heartbeats to write its Python stacks to its log."""
         if child.running and child.heartbeats.heard is not None:
             child.process.signal(signal.SIGUSR1, session=False)
 
     def stop_all(self) -> None:
-        """End every child that still runs."""
+        """End every child that is still running."""
         self.stop(self.children, TERM_GRACE_SECONDS)
 
 
 def last_lines(path: Path, count: int) -> list[str]:
-    """The last lines of a text file, from its last 64 kB."""
+    """Return the last `count` lines of a text file, from its last 64 kB; empty if it does not exist."""
     if not path.exists():
         return []
     with path.open("rb") as file:
@@ -176,8 +184,10 @@ def last_lines(path: Path, count: int) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where an attempt begins: at the checkpoint of `step`, None for the model. `own` says that this start of
-    the run has committed it itself, so that nothing of it is to be skipped."""
+    """The point where an attempt begins: the checkpoint of `step`, or the original model if None.
+
+    `own` is True if this start of the run committed that checkpoint itself, so that no part of it is skipped.
+    """
 
     step: int | None
     own: bool = False
@@ -201,7 +211,7 @@ def _role_config(config: RLConfig, role: Role, plan: RolePlan, model_path: Path,
     if role.kind == "inference":
         host = {"host": role.host} if role.node else {}
         changes["server"] = section.server.model_copy(update={"port": role.port, **host})
-    else:  # one resolver: both processes are told the same step
+    else:  # resolved once, so that both processes begin at the same step
         changes["ckpt"] = _checkpoints(section.ckpt, role, origin)
     if role.kind == "orchestrator" and plan.base_urls:
         changes["client"] = section.client.model_copy(
@@ -211,8 +221,10 @@ def _role_config(config: RLConfig, role: Role, plan: RolePlan, model_path: Path,
 
 
 def _checkpoints(given: CheckpointConfig | None, role: Role, origin: Origin) -> CheckpointConfig | None:
-    """The settings of a process's checkpoints. Without any, a run commits when it is asked to end, and can go
-    on from that."""
+    """Return the checkpoint settings of a process.
+
+    If the user set none, the run still commits a checkpoint when it is stopped, and can resume from that.
+    """
     if given is None:
         if origin.step is None:
             return None

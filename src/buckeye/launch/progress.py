@@ -1,4 +1,4 @@
-"""What the user sees while a run goes on: a live line on a terminal, one plain line per step elsewhere."""
+"""Progress of a run on the console: a live line on a terminal, one plain line per step otherwise."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _SHOWN = {
     "orchestrator/perf/throughput": "{:,.0f} tokens/s",
     "orchestrator/batch/off_policy_level/max": "staleness {:.0f}",
 }
-"""The numbers of a step that the line has."""
+"""Metrics that the line shows, with their formats."""
 
 
 class Progress:
-    """Prints the progress of a run. On a terminal it rewrites one line; piped it prints a line per step."""
+    """Prints the progress of a run: one rewritten line on a terminal, one line per step in a pipe."""
 
     def __init__(self, metrics: Path, *, max_steps: int | None, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stdout
@@ -35,13 +35,16 @@ class Progress:
         self._started = time.monotonic()
         self._shown = ""
         self.step = 0
-        """Steps that the run has done."""
+        """Number of finished steps of the run."""
         self.trained = 0
-        """Steps that were trained since this was made; those that were trained again count again."""
+        """Number of steps trained since this object was created; repeated steps count each time."""
 
     def update(self, waiting_for: str, *, ended: bool = False) -> None:
-        """Read what is new and show it. `waiting_for` is shown on a terminal until the first step is done. A
-        step is shown when its batch is known as well, or if the run has `ended`."""
+        """Read new metrics and show them.
+
+        A terminal shows `waiting_for` until the first step is done. A step is shown once its batch is known
+        too, or when the run has `ended`.
+        """
         for record in self._tail.new():
             self._metrics.add(record)
             if record["process"] == "trainer":
@@ -59,13 +62,13 @@ class Progress:
             self._print(f"\r\x1b[2K{elapsed} | {text}"[: 4 + _columns()])
 
     def tell(self, lines: Sequence[str]) -> None:
-        """Print lines above the live one."""
+        """Print lines above the live line."""
         if lines:
             self.clear()
             self._print("".join(f"{line}\n" for line in lines))
 
     def clear(self) -> None:
-        """Take the live line away, so that a log line can be printed."""
+        """Erase the live line, so that a log line can be printed."""
         if self._live and self._shown:
             self._print("\r\x1b[2K")
             self._shown = ""
@@ -77,7 +80,7 @@ class Progress:
             self._shown = text
 
     def _line(self, step: Step) -> str:
-        """`Step 3/100 | reward 0.1160 | ...`; what is not known is left out."""
+        """Return `Step 3/100 | reward 0.1160 | ...`, without unknown values."""
         done = step.number + 1
         parts = [f"Step {done}/{self._max_steps}" if self._max_steps is not None else f"Step {done}"]
         for name, form in _SHOWN.items():
@@ -95,7 +98,7 @@ def _columns() -> int:
 
 
 def human_duration(seconds: float) -> str:
-    """45 s, 12 min, 3.5 h."""
+    """Return a duration as text: `45 s`, `12 min` or `3.5 h`."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     if seconds < 5400:

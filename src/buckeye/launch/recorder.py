@@ -1,4 +1,4 @@
-"""The launcher's own notes on its run: `status.json` as it is, `events.jsonl` as it comes to be."""
+"""The launcher's record of its run: `status.json` with the current state, `events.jsonl` with the history."""
 
 from __future__ import annotations
 
@@ -33,17 +33,16 @@ from buckeye.run_files.record import (
 
 log = logging.getLogger(__name__)
 
-_SAVE_SECONDS = 2.0  # at most so often because of what processes do
-_ALIVE_SECONDS = 10.0  # at least so often, as a sign of life for those who see only the file
+_SAVE_SECONDS = 2.0  # save at most this often because of changes in the processes
+_ALIVE_SECONDS = 10.0  # save at least this often, so that readers of the file alone see the launcher is alive
 
 
 class Recorder:
-    """Watches the processes and the directory of a run. It never ends a run: what cannot be written is a
-    warning, once.
+    """Records the processes and the directory of a run.
 
-    The command and the configuration of a run that goes on are written down when all of its processes are
-    ready, which says that they are accepted: what a trainer refuses must not be what the run is resumed with.
-    `before` is the record of an earlier start.
+    It never ends a run: if it cannot write, it warns once. The command and the configuration of a resumed run
+    are recorded only when all of its processes are ready, so that settings which a trainer rejects are not
+    used for the next resume. `before` is the record of an earlier start.
     """
 
     def __init__(
@@ -84,7 +83,7 @@ class Recorder:
         self.note("start", directory=where, resumed_step=resume_step, versions=made_by, machine=on)
 
     def observe(self, processes: Processes) -> None:
-        """Note what has changed since the last call; to be called again and again."""
+        """Record the changes since the last call; call it repeatedly."""
         changed = self._observe_children(processes.children)
         self._observe_files()
         ready = bool(self._processes) and all(known.ready for known in self._processes.values())
@@ -96,31 +95,31 @@ class Recorder:
             self._update()
 
     def began(self, identity: RunIdentity, resumed_step: int | None) -> None:
-        """A new attempt has begun, without a new start of the run."""
+        """Record a new attempt within this start of the run."""
         self._record = msgspec.structs.replace(self._record, attempt=identity.attempt)
         self.note("attempt", resumed_step=resumed_step)
         self._update(state="starting", start_step=resumed_step or 0, started=time.time())
 
     def restarting(self, ended: Ended) -> None:
-        """A process has ended and will be started again."""
+        """Record that a process has ended and will be restarted."""
         self.note("restart", process=ended.title, cause=ended.cause)
         self._restarts[ended.title] += 1
         self._update(restarts=self._record.restarts + 1)
 
     def stopping(self) -> None:
-        """Somebody has asked the run to stop."""
+        """Record that the run was requested to stop."""
         self.note("stopping")
         self._update(state="stopping")
 
     def ended(self, state: Recorded, reason: str | None = None) -> None:
-        """The run is over, and this is how."""
+        """Record that the run is over, with its final state and the reason."""
         self._observe_files()
         kinds: dict[Recorded, EventKind] = {"finished": "finish", "failed": "failure", "stopped": "stop"}
         self.note(kinds[state], **({"cause": reason} if reason else {}))
         self._update(state=state, reason=reason, ended=time.time(), processes=())
 
     def _accept(self) -> None:
-        """Write down how this start of the run is resumed."""
+        """Record the command and the configuration with which this start is resumed."""
         if self._config is None:
             return
         try:
@@ -132,7 +131,7 @@ class Recorder:
         self._update(**self._command)
 
     def _observe_children(self, children: Sequence[Child]) -> bool:
-        """Whether there are other processes than before, or some are ready that were not."""
+        """Return True if the set of processes has changed, or one of them became ready."""
         before, self._processes = self._processes, {}
         for child in children:
             known = before.get(child.key) or self._first_record(child)
@@ -142,7 +141,7 @@ class Recorder:
         return same != {key: known.ready for key, known in self._processes.items()}
 
     def _first_record(self, child: Child) -> ProcessRecord | None:
-        """None for a child that has ended already."""
+        """Return the first record of a child, or None if it has ended already."""
         try:
             started, birth = _beginning(child)
         except psutil.NoSuchProcess:
@@ -178,7 +177,7 @@ class Recorder:
         )
 
     def _observe_files(self) -> None:
-        """A directory with a new inode is a new version, also under a step that there was before."""
+        """Record new versions; a directory with a new inode is one, even if its step existed before."""
         for folder, seen in self._seen.items():
             now = self._versions(folder)
             for step, inode in now.items():
@@ -187,12 +186,12 @@ class Recorder:
             self._seen[folder] = now
 
     def _versions(self, folder: str) -> dict[int, int]:
-        """Step -> inode of every `step_N` in a folder of the run."""
+        """Return step -> inode of every `step_N` in a folder of the run."""
         found = {}
         for step, path in step_directories(self._output_dir / folder).items():
             try:
                 found[step] = path.stat().st_ino
-            except FileNotFoundError:  # removed in the meantime
+            except FileNotFoundError:  # removed meanwhile
                 continue
         return found
 
@@ -212,7 +211,7 @@ class Recorder:
             self._cannot_write(error)
 
     def note(self, event: EventKind, **details: object) -> None:
-        """Something has happened."""
+        """Append one event to `events.jsonl`."""
         try:
             write_event(self._output_dir, event, attempt=self._record.attempt, **details)
         except OSError as error:
@@ -227,8 +226,10 @@ class Recorder:
 
 
 def _beginning(child: Child) -> tuple[float, float]:
-    """When a child was started, and its birth; that of another node's is not known here. Raises
-    psutil.NoSuchProcess if it has ended already."""
+    """Return the start time and the birth of a child; for a child of another node, now and 0.
+
+    Raises psutil.NoSuchProcess if it has ended already.
+    """
     pid = child.process.pid
     if not child.is_here:
         return time.time(), 0.0

@@ -1,4 +1,4 @@
-"""Inference servers and gateways that die are started again, within limits; everything else goes on."""
+"""Restarts of inference servers and gateways that die, within limits; all other processes continue."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SAME_AT_EVERY_STEP = 3
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """Start it again after `delay` seconds, for the `count`th time of at most `most`."""
+    """A restart after `delay` seconds, the `count`th of at most `most`."""
 
     delay: float
     count: int
@@ -33,26 +33,32 @@ class Again:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """Do not start it again, and why not."""
+    """The decision not to restart, with the reason."""
 
     why: str
 
 
 @dataclass(slots=True)
 class Budget:
-    """The restarts of one process, or of those that live and die together: at most `most` within `window`
-    seconds, after delays of `first_delay`, twice that, and so on; progress gives all of them back."""
+    """Restart budget of one process, or of processes that restart together.
+
+    Allows `most` restarts within `window` seconds. The delay starts at `first_delay` and doubles each time.
+    Progress of the run refills the budget.
+    """
 
     most: int
     window: float
     first_delay: float = FIRST_DELAY
     _ends: list[float] = field(default_factory=list)
     _last: tuple[str, int] | None = None
-    _same: int = 0  # ends in a row with the same cause, each a step after the one before at most
+    _same: int = 0  # consecutive ends with the same cause, at most one step apart
 
     def after(self, now: float, *, cause: str | None, step: int) -> Again | GiveUp:
-        """What follows on an end at the time `now`. `cause` is the error that the process named itself, None
-        if it was ended by others; `step` is how far the run had come."""
+        """Return the decision after a process ended at the time `now`.
+
+        `cause` is the error that the process itself reported, or None if it was killed. `step` is the
+        number of steps that the run had finished.
+        """
         before, self._last = self._last, None if cause is None else (cause, step)
         if cause is not None and before == (cause, step):
             return GiveUp(
@@ -72,7 +78,7 @@ class Budget:
         return Again(min(_LONGEST_DELAY, self.first_delay * 2 ** (count - 1)), count, self.most)
 
     def refill(self) -> None:
-        """The run has made progress since."""
+        """Allow all restarts again, after progress of the run."""
         self._ends.clear()
 
     def _said(self) -> str:
@@ -85,20 +91,23 @@ class Budget:
 
 
 NODE_SECONDS = 1.0
-"""Until a start is tried again for which a node was not there."""
+"""Delay before the next try if the node of a process was absent."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ended:
-    """A process that has ended and will be started again: its title, and why it ended in one line."""
+    """A process that ended and will be restarted: its title, and the cause in one line."""
 
     title: str
     cause: str
 
 
 class Restarts:
-    """Restarts the servers of a run: inference and gateways that have ended, and inference that the
-    orchestrator asks for. `note` is told of each end. A server that refuses its settings ends the run."""
+    """Restarts the servers of a run: gateways, environment workers and inference.
+
+    Also restarts inference servers on request of the orchestrator. Calls `note` at each end. A server that
+    rejects its settings ends the run.
+    """
 
     def __init__(
         self,
@@ -117,11 +126,14 @@ class Restarts:
         self._memory = Memory.now()
         self._budgets: dict[str, Budget] = {}
         self._due: list[tuple[float, Role]] = []
-        take_restart_requests(output_dir)  # those of an earlier start are not for these servers
+        take_restart_requests(output_dir)  # discard requests about the servers of an earlier start
 
     def tend(self, step: int) -> None:
-        """Look after the servers of a run that has done `step` steps; to be called again and again. Raises
-        RunError with the last lines of a server that ended too often."""
+        """Restart servers that ended or that are to be replaced; call it repeatedly.
+
+        `step` is the number of finished steps. Raises RunError, with the last lines of the server, if a
+        server ended too often.
+        """
         for request in take_restart_requests(self._output_dir):
             for child in self._processes.of_kind("inference"):
                 if request.url == child.role.url and child.running:
@@ -137,12 +149,12 @@ class Restarts:
             self._start(due[1], now)
 
     def refill(self) -> None:
-        """The run has made progress."""
+        """Refill all budgets, after progress of the run."""
         for budget in self._budgets.values():
             budget.refill()
 
     def _start(self, role: Role, now: float) -> None:
-        if self._processes.absent([role]):  # the run goes on without it, as long as it can
+        if self._processes.absent([role]):  # the run continues without this server
             self._due.append((now + NODE_SECONDS, role))
             return
         self._processes.start(role)
@@ -171,7 +183,7 @@ class Restarts:
 
 
 def described(again: Again, limits: SupervisionConfig) -> str:
-    """`1 s (restart 1 of at most 5 within 10 minutes)`."""
+    """Return the delay and count as text: `1 s (restart 1 of at most 5 within 10 minutes)`."""
     return (
         f"{again.delay:g} s (restart {again.count} of at most {again.most} within "
         f"{limits.restart_window / 60:g} minutes)"

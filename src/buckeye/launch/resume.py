@@ -1,4 +1,4 @@
-"""Going on with a run: from which step, after what is left of it has ended, and with which command."""
+"""Resuming a run: its first step, leftover processes of an earlier start, and the command."""
 
 from __future__ import annotations
 
@@ -34,24 +34,25 @@ _LEFT_SECONDS = 60.0
 _POLL_SECONDS = 0.2
 _TELL_SECONDS = 10.0
 _OF_A_START = ("--clean", "--resume", "--dry-run", "--no-clean", "--no-resume", "--no-dry-run")
-"""Flags that say how a run is started; they may have a value, as in `--clean true`."""
+"""Flags that choose how a run starts; they may have a value, as in `--clean true`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """Where a start of a run begins: at the checkpoint of `step`, None for the model. `again` says that it
-    goes on with a run that was started before."""
+    """The point where a start begins: the checkpoint of `step`, or the original model if None.
+
+    `again` is True if the start continues a run that was started before.
+    """
 
     step: int | None
     again: bool
 
 
 def beginning(config: RLConfig) -> Beginning:
-    """What a configuration asks for. A run that is to go on and has committed no checkpoint begins at the
-    model again.
+    """Return where the run begins, as the configuration requests.
 
-    Raises CheckpointError if there is nothing to go on with, or if it is damaged, and UsageError if it does
-    not fit the configuration.
+    A resumed run without any committed checkpoint begins at the original model. Raises CheckpointError if the
+    requested checkpoint is missing or damaged, and UsageError if it does not match the configuration.
     """
     ckpt = config.trainer.ckpt
     if ckpt is None or ckpt.resume_step is None:
@@ -67,9 +68,11 @@ def beginning(config: RLConfig) -> Beginning:
 
 
 def where_it_left_off(output_dir: Path) -> CheckpointInfo | None:
-    """The checkpoint that a run goes on from: its newest; but that with which its newest attempt began, if
-    that has committed none. Who went back to an earlier step does not land on what was left. None without
-    one."""
+    """Return the checkpoint from which the run would resume, or None without checkpoints.
+
+    This is the newest one. But if the newest attempt began at another checkpoint and has committed none
+    since, it is that one, so a user who went back to an earlier step stays there.
+    """
     by_age = checkpoints_by_age(output_dir / "checkpoints")
     if not by_age:
         return None
@@ -83,17 +86,21 @@ def where_it_left_off(output_dir: Path) -> CheckpointInfo | None:
 
 
 def newest_commit(output_dir: Path, *, first_attempt: int, verify: bool = False) -> CheckpointInfo | None:
-    """The newest checkpoint that an attempt from `first_attempt` on has committed, None without one. With
-    `verify`, damaged ones are passed over, and named in a warning."""
+    """Return the newest checkpoint committed by attempt `first_attempt` or a later one, or None.
+
+    With `verify`, damaged checkpoints are skipped with a warning.
+    """
     by_age = reversed(checkpoints_by_age(output_dir / "checkpoints"))
     own = takewhile(lambda info: info.attempt >= first_attempt, by_age)
     return first_whole(own, verify_checkpoint) if verify else next(own, None)
 
 
 def wait_for_leftovers(output_dir: Path) -> None:
-    """Until no process of an earlier start of this run is there. They end with their launcher, which may have
-    been killed a moment ago; one that cannot, because it is suspended or hangs, is killed. Raises RunError if
-    that is no use."""
+    """Wait until no process of an earlier start of this run is left.
+
+    Such processes end with their launcher, which may have been killed a moment ago. One that is suspended or
+    does not end in time is killed. Raises RunError if killing fails.
+    """
     if not (output_dir / STATUS_FILE).exists():
         return
     try:
@@ -127,19 +134,19 @@ def _is_suspended(process: psutil.Process) -> bool:
 
 
 def resume_command(command: Sequence[str]) -> str:
-    """The command that continues the run which `command` started, from its newest checkpoint."""
+    """Return the command that resumes the run which `command` started, from its newest checkpoint."""
     return shlex.join(to_resume(command))
 
 
 def to_resume(words: Sequence[str]) -> list[str]:
-    """The words of a command, or of its flags, changed so that they continue the run."""
+    """Return the args of a command, or only its flags, changed so that they resume the run."""
     return [*without_flags(words, (*_OF_A_START, "ckpt.resume-step")), "--resume"]
 
 
 def without_flags(words: Sequence[str], endings: tuple[str, ...]) -> list[str]:
-    """The words without the flags that end so, however they are spelled, and without their values."""
+    """Return the args without flags that end in one of `endings`, however spelled, and their values."""
     kept: list[str] = []
-    before = False  # whether the word before may have this one as its value
+    before = False  # True if the previous arg may have this one as its value
     for word in words:
         value = before and not word.startswith(("--", "@"))
         unwanted = word.startswith("--") and word.replace("_", "-").partition("=")[0].endswith(endings)
@@ -150,5 +157,5 @@ def without_flags(words: Sequence[str], endings: tuple[str, ...]) -> list[str]:
 
 
 def arguments_of(command: Sequence[str]) -> list[str]:
-    """The words after `rl`, or after `buckeye rl`."""
+    """Return the args after `rl` or `buckeye rl`."""
     return list(command[2:] if command[0] == "buckeye" else command[1:])

@@ -1,4 +1,4 @@
-"""What a checkpoint cannot take over, said before anything is started."""
+"""Checks that a checkpoint fits the settings of a resumed run, before any process starts."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _LORA = "model.experimental.lora"
 def refuse_misfit(
     trainer: TrainerConfig | SFTConfig, info: CheckpointInfo, *, section: str = "trainer."
 ) -> None:
-    """Raise UsageError, with every reason, if the trainer could not go on from a checkpoint under these
-    settings: fewer steps, an adapter instead of a complete model or the reverse, another optimizer.
+    """Raise UsageError, with every reason, if the trainer could not resume from a checkpoint.
 
-    The trainer checks the rest. `section` is where its settings are, for messages.
+    Checks for fewer steps than done, an adapter instead of a complete model or the reverse, and another
+    optimizer. The trainer itself checks the rest. `section` prefixes the names of the settings in messages.
     """
     from safetensors import SafetensorError
 
     state = trainer_state(info)
     misfits: list[str] = []
     for look in (_step_misfits, _weight_misfits, _optimizer_misfits):
-        with suppress(OSError, ValueError, KeyError, TypeError, SafetensorError):  # damaged: others say how
+        with suppress(OSError, ValueError, KeyError, TypeError, SafetensorError):  # reported elsewhere
             misfits += look(trainer, info.step, state)
     if misfits:
         listed = "\n".join(f"  {section}{line}" for line in misfits)
@@ -59,7 +59,7 @@ def _optimizer_misfits(trainer: TrainerConfig | SFTConfig, step: int, state: Pat
 
 
 def _optimizer_names(state: Path) -> list[str]:
-    """The names of what an optimizer keeps, as `<parameter>/<type>.<name>`; none before its first step."""
+    """Return the names of optimizer tensors, `<parameter>/<type>.<name>`; none before the first step."""
     from safetensors import safe_open
 
     names: list[str] = []

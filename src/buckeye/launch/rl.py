@@ -1,4 +1,4 @@
-"""`rl`: start inference, orchestrator and trainer, watch them, show progress, end them all in good order."""
+"""`rl`: start inference, orchestrator and trainer, supervise them, show progress, and stop them in order."""
 
 from __future__ import annotations
 
@@ -69,29 +69,30 @@ _LONGEST_SHOWN = 3000  # characters of a rollout's text
 
 
 def run_rl(config: RLConfig, command: Sequence[str]) -> int:
-    """Run to the end and return the exit code. `command` is what the user typed, for messages that repeat it.
+    """Run the training to its end and return the exit code.
 
-    Raises UsageError before anything was started, RunError if a process failed.
+    `command` is the argv that the user typed; messages repeat it. Raises UsageError before any process
+    starts, and RunError if a process fails.
     """
     output_dir = config.output_dir
     check_trackers(config.trackers(config.trainer.wandb))
     with locked(output_dir), held_ports() as ports:
         ckpt = config.trainer.ckpt
         if ckpt is not None and ckpt.store is not None:
-            setup_logging(config.log.level, LAUNCHER, None)  # it may take a while, and says so
+            setup_logging(config.log.level, LAUNCHER, None)  # the download may be slow and logs its progress
             bring(output_dir, ckpt.store, ckpt.resume_step)
         begin = beginning(config)
         afresh = not begin.again and not config.clean
         if afresh:
             refuse_used(output_dir, resume_command=resume_command(command))
         wait_for_leftovers(output_dir)
-        if afresh:  # what was left may have come to the end of a step
+        if afresh:  # a leftover process may have finished a step meanwhile
             refuse_used(output_dir, resume_command=resume_command(command))
         model_path = fetch_model(config.trainer.model.name)
         tokenizer = check_tokenizer(config)
-        if tokenizer.state == "failed":  # of a model that was not here before
+        if tokenizer.state == "failed":  # the model was downloaded only now, so no earlier check saw it
             raise UsageError(tokenizer.line)
-        if config.cluster.nodes > 1:  # nodes are waited for, which is said before the run has its log
+        if config.cluster.nodes > 1:  # the wait for nodes is logged before the run has its log file
             setup_logging(config.log.level, LAUNCHER, None)
         with other_nodes(config) as nodes:
             return _run_planned(config, command, begin, model_path, ports, nodes)
@@ -125,7 +126,7 @@ def _run_planned(
         aside = put_aside(output_dir, needed=[model_path])
     before = earlier_start(output_dir) if begin.again else None
     identity = begin_attempt(output_dir, resumed_step=begin.step)
-    (output_dir / REMOTE_FILE).unlink(missing_ok=True)  # where it was before
+    (output_dir / REMOTE_FILE).unlink(missing_ok=True)  # an earlier attempt may have run on another machine
     prune_logs(output_dir, config.disk.keep_logs)
     setup_logging(config.log.level, LAUNCHER, run_log(output_dir))
     if disk.state == "warning":
@@ -143,7 +144,7 @@ def _run_planned(
     played, at_once = played_environments(config), config.orchestrator.rollouts_at_once
     hosts = run_hosts(played, rollouts=at_once, sites=sites, address=nodes.address)
     plan = replace(plan, roles=(*hosts.roles, *plan.roles))
-    uploads = uploads_of(output_dir, config.trainer.ckpt)  # has the keys, which nothing that is started gets
+    uploads = uploads_of(output_dir, config.trainer.ckpt)  # reads the store's keys; child processes get none
     forbid_looking()
     forget_other_keys(config)
     trackers = config.trackers(config.trainer.wandb)
@@ -188,7 +189,7 @@ def _run_recorded(
 
 
 def _last_words(config: RLConfig, seconds: float) -> str | None:
-    """Say how a run has ended that has done all its steps; why nothing was learnt in it, if so."""
+    """Log the result of a finished run and return the reason if nothing was learned, else None."""
     steps = read_run(config.output_dir / "metrics.jsonl").steps()
     why = nothing_learnt(steps, config.output_dir)
     if why is None:
@@ -198,14 +199,14 @@ def _last_words(config: RLConfig, seconds: float) -> str | None:
     try:
         for line in evaluation_lines(read_scores(config.output_dir)):
             log.info("%s", line)
-    except UsageError as error:  # a damaged file ends no finished run
+    except UsageError as error:  # a damaged score file must not fail a finished run
         log.warning("%s", error)
     log.info("%s | %s", human_duration(seconds), _what_is_there(config))
     return why
 
 
 def evaluation_lines(scores: Sequence[Score]) -> Iterator[str]:
-    """Yield a line for each environment: its first evaluation and its last, with intervals."""
+    """Yield one line per environment: its first and its last evaluation, with confidence intervals."""
     by_environment: dict[str, list[Score]] = {}
     for score in scores:
         by_environment.setdefault(score.environment, []).append(score)
@@ -274,14 +275,14 @@ def _run(
 
 
 def _first_rollout(config: RLConfig) -> str:
-    """What was played first, in words; "" until a batch is there."""
+    """Return the text of the run's first rollout, or "" if no step has rollouts yet."""
     steps = rollout_steps(config.output_dir)
     played, _ = read_rollouts(config.output_dir, steps[0]) if steps else ([], 0)
     return "\n".join(whole_rollout(played[0], _LONGEST_SHOWN)) if played else ""
 
 
 def _success(steps: Sequence[Step]) -> int:
-    """The level of the last line."""
+    """Return the log level of the final message: WARNING if nearly all steps were skipped or empty."""
     trained = [step for step in steps if step.trained is not None]
     skipped = sum(bool(step.value("trainer/skipped")) for step in trained)
     empty = max((int(step.value("trainer/empty_steps") or 0) for step in trained), default=0)
@@ -303,7 +304,10 @@ def _what_is_there(config: RLConfig) -> str:
 
 
 def _run_environment(config: RLConfig) -> dict[str, str]:
-    """What all processes are told, on all nodes; of keys only those of the run's own servers."""
+    """Return the variables that all processes get, on all nodes.
+
+    The only key among them is the one of the run's own inference servers.
+    """
     key = os.environ.get("BUCKEYE_INFERENCE_KEY") or secrets.token_urlsafe(24)
     return {
         "BUCKEYE_INFERENCE_KEY": key,
@@ -313,7 +317,7 @@ def _run_environment(config: RLConfig) -> dict[str, str]:
 
 
 def _way_to_ray(config: RLConfig) -> dict[str, str]:
-    """What vLLM needs to find the cluster, in which it starts processes itself."""
+    """Return the variables that vLLM needs to find the Ray cluster, where it starts processes itself."""
     given = config.cluster.ray_address
     place = {} if given == "auto" else {"RAY_ADDRESS": given}
     names = ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN")
@@ -321,7 +325,7 @@ def _way_to_ray(config: RLConfig) -> dict[str, str]:
 
 
 def _stop_early(config: RLConfig, processes: Processes, stop: StopFlag, command: Sequence[str]) -> int:
-    """Let the trainer finish its step and checkpoint; a second Ctrl-C ends it at once."""
+    """Let the trainer finish its step and write a checkpoint; a second Ctrl-C ends it immediately."""
     grace = config.stop_seconds
     log.info("Stopping: the trainer finishes its step and checkpoints (Ctrl-C again to end at once)")
     _end_trainers(processes, stop, grace)
@@ -339,8 +343,11 @@ def _stop_early(config: RLConfig, processes: Processes, stop: StopFlag, command:
 
 
 def _end_trainers(processes: Processes, stop: StopFlag, grace: float) -> None:
-    """Ask the trainers to end, and wait until they have: at most `grace` seconds, until the next Ctrl-C, or
-    until one has failed, without whom the others cannot finish a step."""
+    """Request the trainers to stop, and wait until they have.
+
+    The wait ends after `grace` seconds, at the next Ctrl-C, or when one trainer fails: the other ranks
+    cannot finish a step without it.
+    """
     trainers = processes.of_kind("trainer")
     stop.requested = False
     processes.request_stop(trainers)
@@ -356,6 +363,6 @@ def _failed(trainer: Child) -> bool:
 
 
 def final_weights(config: RLConfig) -> Path:
-    """The directory of the newest published weights."""
+    """Return the directory of the newest published weights."""
     root = config.output_dir / "weights"
     return [root, *step_directories(root).values()][-1]

@@ -1,4 +1,4 @@
-"""The keys that a run needs where it does not find them by itself: on another machine, in a job of Slurm."""
+"""Keys that a run needs on another machine or in a Slurm job, where it cannot find them itself."""
 
 from __future__ import annotations
 
@@ -14,17 +14,26 @@ from buckeye.launch.mcp_gateways import variables_of
 _NOT_KEYS = {"HOME", "HOSTNAME", "LANG", "LOGNAME", "PATH", "PWD", "SHELL", "TERM", "TMPDIR", "USER"}
 _OF_MACHINES = ("PRIME_", "AWS_", "GOOGLE_", "AZURE_")
 _RENTING = "PRIME_API_KEY"  # never leaves: it could rent and end everything
+_OF_STORES = {
+    "s3": (
+        *("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"),
+        *("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"),
+    )
+}
+"""What opens a store for checkpoints, by its kind. The launcher has it, and nothing that it starts."""
 
 
 def played_environments(config: RLConfig) -> list[EnvConfig]:
-    """The environments of training and of evaluations."""
+    """Return the environments of training and of evaluations."""
     evaluated = config.orchestrator.eval.env if config.orchestrator.eval is not None else []
     return [*config.orchestrator.env, *evaluated]
 
 
 def names_of_keys(config: RLConfig) -> list[str]:
-    """The keys that Buckeye knows, and the variables that environments and servers of tasks are given. What
-    a prompt mentions is no reason to send it."""
+    """Return the names of Buckeye's keys, and of the variables of environments and of the tasks' servers.
+
+    A variable that only a prompt mentions is not included.
+    """
     known, played = variables(), played_environments(config)
     names = [*KEYS, *variables_of(played)]
     names += [name for env in played for name in env.variables]
@@ -33,8 +42,10 @@ def names_of_keys(config: RLConfig) -> list[str]:
 
 
 def forget_other_keys(config: RLConfig) -> None:
-    """Take from this process the keys to machines, unless the run's settings name them: what it starts, also
-    by libraries of others, has its variables."""
+    """Remove keys for machines from this process's variables, unless the run's settings name them.
+
+    All child processes, and third-party code in them, would inherit these variables.
+    """
     named = {*names_of_keys(config), *_texts(config.model_dump(mode="json"))}
     for name in [name for name in os.environ if name.startswith(_OF_MACHINES) and name not in named]:
         if is_secret(name):
@@ -49,6 +60,8 @@ def _texts(value: Any) -> list[str]:
 
 
 def keys_of_run(config: RLConfig) -> dict[str, str]:
-    """Those keys, as far as they are set."""
-    known = variables()
-    return {name: known[name] for name in names_of_keys(config) if known.get(name)}
+    """Return those keys, and those of the store for checkpoints, as far as they are set."""
+    known, ckpt = variables(), config.trainer.ckpt
+    store = ckpt.store if ckpt is not None and ckpt.store is not None else ""
+    names = [*names_of_keys(config), *_OF_STORES.get(store.partition("://")[0], ())]
+    return {name: known[name] for name in names if known.get(name)}

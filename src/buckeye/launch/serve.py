@@ -1,4 +1,4 @@
-"""An inference server of one's own for the length of a block: for `chat` and `eval`."""
+"""A temporary inference server for the duration of a block, for `chat` and `eval`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _WATCH_SECONDS = 0.2
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServedModel:
-    """A running server for one model. `base_url` ends in /v1."""
+    """A running server for one model; `base_url` ends in `/v1`."""
 
     base_url: str
     api_key: str
@@ -46,7 +46,7 @@ class ServedModel:
         max_tokens: int,
         timeout: float = 600.0,
     ) -> str:
-        """One chat completion. Raises InferenceError if the server refuses."""
+        """Return the reply of one chat completion. Raises InferenceError if the request fails."""
         body = {
             "model": self.model,
             "messages": list(messages),
@@ -68,15 +68,17 @@ class ServedModel:
 
 @asynccontextmanager
 async def served_model(path: Path, *, config: InferenceConfig | None = None) -> AsyncIterator[ServedModel]:
-    """Start an engine for the model at `path` on a free loopback port; end it afterwards. If it ends by
-    itself, the block is cancelled and RunError says how."""
+    """Start an engine for the model at `path` on a free loopback port, and end it after the block.
+
+    If the engine ends by itself, the block is cancelled, and RunError gives the reason.
+    """
     key = secrets.token_urlsafe(24)
     with held_ports() as ports, tempfile.TemporaryDirectory(prefix="buckeye-serve-") as scratch:
         (port,), directory, memory = ports.choose(1), Path(scratch), Memory.now()
 
         def check() -> None:
             for child in processes.children:
-                child.heartbeats.read(time.monotonic())  # else its pipe would fill
+                child.heartbeats.read(time.monotonic())  # otherwise the pipe fills up
                 if child.returncode is not None:
                     raise RunError(diagnosis(child, child.returncode, memory, directory))
 
@@ -122,8 +124,8 @@ async def _as_long_as_it_runs(check: Callable[[], None]) -> AsyncIterator[None]:
             yield
             watching.cancel()
     except BaseExceptionGroup as group:
-        await asyncio.sleep(_WATCH_SECONDS)  # a process that is killed closes its connections before it ends
-        check()  # that the server has ended explains what went wrong in the block
+        await asyncio.sleep(_WATCH_SECONDS)  # a killed process closes its connections before it ends
+        check()  # if the server has ended, that explains the error in the block
         raise group.exceptions[0] from None
 
 
@@ -134,7 +136,7 @@ async def _watch(check: Callable[[], None]) -> None:
 
 
 async def _ready(check: Callable[[], None], base_url: str, key: str, model: str) -> None:
-    """Until the server answers; at once with its last lines if it ends instead."""
+    """Wait until the server is ready. Raises RunError, with its last lines, as soon as it ends instead."""
     async with InferenceClient([base_url], api_key=key, timeout=_START_SECONDS, model=model) as client:
         waiting = asyncio.create_task(client.wait_ready(_START_SECONDS))
         try:

@@ -1,4 +1,4 @@
-"""Looking after the processes of a run: what hangs is killed, what dies is started again, waits are shown."""
+"""Supervision of a run's processes: kill those that hang, restart those that die, report stalls."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ log = logging.getLogger(__name__)
 
 _GAP_SECONDS = 5.0
 _LOOK_SECONDS = 2.0
-_STACK_SECONDS = 2.0  # between the signal that asks for stacks and the end
+_STACK_SECONDS = 2.0  # between the signal that requests stacks and the kill
 _PROGRESS_STEPS = 3
 
 
 class Supervisor:
-    """Starts the processes of a run and looks after them until they are done."""
+    """Starts the processes of a run and supervises them until they finish."""
 
     def __init__(self, launch: Launch, plan: RolePlan, processes: Processes, recorder: Recorder) -> None:
         self._launch = launch
@@ -43,7 +43,7 @@ class Supervisor:
         self._refilled_at = self._furthest
 
     def start(self) -> None:
-        """Start every process, and log it."""
+        """Start every process and log each kind with its devices."""
         plan = self._attempts.plan
         where = "GPU(s)" if plan.on_gpu else "CPU slot(s)"
         for kind in ("gateway", "workers", "inference", "orchestrator", "trainer"):
@@ -55,9 +55,11 @@ class Supervisor:
                 self._processes.start(role)
 
     def tick(self, *, step: int, trained: int) -> bool:
-        """Look at everything once; to be called again and again. The run has done `step` steps; `trained`
-        counts also those that were done again. True when it is finished. Raises RunError when it cannot go
-        on."""
+        """Run one supervision tick and return True once the run has finished; call it repeatedly.
+
+        `step` is the number of finished steps; `trained` also counts steps that were repeated after a
+        restart. Raises RunError if the run cannot continue.
+        """
         now = time.monotonic()
         for child in self._processes.children:
             child.heartbeats.read(now)
@@ -74,7 +76,7 @@ class Supervisor:
         return self._attempts.running and all(child.returncode == 0 for child in working)
 
     def _forgive_a_gap(self, now: float) -> None:
-        """If this process was suspended, nobody has listened: all deadlines start again."""
+        """Restart all deadlines if this process was suspended, because no heartbeats were read meanwhile."""
         gap, self._ticked = now - self._ticked, now
         if gap > _GAP_SECONDS:
             log.info("The launcher did nothing for %s: all deadlines start again", human_duration(gap))
@@ -95,7 +97,7 @@ class Supervisor:
         self._attempts.refill()
 
     def _look(self, now: float) -> None:
-        """What need not be known ten times a second."""
+        """Run the checks that need not run at every tick: memory, new checkpoints, stalls."""
         for child in self._processes.children:
             child.memory = child.process.memory() or child.memory
         commits = checkpoints_by_age(self._launch.config.output_dir / "checkpoints")
@@ -109,7 +111,7 @@ class Supervisor:
             self._tell_the_stall(now)
 
     def _end_the_ill(self, now: float) -> None:
-        """What hangs is killed; what still can writes its Python stacks first."""
+        """Kill processes that hang; request their Python stacks first."""
         before, self._doomed = self._doomed, {}
         for child in self._processes.children:
             ill = illness(child.heartbeats, self._limits, now)

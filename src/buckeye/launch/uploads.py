@@ -1,4 +1,4 @@
-"""The checkpoints of a run's directory go to its object store while the run goes on."""
+"""Background uploads of a run's checkpoints to its object store."""
 
 from __future__ import annotations
 
@@ -39,15 +39,17 @@ log = logging.getLogger(__name__)
 _LOOK_SECONDS = 1.0
 _POLL_SECONDS = 0.1
 _TELL_SECONDS = 10.0
-_PAUSES = (5.0, 300.0)  # after the first failure, and at most
-_LAST_PAUSE = 5.0  # when the run has ended
-_LAST_TRIES = 3  # of what is denied then
+_PAUSES = (5.0, 300.0)  # after the first failure, and the maximum
+_LAST_PAUSE = 5.0  # once the run has ended
+_LAST_TRIES = 3  # once the run has ended, for uploads that the store denies
 
 
 class State(msgspec.Struct, kw_only=True, frozen=True):
-    """How the uploads of a run are. `committed` is the step of the newest checkpoint in the store, `waiting`
-    has those that are not there yet, `uploading` the one that is uploaded now. `failures` are in a row, and
-    `error` is the last of them."""
+    """State of the uploads of a run.
+
+    `committed` is the step of the newest checkpoint in the store. `waiting` lists the steps still to upload,
+    and `uploading` is the one in progress. `failures` counts consecutive failures; `error` is the last one.
+    """
 
     url: str
     committed: int | None = None
@@ -58,11 +60,11 @@ class State(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class Uploads:
-    """Uploads the committed checkpoints of a run's directory on a thread, one at a time and the newest first,
-    and deletes there what `keep` leaves out. Training never waits for it. What fails is told, and done again
-    for as long as the run goes on.
+    """Uploads the committed checkpoints of a run's directory on a thread, one at a time, newest first.
 
-    Leaving this as a context waits for what is not there yet, at most `patience` seconds, or until Ctrl-C.
+    Deletes from the store the checkpoints beyond `keep`. Training never waits for it. A failed upload is
+    logged and retried as long as the run lasts. On exit, the context waits for pending uploads: at most
+    `patience` seconds, or until Ctrl-C.
     """
 
     def __init__(self, output_dir: Path, store: Store, *, keep: int | None, patience: float) -> None:
@@ -102,7 +104,7 @@ class Uploads:
 
     @property
     def left(self) -> list[int]:
-        """The steps of the checkpoints that are to be in the store, and are not."""
+        """Steps of the checkpoints that still have to be uploaded."""
         return self._state.waiting
 
     def _work(self) -> None:
@@ -113,7 +115,7 @@ class Uploads:
                 if self._state.failures and not waits:
                     log.info("%s is reached again", self._state.url)
                     self._tell(failures=0, error=None)
-            except Exception as error:  # whatever it is, the run goes on, and so do the uploads
+            except Exception as error:  # no error may end the run or the uploads
                 self._failed(error)
                 continue
             if not waits:
@@ -122,19 +124,19 @@ class Uploads:
                 self._ending.wait(_LOOK_SECONDS)
 
     def look(self) -> bool:
-        """Upload the newest that is not there, and delete what is to go; whether there may be more to do."""
+        """Upload the newest missing checkpoint and delete old ones; return True if more work may be left."""
         local = checkpoints_by_age(self._root)
         if self._there is not None and {(i.attempt, i.step) for i in local} <= self._there:
             return False
         stored = self._store.checkpoints()
         if self._there is None and stored:
-            with suppress(CheckpointError):  # whoever wants to go on from it will hear of it
+            with suppress(CheckpointError):  # a resume from that checkpoint reports the damage
                 self._kept_before = self._store.manifest(stored[-1]).kept
         self._there = {(info.attempt, info.step) for info in stored}
         waiting = self._waiting(local, stored)
         self._tell(committed=stored[-1].step if stored else None, waiting=[i.step for i in waiting])
         if not waiting:
-            self._there |= {(info.attempt, info.step) for info in local}  # not to be there, or from elsewhere
+            self._there |= {(info.attempt, info.step) for info in local}  # never uploaded: skip
             self._tidy(stored)
             return False
         if len(waiting) > 1:
@@ -150,7 +152,7 @@ class Uploads:
     def _waiting(
         self, local: Sequence[CheckpointInfo], stored: Sequence[CheckpointInfo]
     ) -> list[CheckpointInfo]:
-        """What of the directory is to be in the store and is not, the newest last."""
+        """Return the checkpoints of the directory that are missing in the store, newest last."""
         there = {(info.attempt, info.step) for info in stored}
         ages = sorted({*there, *((info.attempt, info.step) for info in local)})
         newest = set(ages[-self._keep :] if self._keep is not None else ages)
@@ -199,7 +201,7 @@ class Uploads:
         self._store.tidy(self._keep if kept is not None else None, protected=kept or ())
 
     def _kept(self, infos: Sequence[CheckpointInfo]) -> Collection[int] | None:
-        """The steps that stay however old they are; None if that is not known."""
+        """Return the steps to keep regardless of their age, or None if unknown."""
         try:
             scores = read_scores(self._run)
             best = best_by_reward(infos, scores)
@@ -232,16 +234,16 @@ class Uploads:
         time.sleep(_LAST_PAUSE)
 
     def _tell(self, **changes: Any) -> None:
-        """Record how the uploads are."""
+        """Update the state and write it to the run directory."""
         self._state = msgspec.structs.replace(self._state, **changes)
-        if self._root.is_dir():  # not before there is a checkpoint
+        if self._root.is_dir():  # without checkpoints there is nothing to report
             said = {**msgspec.to_builtins(self._state), "text": describe(self._state)}
-            with suppress(OSError):  # a full disk is others' to tell
+            with suppress(OSError):  # other parts report a full disk
                 write_file(self._run / UPLOADS_FILE, json.dumps(said))
 
 
 def describe(state: State) -> str:
-    """How the uploads of a run are, in one line."""
+    """Return the state of the uploads in one line."""
     parts = [f"step {state.committed} is there" if state.committed is not None else "nothing is there yet"]
     if state.uploading is not None:
         parts.append(f"step {state.uploading} is uploaded now")
@@ -255,7 +257,7 @@ def describe(state: State) -> str:
 
 @contextmanager
 def _held(path: Path) -> Iterator[None]:
-    """Let nobody delete an old checkpoint while it is uploaded."""
+    """Lock a checkpoint, so that it is not deleted during its upload."""
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         with suppress(OSError):  # a file system without locks
@@ -266,7 +268,7 @@ def _held(path: Path) -> Iterator[None]:
 
 
 def uploads_of(output_dir: Path, ckpt: CheckpointConfig | None) -> AbstractContextManager[Uploads | None]:
-    """Return the uploads of a run, which run inside the block; without a store a context of None."""
+    """Return the uploads of a run as a context manager; without a store, a context of None."""
     if ckpt is None or ckpt.store is None:
         return nullcontext()
     return Uploads(output_dir, Store(ckpt.store), keep=ckpt.keep, patience=ckpt.store_timeout)

@@ -1,4 +1,4 @@
-"""Who waits for whom in a run, from what its processes say themselves."""
+"""Waits between the processes of a run, as the processes report them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from buckeye.run_files.record import RunRecord
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wait:
-    """`who` waits for `what` of `whom`, since a time in seconds. A process that works waits for nobody:
-    `whom` is None, and `what` is its work."""
+    """`who` waits for `what` of `whom`, since a time in seconds.
+
+    If the process works instead, `whom` is None, and `what` is its work.
+    """
 
     who: str
     whom: str | None
@@ -23,8 +25,10 @@ class Wait:
 
 
 def waits(record: RunRecord) -> list[Wait]:
-    """Of the processes of a run, as they were recorded; times since the epoch. The processes of a kind that
-    all do the same are one."""
+    """Return the waits of a recorded run, with times since the epoch.
+
+    Processes of one kind that all wait for the same thing are merged.
+    """
     return _merged(
         Wait(who=known.title, whom=known.on, what=known.doing, since=known.since or known.started)
         for known in record.processes
@@ -32,7 +36,7 @@ def waits(record: RunRecord) -> list[Wait]:
 
 
 def waits_of(children: Sequence[Child]) -> list[Wait]:
-    """The same of processes with heartbeats, now; times on the monotonic clock."""
+    """Return the current waits of processes with heartbeats, merged by kind; times are monotonic."""
     found = []
     for child in children:
         newest = child.heartbeats.newest
@@ -45,7 +49,7 @@ def waits_of(children: Sequence[Child]) -> list[Wait]:
 
 
 def sentence(wait: Wait, now: float) -> str:
-    """Such as: trainer waits for batch 12 from orchestrator (for 35 s)."""
+    """Return a wait as text, such as `trainer waits for batch 12 from orchestrator (for 35 s)`."""
     since = human_duration(max(0.0, now - wait.since))
     if wait.whom is None:
         return f"{wait.who}: {wait.what} (for {since})"

@@ -1,4 +1,4 @@
-"""Why a process of a run has ended, as far as this machine can tell."""
+"""The reason why a process of a run ended, as far as this machine shows it."""
 
 from __future__ import annotations
 
@@ -19,20 +19,19 @@ _ERROR_LINE = re.compile(r"error|exception|cannot|failed", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """How often the kernel has killed a process because memory ran out: in this process's cgroup, and on the
-    whole machine. None where that cannot be read."""
+    """Out-of-memory kills so far, in this process's cgroup and on the machine; None if unreadable."""
 
     in_cgroup: int | None
     on_machine: int | None
 
     @classmethod
     def now(cls) -> Memory:
-        """The counts of this moment."""
+        """Return the current counts."""
         return cls(_count(_cgroup_file(), "oom_kill"), _count(Path("/proc/vmstat"), "oom_kill"))
 
 
 def how_it_ended(child: Child, code: int) -> str:
-    """`Inference 0 was ended by SIGKILL`."""
+    """Return one sentence, such as `Inference 0 was ended by SIGKILL`."""
     if child.killed is not None:
         how = f"{child.killed} and was killed"
     elif code < 0:
@@ -54,8 +53,10 @@ def _signal_name(number: int) -> str:
 
 
 def diagnosis(child: Child, code: int, memory: Memory, output_dir: Path) -> str:
-    """How a child ended, what may have been the reason, and its last lines. `memory` is the count when it was
-    started, or looked at last."""
+    """Return how a child ended, the probable reason, and its last lines of output.
+
+    `memory` holds the kill counts from before: when the child was started, or at the last diagnosis.
+    """
     found = [how_it_ended(child, code)]
     if code == -signal.SIGKILL and child.killed is None and child.is_here:
         found.append(_who_killed(child, memory))
@@ -67,8 +68,10 @@ def diagnosis(child: Child, code: int, memory: Memory, output_dir: Path) -> str:
 
 
 def named_cause(child: Child, code: int) -> str | None:
-    """The error that the process itself named, as a text that is the same for the same error; None if others
-    have ended it."""
+    """Return the error that the process itself reported, or None if it was killed from outside.
+
+    Equal errors give equal texts.
+    """
     if code < 0 or code == INTERRUPTED or child.killed is not None:
         return None
     if child.heartbeats.failure is not None:
@@ -101,7 +104,7 @@ def _more(before: int | None, now: int | None) -> bool:
 
 
 def _count(path: Path | None, name: str) -> int | None:
-    """The number after a name in a file of lines `name number`."""
+    """Return the number after `name` in a file of lines `name number`, or None."""
     if path is None:
         return None
     try:
@@ -115,7 +118,7 @@ def _count(path: Path | None, name: str) -> int | None:
 
 
 def _cgroup_file() -> Path | None:
-    """`memory.events` of this process's cgroup (version 2)."""
+    """Return the path of `memory.events` of this process's cgroup (version 2), or None."""
     try:
         for line in Path("/proc/self/cgroup").read_text().splitlines():
             if line.startswith("0::"):

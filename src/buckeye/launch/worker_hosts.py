@@ -1,4 +1,4 @@
-"""Workers on other nodes of a run: on each a process starts them, for whoever has the key."""
+"""Worker hosts: one process per other node of a run, which starts workers for clients with the run's key."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 _PROGRAM = ("-m", "buckeye.cli.worker_host")
 _CHUNK = 1 << 16
-_MOST_ASKED = 1 << 20  # bytes of what is to be started
+_MOST_ASKED = 1 << 20  # maximum bytes of a start request
 _KEY_SECONDS = 10.0
 _TURN_SECONDS = 2.0
 
@@ -42,9 +42,12 @@ _TURN_SECONDS = 2.0
 def run_hosts(
     environments: Sequence[EnvConfig], *, rollouts: int, sites: Mapping[int, Site], address: str | None
 ) -> Hosts:
-    """Return what a run that plays `rollouts` at a time must start for its environments: gateways for MCP
-    servers, and worker hosts on other nodes at `sites`, which reach this one at `address`. Raises UsageError
-    for tasks that cannot be read, and for what cannot be placed."""
+    """Return the processes that a run must start for its environments.
+
+    These are gateways for MCP servers, and worker hosts on the other nodes in `sites`, which reach this one
+    at `address`. The run has `rollouts` concurrent rollouts. Raises UsageError for tasks that cannot be read,
+    and for environments that cannot be placed.
+    """
     hosts = run_gateways(environments, rollouts=rollouts)
     placed = [env for env in environments if isinstance(env, TrainEnvConfig) and any(env.placement or ())]
     if not placed:
@@ -55,8 +58,11 @@ def run_hosts(
 
 
 def worker_hosts(environments: Sequence[TrainEnvConfig], *, sites: Mapping[int, Site], address: str) -> Hosts:
-    """What has to be started for environments that are placed on nodes at `sites`. Their workers reach the
-    policy at `address` of this host. Raises UsageError for one that may not be played in workers."""
+    """Return the worker hosts of environments that are placed on the nodes in `sites`.
+
+    Their workers reach the policy at `address` of this host. Raises UsageError for an environment that must
+    not run in workers.
+    """
     for env in environments:
         if env.isolation == "none":
             raise UsageError(
@@ -92,8 +98,10 @@ def worker_hosts(environments: Sequence[TrainEnvConfig], *, sites: Mapping[int, 
 
 
 def serve(host: str, port: int) -> None:
-    """Start workers for who has the key of the run, until this process is ended. Raises UsageError without a
-    key, and PortTakenError."""
+    """Start workers for clients with the key of the run, until this process is ended.
+
+    Raises UsageError without a key, and PortTakenError if the port is in use.
+    """
     from buckeye.base.http_server import listen
 
     die_with_parent()
@@ -123,13 +131,13 @@ def serve(host: str, port: int) -> None:
 
 
 class _Worker:
-    """One that is started for a connection, and ends with it."""
+    """A worker that is started for a connection, and ends with it."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
 
     async def live(self, key: str) -> None:
-        """Until it has ended. Nothing is started for who does not say the key in time."""
+        """Run the worker to its end; start none if the key is wrong or does not arrive in time."""
         async with asyncio.timeout(_KEY_SECONDS):
             asked = await self._asked()
         if not hmac.compare_digest(str(asked.get("key")).encode(), key.encode()):

@@ -37,13 +37,14 @@ _POLL_SECONDS = 1.0
 _FINISH_SECONDS = 90.0
 
 
-def check_trackers(settings: Iterable[Settings]) -> None:
+def check_trackers(settings: Iterable[Settings], *, here: bool = True) -> None:
     """Raise `UsageError` if a run with these settings cannot be logged: a library is not installed, or the
-    server's key is missing.
+    server's key is missing. A run that is not `here` has its libraries installed on its own machine.
     """
     for one in _wanted(settings):
         kind = tracker_of(one)
-        need(kind.folder, f"Logging to {kind.title}")
+        if here:
+            need(kind.folder, f"Logging to {kind.title}")
         if isinstance(one, WandbConfig) and wandb_mode(one) == "online" and not has_wandb_key():
             raise UsageError(
                 "wandb: no key for Weights & Biases. Type `buckeye auth set WANDB_API_KEY`, or add "

@@ -29,7 +29,7 @@ from buckeye.envs.stdlib_only.outcomes import (
     place_of_code,
     without_addresses,
 )
-from buckeye.errors import RunError, UsageError
+from buckeye.errors import FOREIGN_ERRORS, RunError, UsageError
 
 _EPSILON = 1e-8
 _SETTING = "orchestrator.advantage"
@@ -155,7 +155,7 @@ def custom_advantages(group: Sequence[Scored], settings: CustomAdvantageConfig) 
     try:
         said = list(function(group, **settings.kwargs))
         advantages = [_for_each_turn(value, rollout) for value, rollout in zip(said, group, strict=True)]
-    except Exception as error:  # third-party code, or a result of the wrong form
+    except FOREIGN_ERRORS as error:  # third-party code, or a result of the wrong form
         raise UsageError(
             f"{_SETTING}.import_path = {settings.import_path!r} failed with a group of task "
             f"{group[0].task.id!r} ({type(error).__name__}: {without_addresses(str(error))})"
@@ -289,7 +289,7 @@ def _own_amount(rollout: Scored, config: OwnFunctionConfig) -> float:
     except OutcomeError as error:
         place = place_of_code(getattr(function, "__code__", None))
         raise OwnFunctionError(f"{_FUNCTION}: {error}{place}") from None
-    except Exception as error:  # third-party code
+    except FOREIGN_ERRORS as error:  # third-party code
         place = place_of(frames_of(error, CODE_FOLDER))
         said = without_addresses(f"{type(error).__name__}: {error}")
         raise OwnFunctionError(f"{_FUNCTION}: {said}{place}") from error

@@ -12,6 +12,7 @@ from buckeye.envs.base import (
     Task,
 )
 from buckeye.envs.outcomes import checked, errored, raised
+from buckeye.errors import FOREIGN_ERRORS
 
 
 async def finished_outcomes(
@@ -40,7 +41,7 @@ async def finished_outcomes(
         return _unscored(outcomes, "the environment cancelled its scoring")
     except TimeoutError:
         return _unscored(outcomes, f"the group was not scored within {timeout:g} s")
-    except Exception as error:  # third-party code
+    except FOREIGN_ERRORS as error:  # third-party code
         failed = raised("score", error)
         return [outcome if outcome.pending is None else failed for outcome in outcomes]
     if len(finished) != len(outcomes):

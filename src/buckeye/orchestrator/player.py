@@ -21,7 +21,7 @@ from buckeye.envs.base import (
     Task,
 )
 from buckeye.envs.outcomes import checked, errored, raised
-from buckeye.errors import InferenceError
+from buckeye.errors import FOREIGN_ERRORS, InferenceError
 from buckeye.inference.client import InferenceClient, SamplingParams, SilentError
 from buckeye.inference.render import ChatRenderer
 from buckeye.orchestrator.advantages import OwnFunctionError, RewardShaping
@@ -313,7 +313,7 @@ async def play_outcome(
         return errored("timeout", f"no outcome within {timeout:g} s")
     except SilentError as error:
         return errored("timeout", str(error))
-    except Exception as error:  # third-party code: any exception ends this rollout only
+    except FOREIGN_ERRORS as error:  # third-party code: any exception ends this rollout only
         return raised("model" if isinstance(error, InferenceError) else "step", error)
     finally:
         ROLLOUT_ENDS.reset(token)

@@ -1,1 +1,1 @@
-"""Training on machines elsewhere: rented pods, or hosts that answer to ssh."""
+"""Training on other machines: rented pods, or hosts of the user over ssh."""

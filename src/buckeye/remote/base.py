@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -57,6 +57,23 @@ class RemoteRequest:
     """None is what the run is estimated to need."""
     identity_file: Path | None = None
     """The private key for ssh; None looks for one, and makes one."""
+
+    def flags(self) -> list[str]:
+        """Return the flags of `buckeye rl` that ask for this."""
+        values: dict[str, Sequence[object]] = {
+            "--provider": [self.provider],
+            "--host": self.hosts,
+            "--region": self.regions,
+            "--gpus": [self.gpus],
+            "--max-price": [self.max_price],
+            "--max-hours": [self.max_hours],
+            "--disk-gb": [self.disk_gb],
+            "--identity-file": [self.identity_file],
+        }
+        given = [(name, value) for name, found in values.items() for value in found if value is not None]
+        switches = [name for name, is_on in (("--keep", self.keep), ("--yes", self.yes)) if is_on]
+        texts = [f"{value:g}" if isinstance(value, float) else str(value) for _, value in given]
+        return [w for (name, _), text in zip(given, texts, strict=True) for w in (name, text)] + switches
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -25,12 +25,12 @@ from buckeye.remote.upload import packed
 _SECONDS = 2400.0
 _PATIENCE = 600.0
 _CUTS = 5
-_VLLM, _INSTALLED = "vLLM", "environments"
+_VENV, _VLLM, _INSTALLED = "environment", "vLLM", "environments"
 _TORCH_INDEX = "https://download.pytorch.org/whl"
 _SAID = "buckeye: "
 EXTRAS = ("train", "mcp")
 """Extras of Buckeye that every machine gets; a run adds its own."""
-_TOOLS = ("uv>=0.9",)
+TOOLS = ("uv>=0.9",)
 """Programs that users expect on a machine that Buckeye has set up."""
 
 
@@ -58,19 +58,20 @@ class Step:
 @dataclass(frozen=True, slots=True)
 class Software:
     """Where things are there. `python` knows this version of Buckeye; `environments` is the folder of the
-    installed ones, None where none is needed; `vllm` is a Python with vLLM, None if that does not work."""
+    installed ones, None where none is needed; `vllm` is a Python with vLLM, None if that does not work;
+    `attention` says what the trainer uses, for people."""
 
     python: str
     environments: str | None
     vllm: str | None
+    attention: str
 
 
 def steps(environments: Sequence[NeededEnvironment] = (), extras: Iterable[str] = ()) -> list[Step]:
-    """All of them, in order; the fourth makes the environment whose key is its own. `extras` are those that
-    the run needs."""
+    """All of them, in order. `extras` are those that the run needs."""
     files = code_files()
     code = _key(*(part for name in sorted(files) for part in (name.encode(), files[name])))
-    needed = sorted({*requirements({*EXTRAS, *extras}), *_TOOLS})
+    needed = sorted({*requirements({*EXTRAS, *extras}), *TOOLS})
     fixed = pins(needed)
     torch = torch_version()
     packages = _key("\n".join([*needed, "", *fixed, torch]).encode(), scripts.PACKAGES.encode())
@@ -88,7 +89,7 @@ def steps(environments: Sequence[NeededEnvironment] = (), extras: Iterable[str] 
         Step("Python", _key(scripts.PYTHON.encode()), scripts.PYTHON),
         Step("Buckeye", code, _filled(scripts.CODE, KEY=code), packed(files)),
         Step("packages", packages, install),
-        Step("environment", venv, _filled(scripts.VENV, KEY=venv, PACKAGES=packages, CODE=code)),
+        Step(_VENV, venv, _filled(scripts.VENV, KEY=venv, PACKAGES=packages, CODE=code)),
         Step(_VLLM, vllm, _filled(scripts.VLLM, KEY=vllm, VENV=venv, WHEELS=_TORCH_INDEX)),
     ]
     return [*found, _environments(environments, venv)] if environments else found
@@ -128,14 +129,17 @@ async def bootstrap(
         if await _carry_out(link, step, tell):
             tell(f"{number}/{len(needed)} {step.title}: was there")
     keys = {step.title: step.key for step in needed}
-    ask = f'{scripts.PRELUDE}printf "%s\\n" "$root"; cat "$root/vllm-{keys[_VLLM]}/works" && echo works'
-    found = (await link.run(["sh", "-c", ask])).stdout.decode().splitlines()
-    root = found[0]
+    ask = (
+        f'{scripts.PRELUDE}printf "%s\\n" "$root"; cat "$root/venv-{keys[_VENV]}/attention"; '
+        f'cat "$root/vllm-{keys[_VLLM]}/works" && echo works'
+    )
+    root, attention, *rest = (await link.run(["sh", "-c", ask])).stdout.decode().splitlines()
     place = f"{root}/environments-{keys[_INSTALLED]}" if _INSTALLED in keys else None
     return Software(
-        python=f"{place}/venv/bin/python" if place else f"{root}/venv-{needed[3].key}/bin/python",
+        python=f"{place}/venv/bin/python" if place else f"{root}/venv-{keys[_VENV]}/bin/python",
         environments=f"{place}/installed" if place else None,
-        vllm=f"{root}/vllm-{keys[_VLLM]}/bin/python" if "works" in found[1:] else None,
+        vllm=f"{root}/vllm-{keys[_VLLM]}/bin/python" if "works" in rest else None,
+        attention=attention,
     )
 
 

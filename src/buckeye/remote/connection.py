@@ -1,4 +1,4 @@
-"""The way to another machine: one ssh connection, made again when it is lost."""
+"""An ssh connection to another machine, renewed when it is lost."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import asyncssh
 
 
-# Addresses for ssh, as users and providers write them.
+# Parsing of ssh addresses, in the forms of users and providers.
 
 _USER = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-]{0,31}")
 _HOST = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.\-]{0,252}[A-Za-z0-9])?")
@@ -35,9 +35,11 @@ _PLACE = re.compile(
 
 
 def parse_target(text: str, *, user: str = "root") -> SshTarget:
-    """Read `[user@]host[:port]`, or a line such as `ssh root@1.2.3.4 -p 1234`, whose `-p` goes first. An
-    address of IPv6 is written in brackets. Raises ValueError for anything that is no plain address: these
-    words become arguments of programs."""
+    """Parse `[user@]host[:port]`, or a line such as `ssh root@1.2.3.4 -p 1234`; `-p` overrides `:port`.
+
+    An IPv6 address is in brackets. Raises ValueError for anything but a plain address, because its parts
+    become arguments of programs.
+    """
     words = shlex.split(text)
     if words[:1] == ["ssh"]:
         words = words[1:]
@@ -75,15 +77,19 @@ def _port(word: str) -> int:
     return int(word)
 
 
-# Which private key opens a pod, and the public one that belongs to it.
+# The private key that opens a pod, and its public key.
 
 _SECONDS = 20.0
+_CHOSEN = "the ssh key of the account (PRIME_SSH_KEY_PATH, or `prime config set-ssh-key-path FILE`)"
 
 
 def private_key(asked: Path | None, account: Path | None, home: Path) -> Path:
-    """The key that was asked for, else the account's, else `~/.ssh/prime_key.pem`, else one that is made in
-    `home`/ssh and used from then on. Raises UsageError if what is named is not there."""
-    for path, where in ((asked, "--identity-file"), (account, "the ssh key of the account")):
+    """Return the path of the private key to use.
+
+    That is `asked`, else the account's key, else `~/.ssh/prime_key.pem`, else a key in `home`/ssh, which is
+    created once. Raises UsageError if `asked` or the account's key does not exist.
+    """
+    for path, where in ((asked, "--identity-file"), (account, _CHOSEN)):
         if path is None:
             continue
         if not path.expanduser().is_file():
@@ -94,8 +100,10 @@ def private_key(asked: Path | None, account: Path | None, home: Path) -> Path:
 
 
 def public_key(path: Path) -> str | None:
-    """The line of `authorized_keys` that lets the owner of a private key in; None if it cannot be had, as
-    that of a key under a passphrase without its `.pub` file."""
+    """Return the line of `authorized_keys` for a private key.
+
+    Returns None if it cannot be derived, as for a key with a passphrase and without its `.pub` file.
+    """
     beside = path.with_name(f"{path.name}.pub")
     if beside.is_file():
         return beside.read_text(encoding="utf-8", errors="replace").strip() or None
@@ -107,7 +115,7 @@ def public_key(path: Path) -> str | None:
 
 
 def _made(path: Path) -> Path:
-    """A key without a passphrase, which only this user can read."""
+    """Return a key without a passphrase that only this user can read; create it if it does not exist."""
     if path.is_file():
         return path
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -127,8 +135,8 @@ def _made(path: Path) -> Path:
 
 
 _CONNECT_SECONDS = 20.0
-_KEEPALIVE_SECONDS, _KEEPALIVES = 5.0, 3  # a silent peer is given up after their product
-_SESSIONS = 8  # servers allow ten on a connection
+_KEEPALIVE_SECONDS, _KEEPALIVES = 5.0, 3  # a silent peer counts as lost after their product
+_SESSIONS = 8  # servers allow ten per connection
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 5.0
 _TELL_SECONDS = 5.0
 _SELDOM_SECONDS = 60.0
@@ -137,25 +145,25 @@ _OPEN_ATTEMPTS, _OPEN_PAUSE = 10, 0.3
 
 
 class LostConnectionError(RemoteError):
-    """The connection was cut, or could not be made. What was asked for may have been done, or not."""
+    """The connection was cut or could not be made. The request may or may not have been carried out."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The end of a program there."""
+    """Result of a remote program."""
 
     code: int
     stdout: bytes
     stderr: bytes
 
     def text(self) -> str:
-        """Its last words, for a message."""
+        """Return the last lines of its output, for a message."""
         lines = (self.stderr or self.stdout).decode(errors="replace").strip().splitlines()
         return "\n".join(lines[-20:]) or "it said nothing"
 
 
 def check_identity(path: Path) -> None:
-    """Raise UsageError for a private key that is not there, or that others may read, which ssh refuses."""
+    """Raise UsageError for a private key that is missing, or that others can read, which ssh rejects."""
     try:
         mode = path.stat().st_mode
     except OSError as error:
@@ -165,7 +173,7 @@ def check_identity(path: Path) -> None:
 
 
 async def _opened(connection: Any, command: str) -> Any:
-    """A program on a connection. A server that has a session too many for a moment is asked again."""
+    """Start a program on a connection; retry while the server has too many sessions."""
     import asyncssh
 
     for attempt in range(_OPEN_ATTEMPTS):
@@ -179,8 +187,11 @@ async def _opened(connection: Any, command: str) -> Any:
 
 
 class Link:
-    """A machine and the connection to it. `own_settings` reads ~/.ssh/config, as ssh does, for hosts of the
-    user; pods are strangers. `alive` is called between attempts, and raises if none can succeed."""
+    """A machine and the connection to it.
+
+    `own_settings` reads ~/.ssh/config, as ssh does; it is for hosts of the user, not for pods. `alive` is
+    called between connection attempts, and raises if no attempt can succeed.
+    """
 
     def __init__(
         self,
@@ -202,8 +213,10 @@ class Link:
         self._sessions = asyncio.Semaphore(_SESSIONS)
 
     async def connect(self, *, patience: float) -> None:
-        """Have a connection; try for at most `patience` seconds. Raises LostConnectionError when they are
-        over, RemoteError for what no further attempt can change."""
+        """Connect, unless connected; retry for at most `patience` seconds.
+
+        Raises LostConnectionError after that time, and RemoteError for errors that a retry cannot fix.
+        """
         async with self._making:
             started = told = time.monotonic()
             pause, apart = _FIRST_PAUSE, _TELL_SECONDS
@@ -225,10 +238,10 @@ class Link:
                 pause = min(2 * pause, _LONGEST_PAUSE)
 
     async def run(self, argv: Sequence[str], *, data: bytes = b"", seconds: float = 60.0) -> Finished:
-        """Run a program to its end. Raises LostConnectionError if it was cut, RemoteError after `seconds`."""
+        """Run a program to its end. Raises LostConnectionError if it is cut, RemoteError after `seconds`."""
         async with self.program(argv) as process:
             try:
-                with suppress(BrokenPipeError):  # a program may end without reading
+                with suppress(BrokenPipeError):  # a program may end without reading its input
                     process.stdin.write(data)
                     process.stdin.write_eof()
                 async with asyncio.timeout(seconds):
@@ -238,13 +251,13 @@ class Link:
                 raise self._lost(error) from None
             except TimeoutError:
                 raise RemoteError(f"{argv[0]} on {self.target} has not ended in {seconds:.0f} s.") from None
-            if process.exit_status is None:  # also what a cut connection looks like; nothing is raised then
+            if process.exit_status is None:  # a cut connection may look like this, without an exception
                 raise LostConnectionError(f"The connection to {self.target} was cut.")
             return Finished(process.exit_status, stdout, stderr)
 
     @asynccontextmanager
     async def program(self, argv: Sequence[str]) -> AsyncIterator[asyncssh.SSHClientProcess[bytes]]:
-        """A program whose input and output are bytes. It may live on when the context ends."""
+        """Start a program with binary input and output. It may continue after the context ends."""
         import asyncssh
 
         connection = self._connection
@@ -264,16 +277,16 @@ class Link:
                 process.close()
                 with suppress(asyncssh.Error, OSError, TimeoutError):
                     async with asyncio.timeout(_CLOSE_SECONDS):
-                        await process.wait_closed()  # until then the server counts it
+                        await process.wait_closed()  # the server counts the session until then
 
     async def close(self) -> None:
-        """End the connection; what runs there goes on."""
+        """Close the connection; remote programs continue."""
         if self._connection is not None:
             self._connection.abort()
             self._connection = None
 
     def cut(self) -> None:
-        """Give up a connection that does not answer."""
+        """Abort a connection that does not respond."""
         if self._connection is not None:
             self._connection.abort()
 
@@ -286,7 +299,7 @@ class Link:
         class Client(asyncssh.SSHClient):
             def validate_host_public_key(self, host: str, addr: str, port: int, key: Any) -> bool:
                 if met:
-                    return False  # asked for every key that is not known, a changed one too
+                    return False  # called for every unknown key, also if the server's key has changed
                 first.append(" ".join(key.export_public_key().decode().split()[:2]))
                 return True
 

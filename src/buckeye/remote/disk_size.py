@@ -1,4 +1,4 @@
-"""How large the disk of a rented machine must be for a run."""
+"""Disk size of a rented machine for a run."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from buckeye.launch.preflight.disk import estimate_disk
 from buckeye.launch.preflight.model import find_model
 
 SOFTWARE_GB = 60
-"""Two environments with torch and CUDA, of which vLLM's is one, their caches, and room to breathe."""
+"""Two environments with torch and CUDA (Buckeye's and vLLM's), their caches, and a reserve."""
 
-_UNKNOWN_GB = 200  # where the size of the model is not known
+_UNKNOWN_GB = 200  # if the size of the model is unknown
 
 
 def disk_gb(config: RLConfig) -> int:
-    """Gigabytes (10^9 bytes): what the run is estimated to write, the model itself, and the software."""
+    """Return the gigabytes (10^9 bytes) for the files of the run, the model and the software."""
     total = estimate_disk(config, find_model(config.trainer.model.name)).total
     if total is None:
         return _UNKNOWN_GB

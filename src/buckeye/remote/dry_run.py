@@ -1,4 +1,4 @@
-"""`rl --provider ... --dry-run`: what would be ordered and sent. Nothing is; the provider is only asked."""
+"""`rl --provider ... --dry-run`: show what would be ordered and sent, without an order."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ _MOST_FILES = 20
 def describe(
     config_path: Path, config: RLConfig, request: RemoteRequest, *, resume: bool
 ) -> tuple[str, list[str]]:
-    """The machine with its price now, and what would go along; and what is in the way. Raises UsageError for
-    a project that cannot travel."""
+    """Return the machine with its current price and the files to send, and warnings about obstacles.
+
+    Raises UsageError for a project that cannot be sent.
+    """
     check_installed()
     project = project_of(config, config_path, resume=resume, pack=False)
     parts, warnings = [_sent_text(project)], []

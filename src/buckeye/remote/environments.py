@@ -1,8 +1,8 @@
-"""The environments of a run that another machine must have installed, and how they get there.
+"""Environments that another machine must install for a run, and how they get there.
 
-What is installed here travels as a wheel, so that the same code is played there: into an interpreter of its
-own with the exact versions that it has here, or, if it was written for Buckeye and is imported by it, beside
-it. What is only on the hub is installed from it.
+An environment installed here is sent as a wheel, so that the same code runs there. It gets its own
+interpreter, with the exact versions from here. If it was written for Buckeye and is imported by it, it is
+installed into Buckeye's environment. An environment that is only on the hub is installed from there.
 """
 
 from __future__ import annotations
@@ -40,14 +40,16 @@ _BUILD_SECONDS = 600.0
 _NOT_PACKED = ("RECORD", "INSTALLER", "REQUESTED", "direct_url.json")
 _WHEEL = "WHEEL"
 _PURE = "Root-Is-Purelib: true"
-_TIME = (2020, 1, 1, 0, 0, 0)  # the same bytes for the same files
+_TIME = (2020, 1, 1, 0, 0, 0)  # fixed, so that the same files give the same bytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NeededEnvironment:
-    """`what` is an id for `buckeye env install`, or the file name of the `wheel`; `lock` the versions of what
-    it needs, as they are here. `beside` says that it is imported by Buckeye itself; it is then what pip is
-    told."""
+    """An environment to install.
+
+    `what` is an id for `buckeye env install`, or the file name of the `wheel`. `lock` has the versions of its
+    dependencies here. With `beside` it is imported by Buckeye itself, and `what` is an argument of pip.
+    """
 
     what: str
     wheel: bytes | None = None
@@ -56,11 +58,13 @@ class NeededEnvironment:
 
 
 def needed_environments(envs: Iterable[EnvConfig], *, pack: bool = True) -> tuple[NeededEnvironment, ...]:
-    """What must be installed for these. Files and folders of the project travel with it, and those that an
-    interpreter of their own is named for are that interpreter's. Unless it is to `pack`, which may have to
-    build, there are no wheels.
+    """Return the environments that must be installed for these.
 
-    Raises UsageError for one that nobody could find there, RemoteError if its wheel cannot be built.
+    Files and folders of the project are sent with it and need no installation. Neither do environments with a
+    configured interpreter. With `pack=False` no wheels are made, because that may require a build.
+
+    Raises UsageError for an environment that the other machine could not find, and RemoteError if its wheel
+    cannot be built.
     """
     found: dict[str, NeededEnvironment] = {}
     for env in envs:
@@ -86,7 +90,7 @@ def _needed(env_id: str, wheel: _Packer) -> NeededEnvironment | None:
         return NeededEnvironment(what=name, wheel=packed, beside=True)
     bundle = bundled(env_id)
     if bundle is not None and bundle.is_relative_to(Path(buckeye.__file__).parent):
-        return None  # it travels with Buckeye
+        return None  # it is part of Buckeye
     if library in LIBRARIES:
         return NeededEnvironment(what=library)
     if EnvironmentId.parse(env_id).owner is not None:
@@ -98,7 +102,7 @@ def _needed(env_id: str, wheel: _Packer) -> NeededEnvironment | None:
 
 
 def _announced(env_id: str) -> metadata.Distribution | None:
-    """The distribution in this interpreter that announces an environment of this name."""
+    """Return the distribution in this interpreter that has an entry point with this environment's name."""
     name = env_id.partition("@")[0].rpartition("/")[2]
     for entry in metadata.entry_points(group=ENTRY_POINT_GROUP):
         if canonicalize_name(entry.name) == canonicalize_name(name):
@@ -107,7 +111,7 @@ def _announced(env_id: str) -> metadata.Distribution | None:
 
 
 def _importable(env_id: str) -> metadata.Distribution | None:
-    """The distribution of that name in this interpreter, whose module Buckeye would import."""
+    """Return the distribution with this name in this interpreter, if its module can be imported."""
     wanted = EnvironmentId.parse(env_id)
     try:
         return metadata.distribution(wanted.name) if find_spec(wanted.module) is not None else None
@@ -123,8 +127,11 @@ def _of_installed(environment: InstalledEnvironment, wheel: _Packer) -> NeededEn
 
 
 def wheel_of(distribution: metadata.Distribution) -> tuple[str, bytes] | None:
-    """The file name and content of a wheel with the code of a distribution as it is here; None for one with
-    parts for one kind of machine. Raises RemoteError if it must be built, as an editable one, and cannot."""
+    """Return the file name and content of a wheel with the code of an installed distribution.
+
+    Returns None for a distribution with parts for one kind of machine. Raises RemoteError if it must be
+    built, as an editable installation, and the build fails.
+    """
     folder = _editable(distribution)
     if folder is not None:
         return _built(folder)
@@ -135,7 +142,7 @@ def wheel_of(distribution: metadata.Distribution) -> tuple[str, bytes] | None:
 
 
 def _editable(distribution: metadata.Distribution) -> Path | None:
-    """The project that a distribution is only a pointer to."""
+    """Return the project folder of an editable installation, else None."""
     origin = json.loads(distribution.read_text("direct_url.json") or "{}")
     if not origin.get("dir_info", {}).get("editable"):
         return None
@@ -160,7 +167,7 @@ def _built(folder: Path) -> tuple[str, bytes]:
 
 
 def _files(distribution: metadata.Distribution) -> Iterator[tuple[str, bytes]]:
-    """The files of a distribution, but for programs, caches, and what an installer notes."""
+    """Yield the files of a distribution, except programs, caches, and records of the installer."""
     for path in distribution.files or ():
         if ".." in path.parts or path.suffix == ".pyc" or path.name in _NOT_PACKED:
             continue
@@ -168,7 +175,7 @@ def _files(distribution: metadata.Distribution) -> Iterator[tuple[str, bytes]]:
 
 
 def _packed(files: dict[str, bytes]) -> bytes:
-    """A wheel of these files, which lists them."""
+    """Return a wheel of these files, with its RECORD."""
     info = next(name.partition("/")[0] for name in files if name.endswith(".dist-info/METADATA"))
     record = "".join(f"{name},sha256={_hash(content)},{len(content)}\n" for name, content in files.items())
     buffer = io.BytesIO()

@@ -1,4 +1,4 @@
-"""Looking after a job from here: what it prints, as it prints it, and what it writes; through cuts."""
+"""Following a remote job from here: its output and its files, across lost connections."""
 
 from __future__ import annotations
 
@@ -29,8 +29,11 @@ _MOST_LOG_BYTES = 2**30
 
 @dataclass(slots=True)
 class Follower:
-    """One job, the file that gets what it prints (`log`; what is in it already was printed before), the
-    `screen` that gets it too, and the mirror of what it writes."""
+    """Follows one job.
+
+    `log` is the local file for its output; output that is in it already is not printed again. `screen` gets
+    the output too. `mirror` copies the files that the job writes.
+    """
 
     link: Link
     job: Job
@@ -39,12 +42,14 @@ class Follower:
     mirror: Mirror
     tell: Callable[[str], None]
     stop: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set to ask the job to end, with a checkpoint."""
+    """Set this to request the job to end with a checkpoint."""
     _told_log: bool = False
 
     async def until_end(self) -> int:
-        """The exit code of the job, when all that it has printed and written is here. Raises RemoteError if
-        it has vanished, or cannot be reached for two hours."""
+        """Return the exit code of the job once all its output and files are here.
+
+        Raises RemoteError if the job has vanished, or is unreachable for two hours.
+        """
         pulling = asyncio.create_task(self._keep_pulling())
         try:
             code = await self._through_cuts(self._follow)
@@ -61,7 +66,7 @@ class Follower:
         return code
 
     async def _through_cuts(self, work: Callable[[Questions], Any]) -> Any:
-        """Do something with an agent, again and again until no cut is in between."""
+        """Run `work` with an agent; reconnect and repeat it until no connection loss interrupts it."""
         while True:
             try:
                 await self.link.connect(patience=_PATIENCE)
@@ -71,7 +76,7 @@ class Follower:
                 self.tell(f"{error} Trying again; the run goes on there.")
 
     async def _follow(self, asked: Questions) -> int:
-        """Print until the job is over."""
+        """Print the output until the job is over, and return its exit code."""
         silent, began, asked_to_stop = 0, time.monotonic(), 0.0
         told = 0.0
         while True:
@@ -96,7 +101,7 @@ class Follower:
             await asyncio.sleep(_LOOK_SECONDS)
 
     async def _print(self, asked: Questions, size: int) -> None:
-        """Append what is new to the log here, and to the screen."""
+        """Append new output to the local log and to the screen."""
         here = self.log.stat().st_size if self.log.exists() else 0
         while here < min(size, _MOST_LOG_BYTES):
             _, content = await asked.request("read", path=LOG, offset=here, length=min(PIECE, size - here))
@@ -114,8 +119,10 @@ class Follower:
             )
 
     async def _keep_pulling(self) -> None:
-        """Bring home what is new, until it is cancelled. That something cannot be written here is told, and
-        tried again: the run itself is elsewhere."""
+        """Download new files until cancelled.
+
+        A failure to write them here is reported and retried, because the remote run is not affected.
+        """
         told = ""
         while True:
             try:
@@ -133,7 +140,7 @@ class Follower:
             await asyncio.sleep(_PULL_SECONDS)
 
     async def _keep_looking(self, asked: Questions) -> None:
-        """Show that somebody is here while large files come."""
+        """Send signs of life while large files are downloaded, so that the watchdog does not end the job."""
         while True:
             await asked.request("look")
             await asyncio.sleep(_PULL_SECONDS)

@@ -1,4 +1,4 @@
-"""Which pods there are: what the ledger says, beside what the provider says."""
+"""The existing pods, from the ledger and from the provider."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ from buckeye.remote.ledger import Entry, Ledger
 from buckeye.remote.teardown import end_pod
 
 Care = Literal["run", "kept", "nobody", "unknown"]
-"""Who will end a pod: the `run` that is on it, the user who has `kept` it, or `nobody`. `unknown`: the ledger
-does not have it; it may be somebody else's."""
+"""Which party will end a pod: the `run` on it, the user who has `kept` it, or `nobody`.
+
+`unknown`: the pod is not in the ledger, so it may belong to another user.
+"""
 
 _SHORTEST = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SeenPod:
-    """A pod that is not known to be over. `state` and `ssh` are what the provider says now."""
+    """A pod that is not known to have ended. `state` and `ssh` are the provider's current values."""
 
     entry: Entry
     care: Care
@@ -30,12 +32,12 @@ class SeenPod:
 
     @property
     def costs(self) -> bool:
-        """Whether there is something to end."""
+        """True if the pod can still cost money."""
         return self.state not in ("gone", "never made")
 
 
 def survey(provider: Provider, ledger: Ledger, now: float) -> list[SeenPod]:
-    """Every pod that the ledger or the provider has and that is not over. Raises RemoteError."""
+    """Return every pod in the ledger or at the provider that has not ended. Raises RemoteError."""
     there = provider.pods()
     entries = [e for e in ledger.entries() if e.ended is None and e.provider == provider.name]
     known = {entry.pod_id for entry in entries} | {entry.name for entry in entries}
@@ -49,7 +51,7 @@ def survey(provider: Provider, ledger: Ledger, now: float) -> list[SeenPod]:
 
 
 def find_pod(pods: Sequence[SeenPod], word: str) -> SeenPod:
-    """The pod that `word` means: its name, or the beginning of its id or of its run's. Raises UsageError."""
+    """Return the pod with this name, or whose id or run id begins with `word`. Raises UsageError."""
     matches = [pod for pod in pods if pod.entry.name == word]
     if not matches and len(word) >= _SHORTEST:
         matches = [
@@ -76,8 +78,10 @@ def end_seen(
     clock: Clock,
     tell: Callable[[str], None],
 ) -> Entry:
-    """End a pod, or record that it is over already. Raises RemoteError, and KeyboardInterrupt if Ctrl-C was
-    pressed, also when the pod is ended."""
+    """End a pod, or record that it has ended already.
+
+    Raises RemoteError, and KeyboardInterrupt if Ctrl-C was pressed, even if the pod has ended.
+    """
     if not pod.costs:
         return ledger.end(pod.entry, outcome=pod.state, now=clock.now())
     ended = end_pod(provider, ledger, pod.entry, outcome=outcome, clock=clock, tell=tell)
@@ -90,7 +94,7 @@ def _seen(provider: Provider, ledger: Ledger, entry: Entry, there: Sequence[Pod]
     care: Care = "run" if ledger.is_looked_after(entry.name) else "kept" if entry.keep else "nobody"
     pod_id = entry.pod_id or next((pod.id for pod in there if pod.name == entry.name), None)
     if pod_id is None:
-        # An order may be on its way as long as somebody is there who has made it.
+        # An order may be in progress as long as the process that made it is alive.
         return SeenPod(entry=entry, care=care, state="starting" if care == "run" else "never made")
     status = provider.status(pod_id)
     entry = dataclasses.replace(entry, pod_id=pod_id)
@@ -98,7 +102,7 @@ def _seen(provider: Provider, ledger: Ledger, entry: Entry, there: Sequence[Pod]
 
 
 def _entry_of(pod: Pod, provider: str, price: float | None, now: float) -> Entry:
-    """What can be said of a pod that the ledger does not have."""
+    """Return an entry for a pod that is not in the ledger, from the provider's data."""
     return Entry(
         name=pod.name,
         run_id=pod.name.removeprefix(NAME_PREFIX).partition("-")[0],

@@ -1,4 +1,4 @@
-"""A job on another machine: put there, started once, and asked how it is."""
+"""A job on another machine: create it, start it once, and query it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ setsid nohup sh -c "exec $4" </dev/null >>wrapper.log 2>&1 &
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """Where a job is. `folder` is absolute; `python` knows this version of Buckeye."""
+    """A remote job. `folder` is absolute; `python` is an interpreter there with this version of Buckeye."""
 
     run_id: str
     folder: str
@@ -45,17 +45,17 @@ class Job:
 
     @property
     def project(self) -> str:
-        """The folder that it is run in."""
+        """Working directory of the job."""
         return f"{self.folder}/project"
 
     @property
     def tmux_socket(self) -> str:
-        """The name under which people find its terminal (`tmux -L`)."""
+        """Socket name of its terminal (`tmux -L`)."""
         return f"buckeye-{self.run_id}"
 
 
 async def home_of(link: Link) -> str:
-    """The home directory there."""
+    """Return the home directory on the other machine."""
     found = await link.run(["sh", "-c", 'printf %s "$HOME"'])
     home = found.stdout.decode(errors="replace")
     if found.code != 0 or not home.startswith("/"):
@@ -64,17 +64,18 @@ async def home_of(link: Link) -> str:
 
 
 async def prepare(link: Link, job: Job, settings: Mapping[str, Any]) -> None:
-    """Make the folder of a job, which nobody else may read, and write down what it is."""
+    """Create the folder of a job, readable only by its user, and write its settings."""
     script = 'umask 077; mkdir -p "$1" && cat > "$1/.job.json.new" && mv "$1/.job.json.new" "$1/job.json"'
     await _must(link, ["sh", "-c", script, "sh", job.folder], json.dumps(settings).encode())
 
 
 async def start(link: Link, job: Job, secrets: Mapping[str, str]) -> None:
-    """Start a job, or do nothing if it was started.
+    """Start a job, unless it was started before.
 
-    The keys go through standard input into a file that only we may read, and that is deleted as it is read.
-    One program there takes them and starts the job, and goes on if we are lost meanwhile: keys never lie
-    there without a job that deletes them. Raises RemoteError, and leaves none, if they arrive in part.
+    The keys are sent through standard input into a file that only the job's user can read; the job deletes it
+    once it has read it. A single remote program stores the keys and starts the job, and continues if the
+    connection is lost. So keys are never stored without a job that deletes them. Raises RemoteError if the
+    keys arrive incomplete, and leaves none there.
     """
     keys = json.dumps(secrets).encode()
     wrapper = shlex.join([job.python, "-m", "buckeye.remote.pod.wrapper", job.folder])
@@ -88,7 +89,7 @@ async def start(link: Link, job: Job, secrets: Mapping[str, str]) -> None:
 
 
 async def forget_secrets(link: Link, job: Job) -> None:
-    """Delete the keys, if the job has not done so."""
+    """Delete the keys if the job has not done so."""
     await _must(link, ["rm", "-f", f"{job.folder}/env"])
 
 
@@ -99,16 +100,16 @@ async def _must(link: Link, argv: list[str], data: bytes = b"") -> None:
 
 
 class Questions:
-    """An agent on the other machine, which answers one question at a time."""
+    """An agent on the other machine, which answers one request at a time."""
 
     def __init__(self, link: Link, process: Any) -> None:
         self._link, self._process = link, process
 
     async def request(self, question: str, **words: Any) -> tuple[dict[str, Any], bytes]:
-        """What it says, and the bytes it sends.
+        """Return the agent's answer, and the bytes that it sends.
 
-        Raises LostConnectionError if no answer comes, FileNotFoundError for a file that is gone, RemoteError
-        for what it cannot do.
+        Raises LostConnectionError without an answer, FileNotFoundError for a deleted file, and RemoteError
+        for a request that fails.
         """
         process = self._process
         try:
@@ -136,16 +137,16 @@ class Questions:
         return said, content
 
     async def _ended(self, error: BaseException) -> RemoteError:
-        """What is to be raised when the agent is not there any more."""
+        """Return the exception for an agent that has ended."""
         words = (await self._process.stderr.read()).decode(errors="replace").strip().splitlines()
         if (self._process.exit_status or 0) > 0 and words:
             return RemoteError(f"{self._link.target}: {words[-1]}")
-        self._link.cut()  # also where the agent was killed: the machine is about to go
+        self._link.cut()  # also if the agent was killed, because the machine may be shutting down
         return LostConnectionError(f"The connection to {self._link.target} was cut ({error}).")
 
 
 @asynccontextmanager
 async def questions(link: Link, job: Job) -> AsyncIterator[Questions]:
-    """Ask about a job, while there is a connection."""
+    """Yield an agent for requests about a job, as long as the connection lasts."""
     async with link.program([job.python, "-m", "buckeye.remote.pod.agent", job.folder]) as process:
         yield Questions(link, process)

@@ -1,4 +1,4 @@
-"""The keys that an ssh server has shown: the first one is recorded, and any other is refused later."""
+"""Host keys of ssh servers: the first key is recorded, and a different one is rejected later."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from buckeye.remote.base import SshTarget
 
 
 def known_keys(path: Path, target: SshTarget) -> list[str]:
-    """The keys of a server, as `TYPE BASE64`; none if it was never met."""
+    """Return the recorded keys of a server, as `TYPE BASE64`; empty for a new server."""
     if not path.is_file():
         return []
     name = _name(target)
@@ -18,7 +18,7 @@ def known_keys(path: Path, target: SshTarget) -> list[str]:
 
 
 def record_key(path: Path, target: SshTarget, key: str) -> None:
-    """Write down the key (`TYPE BASE64`) of a server that was never met, as ssh itself would."""
+    """Record the key (`TYPE BASE64`) of a new server, in the format of ssh."""
     path.parent.mkdir(parents=True, exist_ok=True)
     line = f"{_name(target)} {key}\n".encode()
     handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -30,5 +30,5 @@ def record_key(path: Path, target: SshTarget, key: str) -> None:
 
 
 def _name(target: SshTarget) -> str:
-    """How the file calls a server."""
+    """Return the name of a server in the file."""
     return target.host if target.port == 22 else f"[{target.host}]:{target.port}"

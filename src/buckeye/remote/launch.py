@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -22,33 +23,32 @@ from buckeye.inference.vllm.interpreter import PYTHON_VARIABLE
 from buckeye.launch.changed_settings import record_config
 from buckeye.launch.resume import where_it_left_off
 from buckeye.mcp.tasks.trust import TRUSTED_VARIABLE, trusted_digests
+from buckeye.monitor.trackers import Trackio
 from buckeye.remote import job as jobs
 from buckeye.remote.base import RemoteRequest
 from buckeye.remote.bootstrap import Software, bootstrap
 from buckeye.remote.connection import Link, check_identity
+from buckeye.remote.dead_man import dead_man_minutes, dead_man_timer
 from buckeye.remote.disk_size import disk_gb
 from buckeye.remote.follow import Follower
 from buckeye.remote.offers import ask_price
 from buckeye.remote.pods import RentedPod, rented
 from buckeye.remote.project import Project, read_project
+from buckeye.remote.proof import prove
 from buckeye.remote.providers.choose import open_provider
-from buckeye.remote.providers.prime_account import prime_account
 from buckeye.remote.pull import Mirror
 from buckeye.remote.steer import REMOTE_LOG, Notes
 from buckeye.remote.upload import Sent, send_project
-from buckeye.run_files.directory import RUN_FILE, locked, put_aside, refuse_used
+from buckeye.run_files.directory import RUN_FILE, is_unstarted, locked, put_aside, refuse_used
 from buckeye.run_files.known_runs import JobThere, register
 from buckeye.workers.installed.record import ENVIRONMENTS_VARIABLE
 
-DEAD_MAN_VARIABLE = "BUCKEYE_DEAD_MAN_MINUTES"
 POD_KEY_VARIABLE = "BUCKEYE_POD_KEY"
 
-_DEAD_MAN_MINUTES = 30.0
 _CONNECT_SECONDS = 600.0
 _CHECK_SECONDS = 30.0
 _LAST_SECONDS = 20.0
 _MARGIN_SECONDS, _MARGIN_SHARE = 600.0, 0.1  # before max_hours are over, to checkpoint and fetch it
-_GRACE_SECONDS = 900.0
 _STOPPED = (0, 128 + signal.SIGTERM)  # the latter before the run could listen to signals
 
 Tell = Callable[[str], None]
@@ -66,17 +66,19 @@ def run_remote(config_path: Path, request: RemoteRequest, *, resume: bool = Fals
         check_identity(request.identity_file.expanduser())
     project = read_project(config_path, resume=resume)
     check_single_node(project.config.cluster, hosts=len(request.hosts) or 1)
-    minutes = _dead_man_minutes()
+    minutes = dead_man_minutes()
     with locked(project.output_dir):
         if not resume:
             refuse_used(project.output_dir, resume_command=f"buckeye rl @ {config_path} --resume ...")
+        _tell_project(project)
+        prove(project, request, rents=request.provider != "ssh", tell=_tell)
+        if not resume:
             put_aside(project.output_dir, also=[project.output_dir / REMOTE_LOG])
         run_id, job_id = _ids(project, resume=resume)
         notes = Notes(project.output_dir, run_id, _tell)
         register(project.output_dir, run_id)
-        _tell_project(project)
         with (
-            _noted(notes),
+            _noted(notes, lambda: _way_to_go_on(project, config_path, request, resume=resume)),
             open_provider(request.provider, request.hosts) as provider,
             rented(
                 provider,
@@ -90,13 +92,11 @@ def run_remote(config_path: Path, request: RemoteRequest, *, resume: bool = Fals
         ):
             check_single_node(project.config.cluster, hosts=len(pod.ssh))
             rents = provider.rents
-            dead_man = None if request.keep else _dead_man(pod, minutes, rents=rents)
+            dead_man = None if request.keep else dead_man_timer(pod, minutes, rents=rents)
             try:
                 return asyncio.run(_RemoteRun(pod, project, job_id, dead_man, rents, notes).carry_out())
             except asyncio.CancelledError:
                 raise KeyboardInterrupt from None
-            except PodGoneError as error:
-                raise PodGoneError(f"{error} {_what_is_here(project, config_path)}") from None
 
 
 class _RemoteRun:
@@ -194,6 +194,8 @@ class _RemoteRun:
                 environments=self._project.environments,
                 extras=self._project.extras,
             )
+            if self._project.config.trainer.model.attn != "sdpa":
+                self._notes.tell(f"Attention: {software.attention}")
             folder = f"{await jobs.home_of(self._link)}/.buckeye/jobs/{self._run_id}"
             job = jobs.Job(run_id=self._run_id, folder=folder, python=software.python)
             self._notes.tell(f"Sending what is not there yet to {self._link.target} ...")
@@ -219,6 +221,8 @@ class _RemoteRun:
             "env": {
                 "BUCKEYE_NEW_RUN_ID": self._run_id,
                 TRUSTED_VARIABLE: ",".join(sorted(trusted_digests())),
+                # else it writes into a home that ends with the machine
+                "TRACKIO_DIR": f"{job.project}/{self._project.output_there}/{Trackio.folder}",
                 **installed,
             },
             "dead_man": self._dead_man,
@@ -304,36 +308,20 @@ def _ids(project: Project, *, resume: bool) -> tuple[str, str]:
 
 
 @contextmanager
-def _noted(notes: Notes) -> Iterator[None]:
-    """Note how it has ended; outermost, since also the end of a machine may fail."""
+def _noted(notes: Notes, way_to_go_on: Callable[[], str]) -> Iterator[None]:
+    """Note how it has ended, and say how to go on; outermost, since also the end of a machine may fail."""
     try:
         yield
     except BaseException as error:
-        words = "interrupted" if isinstance(error, KeyboardInterrupt) else str(error) or type(error).__name__
+        is_interrupt = isinstance(error, KeyboardInterrupt)
+        words = "interrupted" if is_interrupt else str(error) or type(error).__name__
         notes.update(state="over", doing=words.splitlines()[0])
+        if is_interrupt:
+            _tell(way_to_go_on())
+        elif isinstance(error, RemoteError):
+            raise type(error)(f"{error}\n{way_to_go_on()}") from None
         raise
     notes.update(state="over")
-
-
-def _dead_man(pod: RentedPod, minutes: float, *, rents: bool) -> dict[str, Any]:
-    """What the timer on the machine is told; see `pod.watchdog`."""
-    return {
-        "seconds": 60 * minutes,
-        "expires": pod.expires,
-        "grace": _GRACE_SECONDS,
-        "machine": {"url": f"{prime_account().url}/api/v1/pods/{pod.id}"} if rents else None,
-    }
-
-
-def _dead_man_minutes() -> float:
-    text = os.environ.get(DEAD_MAN_VARIABLE, str(_DEAD_MAN_MINUTES))
-    try:
-        minutes = float(text)
-    except ValueError:
-        minutes = 0.0
-    if not 0 < minutes < 60 * 24 * 7:
-        raise UsageError(f"{DEAD_MAN_VARIABLE}={text}: write a number of minutes, as 30.")
-    return minutes
 
 
 def check_single_node(cluster: ClusterConfig, *, hosts: int) -> None:
@@ -363,14 +351,16 @@ def _handlers_kept() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _what_is_here(project: Project, config_path: Path) -> str:
-    checkpoint = where_it_left_off(project.output_dir)
-    if checkpoint is None:
-        return "No checkpoint had arrived here: the run must start again, in another --output-dir."
-    return (
-        f"The checkpoint of step {checkpoint.step} is here. Go on from it: "
-        f"buckeye rl @ {config_path} --resume --provider ..."
-    )
+def _way_to_go_on(project: Project, config_path: Path, request: RemoteRequest, *, resume: bool) -> str:
+    """Return the command that starts the run once more, from the newest checkpoint that is here."""
+    output = project.output_dir
+    has_begun = (output / RUN_FILE).is_file() and (resume or not is_unstarted(output))
+    checkpoint = where_it_left_off(output) if has_begun else None
+    again = ["--resume"] if has_begun else []
+    command = shlex.join(["buckeye", "rl", "@", str(config_path), *again, *request.flags()])
+    if checkpoint is not None:
+        return f"The checkpoint of step {checkpoint.step} is here. Go on from it: {command}"
+    return f"No checkpoint is here. Start it again: {command}"
 
 
 def _tell_project(project: Project) -> None:

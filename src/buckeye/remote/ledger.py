@@ -1,7 +1,7 @@
-"""The pods of this user, each a file that is there before the pod is, so that none can be forgotten.
+"""The ledger: one file per pod of this user, written before the pod is ordered, so that no pod is forgotten.
 
-Beside `NAME.json` lies `NAME.lock`, which whoever looks after the pod holds locked, and `NAME.known_hosts`
-with the keys that its ssh server has shown.
+Next to `NAME.json` are `NAME.lock`, locked by the process that supervises the pod, and `NAME.known_hosts`
+with the keys of its ssh server.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _SECONDS_AN_HOUR = 3600.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Entry:
-    """What is known of one pod. Times are in seconds since the epoch.
+    """The record of one pod. Times are in seconds since the epoch.
 
-    Without `pod_id` nobody knows whether the pod was made: the provider must be asked for its name. `ended`
-    is when its end was confirmed, or when it was found gone. `expires` is when `max_hours` are over.
+    Without `pod_id` it is unknown if the pod was created; the provider must be queried by name. `ended` is
+    when its end was confirmed, or when it was found to be gone. `expires` is when `max_hours` are over.
     """
 
     name: str
@@ -49,28 +49,28 @@ class Entry:
     outcome: str | None = None
 
     def hours(self, now: float) -> float:
-        """How long it has been paid for: from the order on."""
+        """Return the billed hours so far, from the order on."""
         return max(0.0, (self.ended if self.ended is not None else now) - self.ordered) / _SECONDS_AN_HOUR
 
     def cost(self, now: float) -> float:
-        """What it has cost in US dollars, at the price that was confirmed. Nothing if it was never made."""
+        """Return the cost in US dollars at the confirmed price; 0 if the pod was never created."""
         made = self.pod_id is not None or self.ended is None
         return self.hours(now) * self.price_per_hour if made else 0.0
 
 
 class Ledger:
-    """The files of all pods, in `folder`; by default `$BUCKEYE_HOME/pods`, which is `~/.buckeye/pods`."""
+    """The files of all pods, in `folder`; default: `$BUCKEYE_HOME/pods`, which is `~/.buckeye/pods`."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = folder if folder is not None else home_folder() / "pods"
 
     def write(self, entry: Entry) -> Entry:
-        """Record a pod, durably."""
+        """Record a pod durably."""
         write_file(self._file(entry.name, "json"), msgspec.json.format(msgspec.json.encode(entry)) + b"\n")
         return entry
 
     def read(self, name: str) -> Entry:
-        """What is known of a pod. Raises RemoteError if nothing is, or the file is damaged."""
+        """Return the record of a pod. Raises RemoteError if it is missing or damaged."""
         path = self._file(name, "json")
         try:
             return msgspec.json.decode(path.read_bytes(), type=Entry)
@@ -78,8 +78,10 @@ class Ledger:
             raise RemoteError(f"{path} cannot be read ({error}).") from None
 
     def entries(self) -> list[Entry]:
-        """All pods, the oldest first. A damaged file is told and passed over: its pod is found at the
-        provider by its name."""
+        """Return all pods, oldest first.
+
+        A damaged file is skipped with a warning; its pod can still be found at the provider by name.
+        """
         found = []
         for path in sorted(self.folder.glob("*.json")):
             try:
@@ -89,8 +91,10 @@ class Ledger:
         return sorted(found, key=lambda entry: entry.ordered)
 
     def end(self, entry: Entry, *, outcome: str, now: float) -> Entry:
-        """Record that a pod is no more, and forget the keys of its ssh server: addresses are used again. That
-        this cannot be written is told: the pod is gone all the same."""
+        """Record the end of a pod, and delete its ssh host keys, because addresses are reused.
+
+        A write error is only a warning, because the pod is gone anyway.
+        """
         ended = dataclasses.replace(entry, ended=now, outcome=outcome)
         try:
             self.write(ended)
@@ -101,16 +105,16 @@ class Ledger:
         return ended
 
     def known_hosts(self, name: str) -> Path:
-        """Where the keys of a pod's ssh server are kept."""
+        """Return the path of the file with the keys of a pod's ssh server."""
         return self._file(name, "known_hosts")
 
     def is_looked_after(self, name: str) -> bool:
-        """Whether a process is there that will end the pod."""
+        """Return True if a running process supervises the pod and will end it."""
         return is_locked(self._file(name, "lock"))
 
     @contextmanager
     def looked_after(self, name: str) -> Iterator[None]:
-        """Hold a pod's lock. Raises RemoteError if another process does."""
+        """Hold a pod's lock during the block. Raises RemoteError if another process holds it."""
         path = self._file(name, "lock")
         path.parent.mkdir(parents=True, exist_ok=True)
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -132,5 +136,5 @@ def _lock(handle: int, path: Path) -> None:
 
 
 def hours_text(hours: float) -> str:
-    """`1.25 h`, or minutes below one hour."""
+    """Return hours as text: `1.25 h`, or minutes below one hour."""
     return f"{hours:.2f} h" if hours >= 1 else f"{hours * 60:.0f} min"

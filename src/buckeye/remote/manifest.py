@@ -1,4 +1,4 @@
-"""Which files of a project travel, and their content by SHA-256."""
+"""The files of a project that are sent to another machine, with the SHA-256 of their content."""
 
 from __future__ import annotations
 
@@ -36,14 +36,17 @@ _LEFT_OUT = (
     "id_ecdsa",
     "id_ed25519",
 )
-"""What never travels unless the configuration names it: histories, keys, what is made anew, runs."""
+"""Never sent unless the configuration names it: version control, keys, generated files, runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """`files`: path relative to the project, with slashes -> where it is here. `links`: path -> where a
-    symbolic link leads. `folders` are empty ones of what is needed whole. `outside` are links that lead out
-    of the project and do not travel."""
+    """The content of a project to send.
+
+    `files`: path relative to the project, with slashes -> local path. `links`: path -> target of a symbolic
+    link. `folders` are empty folders within required ones. `outside` are links out of the project, which are
+    not sent.
+    """
 
     files: dict[str, Path] = field(default_factory=dict)
     links: dict[str, str] = field(default_factory=dict)
@@ -51,7 +54,7 @@ class Manifest:
     outside: list[str] = field(default_factory=list)
 
     def digests(self) -> dict[str, str]:
-        """Path -> SHA-256 of the content, and `x` after it if it may be executed."""
+        """Return path -> SHA-256 of the content, followed by `x` if the file is executable."""
         return {
             name: sha256_file(path) + ("x" if os.access(path, os.X_OK) else "")
             for name, path in self.files.items()
@@ -59,17 +62,17 @@ class Manifest:
 
     @property
     def size(self) -> int:
-        """Bytes of all files."""
+        """Total bytes of all files."""
         return sum(path.stat().st_size for path in self.files.values())
 
 
 def project_manifest(
     root: Path, *, needed: Collection[Path] = (), skipped: Collection[Path] = ()
 ) -> Manifest:
-    """The files under `root`, without those that `.gitignore` files or the built-in list leave out, and
-    without the folders `skipped`; and all that is `needed`, whatever they say.
+    """Return the files under `root` to send, and all of `needed`.
 
-    Raises UsageError if it is more than anybody means to send, with the largest folders.
+    Leaves out matches of `.gitignore` files and of the built-in list, and the folders `skipped`. No rule
+    applies to `needed`. Raises UsageError, with the largest folders, if the project is too large.
     """
     found = Manifest()
     folders = {path.resolve() for path in skipped}
@@ -83,7 +86,7 @@ def project_manifest(
 
 
 def _need(found: Manifest, root: Path, one: Path, whole: Path) -> None:
-    """Let something travel as it is: a link that stays inside of the `whole` as a link."""
+    """Add a required file, link or empty folder; a link stays a link if its target is within `whole`."""
     if one.is_symlink() and one.resolve().is_relative_to(whole.resolve()):
         found.links[_name(root, one)] = os.readlink(one)
     elif one.is_file():
@@ -93,7 +96,7 @@ def _need(found: Manifest, root: Path, one: Path, whole: Path) -> None:
 
 
 class _Rules:
-    """The patterns of one `.gitignore`, for what is below its folder."""
+    """The patterns of one `.gitignore` file, for paths below its folder."""
 
     def __init__(self, folder: Path, lines: Collection[str]) -> None:
         from pathspec import GitIgnoreSpec
@@ -101,7 +104,7 @@ class _Rules:
         self._folder, self._spec = folder, GitIgnoreSpec.from_lines(lines)
 
     def verdict(self, path: Path, *, is_folder: bool) -> bool | None:
-        """Whether it is left out; None if no pattern is about it."""
+        """Return True if a path is left out, False if it is included, and None if no pattern matches."""
         name = path.relative_to(self._folder).as_posix() + ("/" if is_folder else "")
         return self._spec.check_file(name).include
 
@@ -111,7 +114,7 @@ def _rules(folder: Path, lines: Collection[str]) -> _Rules:
 
 
 def _walk(folder: Path, rules: list[_Rules], skipped: Collection[Path]) -> Iterator[Path]:
-    """Files and links of a folder and those below it, in a fixed order."""
+    """Yield files and links in a folder and its subfolders, in a fixed order."""
     own = folder / ".gitignore"
     if own.is_file():
         rules = [*rules, _Rules(folder, own.read_text(encoding="utf-8", errors="replace").splitlines())]
@@ -129,7 +132,7 @@ def _walk(folder: Path, rules: list[_Rules], skipped: Collection[Path]) -> Itera
 def _left_out(path: Path, rules: list[_Rules], *, is_folder: bool) -> bool:
     verdicts = [rule.verdict(path, is_folder=is_folder) for rule in rules]
     if verdicts[0]:
-        return True  # no .gitignore brings back keys and histories
+        return True  # a .gitignore file cannot re-include keys and version control
     return next((verdict for verdict in reversed(verdicts) if verdict is not None), False)
 
 

@@ -1,4 +1,4 @@
-"""Which offers fit a request, which is the cheapest, and how they are shown."""
+"""Offers that fit a request: filter, sort by price, and show them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from buckeye.remote.base import GpuRequest, Offer, Provider, RemoteRequest
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fitting:
-    """The offers that fit, the cheapest first, and why how many others do not."""
+    """The offers that fit, cheapest first, and the number of others by reason."""
 
     offers: tuple[Offer, ...]
     left_out: Counter[str]
 
 
 def fitting_offers(provider: Provider, request: RemoteRequest, *, disk_gb: int) -> Fitting:
-    """What the provider has now that fits. Raises RemoteError if nothing does, with the reasons."""
+    """Return the provider's current offers that fit. Raises RemoteError, with reasons, if none does."""
     gpus = request.gpus
     if gpus is None or not gpus.type:
         raise UsageError(f"--provider {provider.name} needs --gpus, as in --gpus 2xA100.")
@@ -35,7 +35,7 @@ def fitting_offers(provider: Provider, request: RemoteRequest, *, disk_gb: int) 
 
 
 def ask_price(offer: Offer) -> bool:
-    """Ask on the terminal whether this offer is to be rented. Raises UsageError where nobody can be asked."""
+    """Ask on the terminal if this offer is to be rented. Raises UsageError without a terminal."""
     if not sys.stdin.isatty():
         raise UsageError(
             f"nobody can be asked here whether {price_text(offer)} is right; add --yes to confirm it, and "
@@ -46,7 +46,7 @@ def ask_price(offer: Offer) -> bool:
 
 
 def price_text(offer: Offer) -> str:
-    """`$7.99 an hour`."""
+    """Return the price as text: `$7.99 an hour`."""
     return f"${offer.price_per_hour:.2f} an hour"
 
 
@@ -74,12 +74,12 @@ def offer_table(offers: Sequence[Offer], *, most: int = 10) -> str:
 
 
 def left_out_text(left_out: Counter[str]) -> str:
-    """`3 are not in stock, 1 is ...`; empty if none is left out."""
+    """Return the counts by reason, such as `3 are not in stock; 1 is in EU`; "" if all offers fit."""
     return "; ".join(f"{count} {reason}" for reason, count in left_out.most_common())
 
 
 def _reason(offer: Offer, gpus: GpuRequest, request: RemoteRequest) -> str | None:
-    """Why an offer does not fit; None if it does."""
+    """Return the reason why an offer does not fit, or None if it does."""
     if offer.gpus.type != gpus.type:
         return f"has {offer.gpus.type}"
     if offer.gpus.count != gpus.count:

@@ -1,4 +1,4 @@
-"""Wait until a pod is ready, and check that it is what was offered."""
+"""Waiting until a pod is ready, with a check that it matches the offer."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from buckeye.remote.offers import price_text
 
 _POLL_SECONDS = 8.0
 _TELL_SECONDS = 60.0
-_UNSEEN_SECONDS = 120.0  # so long a new pod may be unknown to the servers that are asked
-_PRICE_TOLERANCE = 1.02  # beside rounding, providers count disks differently
+_UNSEEN_SECONDS = 120.0  # a new pod may be unknown to the provider's servers for this time
+_PRICE_TOLERANCE = 1.02  # prices are rounded, and providers count disks differently
 
 
 def wait_ready(
@@ -31,11 +31,10 @@ def wait_ready(
     tell: Callable[[str], None],
     timeout: float,
 ) -> PodStatus:
-    """Wait until a pod has an address for ssh, at most `timeout` seconds and until `entry.expires`. `limit`
-    is the most that it may cost an hour.
+    """Wait until a pod has an ssh address, for at most `timeout` seconds and until `entry.expires`.
 
-    Raises PodGoneError if it will never be ready, OfferRefusedError if it is not what was offered, other
-    RemoteError if the wait is too long.
+    `limit` is the maximum price per hour. Raises PodGoneError if the pod will never be ready,
+    OfferRefusedError if it does not match the offer, and other RemoteError if the wait is too long.
     """
     started = told = clock.now()
     shown, seen = "", False
@@ -62,7 +61,7 @@ def wait_ready(
 
 
 def check_word(offer: Offer, price: float | None, *, spot: bool, limit: float | None) -> None:
-    """Raises OfferRefusedError if a pod is not what was offered, or costs more an hour than `limit`."""
+    """Raise OfferRefusedError if a pod does not match the offer, or costs more per hour than `limit`."""
     if price is not None and price > offer.price_per_hour * _PRICE_TOLERANCE + 0.01:
         raise OfferRefusedError(f"its pod costs ${price:.2f} an hour, not {price_text(offer)}.")
     if price is not None and limit is not None and price > limit:

@@ -1,4 +1,4 @@
-"""The life of a pod: rented, waited for, lent to whoever trains on it, and ended however that goes."""
+"""The life of a pod: rent it, wait for it, use it for training, and end it in every case."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from buckeye.remote.pod_ready import check_word, wait_ready
 from buckeye.remote.teardown import cost_text, end_pod, left_text, signals_interrupt
 
 READY_SECONDS = 1800.0
-"""How long a pod may take to be ready, unless it is said otherwise. It usually takes 5 to 20 minutes."""
+"""Default limit for a pod to become ready; 5 to 20 minutes are usual."""
 
 _MOST_OFFERS = 8
 
@@ -38,28 +38,28 @@ Confirm = Callable[[Offer], bool]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RentedPod:
-    """A pod that is ready, while its context lasts. Times are in seconds since the epoch."""
+    """A pod that is ready, as long as its context lasts. Times are in seconds since the epoch."""
 
     name: str
     id: str
     ssh: tuple[SshTarget, ...]
     identity_file: Path | None
-    """None is what ssh takes by itself."""
+    """None means ssh's default keys."""
     known_hosts: Path
-    """Where the keys of its ssh server are to be kept."""
+    """File for the keys of its ssh server."""
     price_per_hour: float
     started: float
     expires: float | None
-    """When `max_hours` are over."""
+    """Time when `max_hours` are over, or None."""
     provider: Provider = field(repr=False)
     clock: Clock = field(repr=False)
 
     def hours(self) -> float:
-        """How long it has been paid for."""
+        """Return the billed hours so far."""
         return (self.clock.now() - self.started) / 3600
 
     def cost(self) -> float:
-        """What it has cost so far, in US dollars."""
+        """Return the cost so far, in US dollars."""
         return self.hours() * self.price_per_hour
 
     def check(self) -> None:
@@ -84,12 +84,14 @@ def rented(
     ledger: Ledger | None = None,
     timeout: float = READY_SECONDS,
 ) -> Iterator[RentedPod]:
-    """Rent the cheapest machine that fits, wait until it is ready, and end it when the context ends: by
-    itself, by an error, by Ctrl-C, SIGTERM or SIGHUP. With `request.keep` it stays then, if it was ready.
+    """Rent the cheapest machine that fits, wait until it is ready, and end it when the context ends.
 
-    `disk_gb` is what the run needs. `confirm(offer)` is asked before anything is ordered, unless
-    `request.yes`. An offer that is refused, that costs more than it said, or whose pod fails gives way to the
-    next. `tell` gets one text after another for the user; the last one is the cost. Raises RemoteError.
+    The context may end normally, by an error, or by Ctrl-C, SIGTERM or SIGHUP. With `request.keep` a pod that
+    was ready is kept.
+
+    `disk_gb` is the disk size that the run needs. `confirm(offer)` is called before every order, unless
+    `request.yes`. If an offer is rejected, costs more than announced, or its pod fails, the next one is
+    tried. `tell` gets messages for the user; the last one is the cost. Raises RemoteError.
     """
     clock, ledger = clock or Clock(), ledger or Ledger()
     if not provider.rents:
@@ -119,7 +121,7 @@ def rented(
 
 @dataclass(kw_only=True, slots=True)
 class _Rental:
-    """One pod's way from the offers to its end."""
+    """One rental, from the offers to the end of the pod."""
 
     name: str
     run_id: str
@@ -133,13 +135,13 @@ class _Rental:
     ledger: Ledger
     timeout: float
     entry: Entry | None = None
-    """What was ordered last."""
+    """The last order."""
     confirmed: float | None = None
-    """The highest price that the user has agreed to."""
+    """The highest price that the user has confirmed."""
     ready: bool = False
 
     def rent(self) -> RentedPod:
-        """A pod that is ready, of the first offer that keeps its word."""
+        """Return a ready pod from the first offer that turns out as announced."""
         offers = self._offers()
         refusals = []
         for offer in offers[:_MOST_OFFERS]:
@@ -155,8 +157,10 @@ class _Rental:
         )
 
     def finish(self, outcome: str, *, failed: bool) -> None:
-        """End the pod, or leave it where that was asked for, and say what it has cost. An error here is told
-        and not raised where there is another one."""
+        """End the pod, or keep it if requested, and report its cost.
+
+        After a failure, an error here is only reported, so that it does not hide the first one.
+        """
         if self.entry is None or self.entry.ended is not None:
             return
         if self.request.keep and self.ready:
@@ -182,8 +186,11 @@ class _Rental:
         return fitting.offers
 
     def _ask(self, offer: Offer) -> None:
-        """Have the price confirmed; one that is no higher than a confirmed one is. `--yes` confirms
-        `--max-price`, and without that the price of the first offer: nobody has seen what comes after it."""
+        """Have the price confirmed, unless it is at most a confirmed one.
+
+        `--yes` confirms `--max-price`, or without that the price of the first offer, because the user has
+        seen no later ones.
+        """
         if self.confirmed is not None and offer.price_per_hour <= self.confirmed:
             return
         if not self.request.yes:
@@ -199,7 +206,7 @@ class _Rental:
             )
 
     def _try(self, offer: Offer) -> RentedPod:
-        """Write down what is going to be ordered, order it, and wait for it."""
+        """Record the order, place it, and wait for its pod."""
         key = public_key(self.identity)
         now, hours = self.clock.now(), self.request.max_hours
         self.entry = Entry(
@@ -249,13 +256,13 @@ class _Rental:
         )
 
     def _record(self, **changes: Any) -> Entry:
-        """Write down what has changed. It is known here even if it cannot be written."""
+        """Record changes; they are kept in memory even if the ledger cannot be written."""
         assert self.entry is not None
         self.entry = dataclasses.replace(self.entry, **changes)
         return self.ledger.write(self.entry)
 
     def _give_up(self, outcome: str) -> None:
-        """Leave an offer: a pod that came of it is ended."""
+        """Abandon an order, and end the pod if one was created."""
         assert self.entry is not None
         if self.entry.pod_id is None:
             self.entry = self.ledger.end(self.entry, outcome=outcome, now=self.clock.now())
@@ -263,15 +270,14 @@ class _Rental:
             self._end(outcome)
 
     def _end_others(self, pod_id: str) -> None:
-        """End what an order that was not answered has made all the same."""
+        """End additional pods from orders that had no answer but were carried out."""
         for pod in self.provider.pods():
             if pod.name == self.name and pod.id != pod_id:
                 self.tell(f"An order that was not answered has made a second pod, {pod.id}: it is ended.")
                 self.provider.terminate(pod.id)
 
     def _end(self, outcome: str) -> None:
-        """End the pod. Raises KeyboardInterrupt if the user has asked for that meanwhile, also when it is
-        ended."""
+        """End the pod. Raises KeyboardInterrupt if Ctrl-C was pressed meanwhile, even if it has ended."""
         assert self.entry is not None
         ended = end_pod(
             self.provider, self.ledger, self.entry, outcome=outcome, clock=self.clock, tell=self.tell
@@ -285,7 +291,7 @@ class _Rental:
 def _borrowed(
     provider: Provider, request: RemoteRequest, run_id: str, clock: Clock, ledger: Ledger
 ) -> RentedPod:
-    """Hosts, which are there before and after."""
+    """Return the user's own hosts as a pod; they are neither created nor ended."""
     now = clock.now()
     name = f"{NAME_PREFIX}{run_id}"
     offer = Offer(

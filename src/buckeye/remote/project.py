@@ -1,4 +1,4 @@
-"""What of a project a run needs elsewhere: its files, its settings, its keys."""
+"""The parts of a project that a remote run needs: files, settings, keys, environments."""
 
 from __future__ import annotations
 
@@ -36,15 +36,18 @@ _STAYS = (
     ),
     *(".lock", REMOTE_FILE, REMOTE_LOG),
 )
-"""What of a run is not sent when it goes on elsewhere; of its checkpoints only one is."""
+"""Files and folders of a run that are not sent to resume it remotely; only one checkpoint is sent."""
 
 _MODEL_FOLDER = ".buckeye-model"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Project:
-    """A run that is carried out elsewhere. `root` is the folder where we are, `arguments` the words after
-    `rl` there, `output_there` relative to the project's folder there."""
+    """A project for a remote run.
+
+    `root` is the local project folder. `arguments` are the args of the remote `rl`. `output_there` is
+    relative to the remote project folder.
+    """
 
     root: Path
     config: RLConfig
@@ -57,20 +60,22 @@ class Project:
 
     @property
     def output_dir(self) -> Path:
-        """Where the run is here."""
+        """Local output directory of the run."""
         return self.config.output_dir
 
 
 def read_project(config_path: Path, *, resume: bool) -> Project:
-    """Read a run's file, and find what it needs; see `project_of`. Raises ConfigError for a wrong file."""
+    """Load a configuration file and return what its remote run needs. Raises ConfigError if it is invalid."""
     config = load_config(RLConfig, ["@", str(config_path)])
     return project_of(config, config_path, resume=resume)
 
 
 def project_of(config: RLConfig, config_path: Path, *, resume: bool, pack: bool = True) -> Project:
-    """What a configuration needs elsewhere, whose file may yet have to be written. With `resume` the run here
-    goes along, as far as a resume needs it. Unless it is to `pack`, no environment is built. Raises
-    UsageError for what cannot travel."""
+    """Return what the remote run of a configuration needs; its file need not exist yet.
+
+    With `resume` the local run is included, as far as a resume needs it. With `pack=False` no environment is
+    built. Raises UsageError for a project that cannot be sent.
+    """
     root = Path.cwd().resolve()
     relative = inside(config_path, root)
     words = ["@", relative.as_posix()]
@@ -82,7 +87,7 @@ def project_of(config: RLConfig, config_path: Path, *, resume: bool, pack: bool 
     model = Path(config.trainer.model.name)
     settings = config.model_dump(mode="json")
     for section in (settings, *(settings[name] or {} for name in ("trainer", "orchestrator", "inference"))):
-        section.pop("model", None)  # which has a way of its own
+        section.pop("model", None)  # _add_model sends it
     played = played_environments(config)
     needed = [config_path.absolute(), *(path.absolute() for path in named_here(settings, root))]
     needed += [root / inside(path, root) for path in files_of(played)]
@@ -104,8 +109,7 @@ def project_of(config: RLConfig, config_path: Path, *, resume: bool, pack: bool 
 
 
 def _add_model(manifest: Manifest, config: RLConfig, model: Path, root: Path) -> list[str]:
-    """Let a model that is a folder here travel, and the adapter that it starts from; the words that name them
-    there."""
+    """Add local folders of the model and of its initial adapter; return the args with their remote paths."""
     folder = _add_folder(manifest, model, root, f"{_MODEL_FOLDER}/{model.resolve().name}")
     adapter, words = config.trainer.model.adapter, list[str]()
     if adapter is not None:
@@ -125,8 +129,10 @@ def _add_model(manifest: Manifest, config: RLConfig, model: Path, root: Path) ->
 
 
 def _add_folder(manifest: Manifest, given: Path, root: Path, otherwise: str) -> str:
-    """Let a folder travel, to its path here or else to `otherwise`; return its path there. What is not a
-    folder here is a name and stays the same."""
+    """Add a folder under its own path, or else under `otherwise`; return its remote path.
+
+    A value that is not a local folder is a name, and is returned unchanged.
+    """
     if not given.is_dir():
         return given.as_posix()
     place = given.resolve()
@@ -141,8 +147,10 @@ def _add_folder(manifest: Manifest, given: Path, root: Path, otherwise: str) -> 
 
 
 def _add_run(manifest: Manifest, config: RLConfig, there: str) -> None:
-    """Let a run go along: its records, and the checkpoint that it goes on from. Raises UsageError for one
-    that does not fit the configuration."""
+    """Add a run: its records, and the checkpoint to resume from.
+
+    Raises UsageError if that checkpoint does not match the configuration.
+    """
     output = config.output_dir
     if not (output / RUN_FILE).is_file():
         raise UsageError(f"--resume: there is no run in {output}.")

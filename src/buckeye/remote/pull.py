@@ -42,8 +42,8 @@ class There(msgspec.Struct, frozen=True, array_like=True):
 
 
 def listing(files: Any) -> list[There]:
-    """What an agent lists. Raises RemoteError for what is no list of files, and for a path that leads out of
-    the run."""
+    """Return what an agent lists. Raises RemoteError for what is no list of files, and for a path that leads
+    out of the run. Where links lead is for `link_comes_home`: W&B makes one to its cache in every run."""
     if not isinstance(files, list) or len(files) > MAX_FILES:
         raise RemoteError(f"The other machine lists no files, or more than {MAX_FILES}.")
     found = {}
@@ -52,9 +52,8 @@ def listing(files: Any) -> list[There]:
             one = msgspec.convert(entry, There, strict=True)
         except msgspec.ValidationError as error:
             raise RemoteError(f"The other machine lists something that is no file ({error}).") from None
-        for path in (one.path, one.link or ""):
-            if path.startswith("/") or ".." in path.split("/"):
-                raise RemoteError(f"The other machine lists {path[:200]!r}, which leads out of the run.")
+        if one.path.startswith("/") or ".." in one.path.split("/"):
+            raise RemoteError(f"The other machine lists {one.path[:200]!r}, which leads out of the run.")
         found[one.path] = one  # a name that is listed twice is one file
     return list(found.values())
 

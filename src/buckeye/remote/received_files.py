@@ -33,6 +33,7 @@ _MODELS = {"checkpoints", "weights"}
 _OF_LOGS = (".log", ".stdout", ".stderr", ".jsonl")
 _OF_RECORDS = (".jsonl", ".json")
 _OF_MODELS = (".safetensors", ".json", ".jsonl", ".txt", ".md", ".jinja", ".model", ".tiktoken", ".distcp")
+_OF_TRACKIO = (".db", ".db-wal")
 _WITHOUT_SUFFIX = {"COMMITTED", "LICENSE", "NOTICE", "weights"}
 
 
@@ -50,6 +51,8 @@ def comes_home(path: str) -> bool:
         return name.endswith(_OF_RECORDS)
     if kind in ("wandb", "tensorboard"):
         return name.endswith(".wandb") or name.startswith("events.out.tfevents.")
+    if kind == "trackio":
+        return name.endswith(_OF_TRACKIO)
     of_model = name.endswith(_OF_MODELS) or name in _WITHOUT_SUFFIX
     return kind in _MODELS and len(parts) > 2 and _STEP.fullmatch(parts[1]) is not None and of_model
 

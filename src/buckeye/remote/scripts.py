@@ -77,8 +77,12 @@ purelib() { "$1/bin/python" -c 'import sysconfig; print(sysconfig.get_path("pure
 packages=$(purelib "$root/packages-@PACKAGES@")
 printf 'import site; site.addsitedir("%s")\\n%s\\n' "$packages" "$root/code-@CODE@" \\
   > "$(purelib "$place")/buckeye-layers.pth"
-[ ! -e "$root/packages-@PACKAGES@/bin/uv" ] || ln -s "$root/packages-@PACKAGES@/bin/uv" "$place/bin/uv"
-"$place/bin/python" -c 'import buckeye.cli.main, torch'
+for tool in uv uvx; do
+  [ ! -e "$root/packages-@PACKAGES@/bin/$tool" ] || ln -s "$root/packages-@PACKAGES@/bin/$tool" "$place/bin/"
+done
+"$place/bin/python" -c 'import buckeye.cli.main
+from buckeye.trainer.model.attention import attention_here
+print(attention_here())' > "$place/attention"
 """
 
 ENVIRONMENTS = """
@@ -93,6 +97,9 @@ cp "$(purelib "$root/venv-@VENV@")/buckeye-layers.pth" "$(purelib venv)/"
 export BUCKEYE_ENVIRONMENTS="$place/installed"
 install() { venv/bin/python -m buckeye env install --no-smoke "$@" >&2; }
 @INSTALLS@
+for tool in uv uvx; do
+  [ ! -e "$root/venv-@VENV@/bin/$tool" ] || ln -s "$root/venv-@VENV@/bin/$tool" venv/bin/
+done
 """
 
 BESIDE = """

@@ -11,7 +11,8 @@ from packaging.utils import canonicalize_name
 
 from buckeye.base.distribution import CODE_FOLDER, DISTRIBUTION
 
-_BUILDS = ("torch", "triton")  # one version has a build for every kind of machine
+BUILDS = ("torch", "triton")
+"""Distributions of which one version has a build for every kind of machine."""
 
 
 def code_files() -> dict[str, bytes]:
@@ -41,6 +42,12 @@ def _metadata(here: metadata.Distribution) -> dict[str, bytes]:
 def pins(lines: Iterable[str]) -> list[str]:
     """`name==version` of everything that the requirements lead to and that is installed here. Builds for one
     kind of machine are left out."""
+    return sorted(f"{name}=={version}" for name, version in reached(lines).items() if name not in BUILDS)
+
+
+def reached(lines: Iterable[str]) -> dict[str, str]:
+    """Return everything that the requirements lead to and that is installed here, by canonical name, with its
+    version; no library of NVIDIA's."""
     found: dict[str, str] = {}
     queue = [Requirement(line) for line in lines]
     while queue:
@@ -54,7 +61,7 @@ def pins(lines: Iterable[str]) -> list[str]:
             continue
         found[name] = there.version
         queue += [one for one in map(Requirement, there.requires or []) if _applies(one, need.extras)]
-    return sorted(f"{name}=={version}" for name, version in found.items() if name not in _BUILDS)
+    return found
 
 
 def torch_version() -> str:

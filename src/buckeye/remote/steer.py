@@ -1,4 +1,4 @@
-"""Steering a run on another machine from here: by the process that looks after it, or there."""
+"""Control of a remote run: through the local process that supervises it, or directly on the machine."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from buckeye.runs.status import newest_step
 from buckeye.runs.stop import Stopped
 
 REMOTE_LOG = "remote.log"
-"""Beside `remote.json`: what the run has printed there."""
+"""File next to `remote.json` with the output of the remote run."""
 
 _POLL_SECONDS = 0.2
 _TELL_SECONDS = 15.0
@@ -44,8 +44,10 @@ _REACH_SECONDS = 20.0
 
 
 class Notes:
-    """What others here may know of a start elsewhere: what is told is also in `remote.json`. That it cannot
-    be written ends nothing."""
+    """Notes on a remote start for other local processes, in `remote.json`.
+
+    Messages to the user are also written there. A write error is only a warning.
+    """
 
     def __init__(self, output_dir: Path, run_id: str, tell: Callable[[str], None]) -> None:
         now = time.time()
@@ -54,13 +56,13 @@ class Notes:
         self.update()
 
     def tell(self, text: str) -> None:
-        """Tell the user, and note it."""
+        """Show a message to the user, and record its last line."""
         self._tell(text)
         words = text.strip().splitlines()
         self.update(doing=words[-1] if words else "")
 
     def update(self, **changes: Any) -> None:
-        """Note what has changed."""
+        """Record changes."""
         self._away = msgspec.structs.replace(self._away, said=time.time(), **changes)
         try:
             write_elsewhere(self._output_dir, self._away)
@@ -71,11 +73,11 @@ class Notes:
 def stop_remote(
     output_dir: Path, *, now: bool, timeout: float | None, tell: Callable[[str], None]
 ) -> Stopped:
-    """End a run elsewhere, and return when it has ended and what it wrote is here.
+    """End a remote run, and return when it has ended and its files are here.
 
-    The process that looks after it is asked; where there is none any more, the machine itself. With a
-    checkpoint, or `now` without waiting for that and for files. `tell` hears what is waited for. Raises
-    RunError after `timeout` seconds (by default half an hour), RemoteError if the machine does not answer.
+    The local process that supervises it gets the request, or without one the machine itself. The run writes a
+    checkpoint; with `now` neither that nor files are waited for. `tell` gets progress messages. Raises
+    RunError after `timeout` seconds (default: half an hour), RemoteError if the machine does not answer.
     """
     away = read_elsewhere(output_dir)
     was_running = is_in_use(output_dir)
@@ -91,7 +93,7 @@ def stop_remote(
 
 
 def _ask_who_looks_after(output_dir: Path, *, now: bool, timeout: float, tell: Callable[[str], None]) -> None:
-    """By signals: the first asks for a checkpoint, another one, while it stops, ends it `now`."""
+    """Signal the supervising process: once for a checkpoint, again while it stops to end it `now`."""
     pid = int((output_dir / ".lock").read_text().strip())
     away = read_elsewhere(output_dir)
     stopping = away is not None and away.stopping
@@ -117,7 +119,7 @@ def _ask_who_looks_after(output_dir: Path, *, now: bool, timeout: float, tell: C
 
 
 def _end_there(output_dir: Path, there: JobThere, *, now: bool, tell: Callable[[str], None]) -> None:
-    """Nobody here looks after the run: ask the machine to end it, and bring home what it wrote."""
+    """Stop a run without a local supervisor: send the request to the machine, and download the files."""
     tell(f"nobody here looks after the run any more: asking {there.target} to stop it")
     with locked(output_dir):
         try:
@@ -166,8 +168,10 @@ def _if_it_is_gone(output_dir: Path, there: JobThere) -> str:
 
 
 def terminal_of(output_dir: Path) -> list[str]:
-    """The command of ssh that shows the terminal of a run elsewhere. Raises UsageError for a run that is
-    here, or that has no machine yet."""
+    """Return the ssh command that opens the terminal of a remote run.
+
+    Raises UsageError for a local run, or for one that has no machine yet.
+    """
     away = read_elsewhere(output_dir)
     if away is None:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""The end of a pod: ordered again and again until the provider confirms it."""
+"""The end of a pod: order it repeatedly until the provider confirms it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from buckeye.remote.ledger import Entry, Ledger, hours_text
 
 _DEADLINE_SECONDS = 600.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0
-_LOOKS_FOR_UNKNOWN = 4  # an order that was interrupted may arrive late
+_LOOKS_FOR_UNKNOWN = 4  # an interrupted order may take effect late
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """What is recorded of a pod that is gone, and whether Ctrl-C was pressed meanwhile."""
+    """The record of an ended pod; `interrupted` is True if Ctrl-C was pressed meanwhile."""
 
     entry: Entry
     interrupted: bool
@@ -35,10 +35,11 @@ def end_pod(
     clock: Clock,
     tell: Callable[[str], None],
 ) -> Ended:
-    """End every pod of a name, and record it. Returns when the provider knows none of it any more.
+    """End every pod with the entry's name, and record it; return when the provider lists none of them.
 
-    The first Ctrl-C only says what would be left; the next one leaves it. Raises RemoteError, with what may
-    still cost and how to end it, if this is not confirmed after ten minutes, or cannot be.
+    The first Ctrl-C only shows a warning; the next one stops waiting. Raises RemoteError if the end is not
+    confirmed after ten minutes, or cannot be. The message has the possible cost and the command to end the
+    pod.
     """
     interrupted = False
     while True:
@@ -54,7 +55,7 @@ def end_pod(
 
 
 def left_text(entry: Entry) -> str:
-    """What may still cost, and what to do."""
+    """Return a message with the possible cost of a pod, and the command to end it."""
     return (
         f"Pod {entry.name} ({entry.pod_id or 'id unknown'}) may still run for ${entry.price_per_hour:.2f} an "
         f"hour. End it: buckeye rl pods terminate {entry.name}"
@@ -62,13 +63,13 @@ def left_text(entry: Entry) -> str:
 
 
 def cost_text(entry: Entry, now: float) -> str:
-    """`buckeye-1a2b-3c: finished; 1.25 h, $9.95`."""
+    """Return the outcome and cost of a pod as text: `buckeye-1a2b-3c: finished; 1.25 h, $9.95`."""
     outcome = f"{entry.outcome.rstrip('.')}; " if entry.outcome else ""
     return f"{entry.name}: {outcome}{hours_text(entry.hours(now))}, ${entry.cost(now):.2f}"
 
 
 def _end_all(provider: Provider, entry: Entry, clock: Clock, tell: Callable[[str], None]) -> None:
-    """Order the end until nothing is left. Where nobody says how the pod is, it is ordered all the same."""
+    """Order the end until no pod is left. If the state of the pod is unknown, order it anyway."""
     deadline = clock.now() + _DEADLINE_SECONDS
     pause = _FIRST_PAUSE
     empty_looks = 0
@@ -100,7 +101,7 @@ def _end_all(provider: Provider, entry: Entry, clock: Clock, tell: Callable[[str
 
 
 def _alive(provider: Provider, entry: Entry) -> set[str]:
-    """The ids of the pods of this name: an order whose answer was lost may have made one more."""
+    """Return the ids of all pods with this name; an order without an answer may have created another one."""
     ids = {pod.id for pod in provider.pods() if pod.name == entry.name}
     if entry.pod_id is not None and provider.status(entry.pod_id).state != "gone":
         ids.add(entry.pod_id)
@@ -109,8 +110,11 @@ def _alive(provider: Provider, entry: Entry) -> set[str]:
 
 @contextmanager
 def signals_interrupt() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP do what Ctrl-C does, so that a pod is ended. Under `nohup` SIGHUP remains
-    ignored. In another thread than the main one nothing can be set, and nothing is."""
+    """Let SIGTERM and SIGHUP act like Ctrl-C during the block, so that a pod is ended.
+
+    SIGHUP stays ignored under `nohup`. Outside the main thread this has no effect, because handlers cannot be
+    set there.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -124,6 +128,6 @@ def signals_interrupt() -> Iterator[None]:
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    if not callable(signal.getsignal(signal.SIGINT)):  # ignored: a script has started us with `&`
+    if not callable(signal.getsignal(signal.SIGINT)):  # ignored, because a script started us with `&`
         raise KeyboardInterrupt
     signal.raise_signal(signal.SIGINT)

@@ -1,4 +1,4 @@
-"""What of the folder where we are has to go along, so that a run's file means the same elsewhere."""
+"""Local files that must be sent with a project, so that its configuration is valid on another machine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from buckeye.errors import UsageError
 
 
 def inside(path: Path, root: Path) -> Path:
-    """The path of a file relative to `root`. Raises UsageError if it is elsewhere."""
+    """Return the path of a file relative to `root`. Raises UsageError if it is outside."""
     try:
         return path.resolve().relative_to(root)
     except ValueError:
@@ -20,8 +20,10 @@ def inside(path: Path, root: Path) -> Path:
 
 
 def named_here(settings: Mapping[str, Any], root: Path) -> Iterator[Path]:
-    """Every file and folder that a text in the settings names, as it is written there: relative to `root`,
-    where we are. Raises UsageError for one that would not be found elsewhere under that name."""
+    """Yield every file and folder that a text in the settings names, relative to `root`, as written there.
+
+    `root` is the working directory. Raises UsageError for a path that would not exist on another machine.
+    """
     for text in dict.fromkeys(_texts(settings)):
         if not text or len(text) > 1000 or "\0" in text:
             continue

@@ -1,4 +1,4 @@
-"""Sending a project: what is missing or different there, in one stream."""
+"""Upload of a project: the missing and different files, in one stream."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ANSWER_SECONDS = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """How many files and bytes went, and how many files were there already or were removed there."""
+    """Counts of the sent files and bytes, and of the files that were already there or were removed."""
 
     files: int
     bytes: int
@@ -31,8 +31,11 @@ class Sent:
 
 
 async def send_project(link: Link, python: str, folder: str, manifest: Manifest) -> Sent:
-    """Make `folder` there what the manifest says. `python` is the command there that knows this version of
-    Buckeye. Raises LostConnectionError, and RemoteError for what the other end cannot do."""
+    """Make the remote `folder` equal to the manifest.
+
+    `python` is a remote interpreter with this version of Buckeye. Raises LostConnectionError, and RemoteError
+    for failures on the other machine.
+    """
     digests = await asyncio.to_thread(manifest.digests)
     async with link.program([python, "-m", "buckeye.remote.pod.receive", folder]) as process:
         parts = {"files": digests, "links": manifest.links, "folders": manifest.folders}
@@ -59,8 +62,10 @@ async def send_project(link: Link, python: str, folder: str, manifest: Manifest)
 
 
 def tar_pieces(files: Mapping[str, Path]) -> Iterator[bytes]:
-    """A tar archive of files under the given names, in pieces. Raises RemoteError for a file that becomes
-    shorter meanwhile."""
+    """Yield a tar archive of files under the given names, in pieces.
+
+    Raises RemoteError if a file becomes shorter meanwhile.
+    """
     for name, path in files.items():
         status = path.stat()
         info = tarfile.TarInfo(name)
@@ -71,7 +76,7 @@ def tar_pieces(files: Mapping[str, Path]) -> Iterator[bytes]:
 
 
 def packed(files: Mapping[str, bytes]) -> bytes:
-    """A tar archive of contents, the same bytes for the same contents."""
+    """Return a tar archive of contents; equal contents give equal bytes."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
         for name, content in sorted(files.items()):

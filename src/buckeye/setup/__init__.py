@@ -1,1 +1,1 @@
-"""From a server, tasks or a model to a configuration, and from a configuration to a better one."""
+"""Configurations from a server, tasks or a model, and better ones from an existing configuration."""

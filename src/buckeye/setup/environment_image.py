@@ -1,4 +1,4 @@
-"""`buckeye env build` and `push`: the image of an environment, and what its lock file notes of it."""
+"""`buckeye env build` and `push`: the image of an environment, and its lock file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class BuiltEnvironment:
-    """An image that was built and started once. `digest` is "" where it is known after a push only."""
+    """An image that was built and started once. `digest` is "" if it is known only after a push."""
 
     image: str
     digest: str
@@ -26,7 +26,7 @@ class BuiltEnvironment:
 
 
 def build_environment(folder: Path, tag: str | None, builder: str, progress: Progress) -> BuiltEnvironment:
-    """Build the image of a folder, start it, ask for its tools, and note all of it in the lock file.
+    """Build the image of a folder, start it, list its tools, and record the result in the lock file.
 
     The lock file is written last, and not at all if the image does not start. Raises UsageError,
     PrepareError, RuntimeUnavailable, McpFault.
@@ -61,8 +61,10 @@ def build_environment(folder: Path, tag: str | None, builder: str, progress: Pro
 
 
 def push_environment(folder: Path, image: str | None, progress: Progress) -> tuple[str, str]:
-    """Push what was built of a folder, under the name `image` if one is given; returns name and digest, which
-    the lock file notes. Raises UsageError and PrepareError."""
+    """Push the built image of a folder, under the name `image` if given.
+
+    Returns name and digest, which are recorded in the lock file. Raises UsageError and PrepareError.
+    """
     from buckeye.mcp.sandbox.build import push_built
 
     lock_file, lock = folder / LOCK_FILE, lock_in(folder)

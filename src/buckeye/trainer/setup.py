@@ -52,7 +52,7 @@ def trainer_process(config: TrainerConfig | SFTConfig, name: str) -> Iterator[Ra
     die_with_parent()
     heartbeat.start()
     torch.set_num_threads(cpu_threads())
-    torch.manual_seed(config.seed)
+    torch.manual_seed(config.seed % 2**64)
     # cuDNN prepares each shape separately, and every row has a different shape
     torch.backends.cuda.enable_cudnn_sdp(False)
     device = pick_device(config.model.device, local_rank())

@@ -191,7 +191,8 @@ def main():
             if WAY in ("announces-more", "announces-other"):
                 row = {"type": "object", "properties": {"rows": {"type": "array"}}, "required": ["rows"]}
                 next(one for one in TOOLS if one["name"] == "act")["outputSchema"] = row
-            more = {"nextCursor": "again"} if WAY == "endless-tools" else {}
+            cursor = request.get("params", {}).get("cursor", "")
+            more = {"nextCursor": f"{cursor}+"} if WAY == "endless-tools" else {}
             answer(request, {"tools": TOOLS, **more})
         elif method == "tools/call":
             called(request)

@@ -116,6 +116,7 @@ def test_every_problem_is_named_with_file_line_task_and_field(tmp_path, wording)
             id="e", mcp_config={"s": {"url": "http://x", "header": {}}}, setup_tool={"name": "s", "args": {}}
         ),
         task(id="f", mcp_config={"s": {}}, evaluate_tool=[5]),
+        task(id="g", setup_tool="setup"),
     ]
     assert refused(tmp_path, json.dumps(bad, indent=1)) == wording
 

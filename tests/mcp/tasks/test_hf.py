@@ -177,7 +177,7 @@ def test_wrong_usage(hf, monkeypatch, tmp_path, words, refusal):
 
 
 def test_the_usual_file_is_found(hf):
-    assert "tasks.json: 1 tasks" in hf("-n", "d", "--no-push", tasks=task())
+    assert "tasks.json: 1 task (" in hf("-n", "d", "--no-push", tasks=task())
     Path("more_tasks.json").write_text(json.dumps(task()))
     with pytest.raises(UsageError, match="which tasks"):
         hf("-n", "e", "--no-push")

@@ -16,9 +16,10 @@ from tests.places import ROOT
 from tests.setup.recipe.rl_project import CONFIG, LOCK, files, fill, task, write_model
 
 from buckeye.cli import main, train
-from buckeye.errors import UsageError
+from buckeye.errors import RemoteError, UsageError
 from buckeye.launch.preflight import devices as machine
 from buckeye.run_files.directory import begin_attempt, locked
+from buckeye.run_files.known_runs import Elsewhere, JobThere, write_elsewhere
 from buckeye.setup.recipe.flags import read_words
 
 SEEN = machine._visible_gpus
@@ -139,6 +140,22 @@ def test_a_run_that_cannot_begin_leaves_its_folder_free(rl, project, monkeypatch
     monkeypatch.setattr(train, "start", fail)
     assert rl("--yes")[2] == wording
     assert (files(project), (project / "outputs" / "my-env").exists()) == (before, False)
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_a_run_that_cannot_begin_elsewhere_leaves_its_folder_free(rl, project, monkeypatch, ordered):
+    def fail(file, flags):
+        words = dict.fromkeys(("id", "target", "folder", "python", "known_hosts", "tmux"), "x")
+        job = JobThere(**words, pod=None, identity_file=None, sent=()) if ordered else None
+        write_elsewhere(
+            file.parent,
+            Elsewhere(run_id="ab12cd34", state="over", started=1.0, said=2.0, job=job),
+        )
+        raise UsageError("nobody can be asked")
+
+    monkeypatch.setattr("buckeye.cli.from_flags.start_remote", fail)
+    assert rl("--gpus", "4xH100", "--provider", "prime", "--yes")[0] == 2
+    assert (project / "outputs" / "my-env" / "run.toml").exists() == ordered
 
 
 def test_the_same_words_again_after_a_run_that_reached_no_step_take_its_folder(
@@ -295,6 +312,14 @@ def remote(monkeypatch):
     return handed
 
 
+def test_tasks_that_nothing_grades_are_refused_before_a_machine_is_rented(rl, project, remote):
+    (project / "tasks.json").write_text(json.dumps([task(0), task(1, evaluate_tool=[])]))
+    for words in (["--dry-run"], ["--gpus", "4xH100", "--provider", "prime", "--yes"]):
+        code, _, err = rl(*words)
+        assert (code, "t1" in err) == (2, True)
+    assert not (project / "outputs").exists()
+
+
 def test_a_run_elsewhere_gets_the_file_and_all_that_was_asked_for(rl, project, remote, wording):
     words = ("--gpus", "2xA100", "--provider", "prime", "--max-price", "5", "--max-hours", "2", "--keep")
     assert rl(*words, "--yes")[0] == 0
@@ -314,6 +339,20 @@ def test_a_run_elsewhere_gets_the_file_and_all_that_was_asked_for(rl, project, r
     code, _, err = rl("@", str(path), *words, "--max-steps", "3")
     assert (code, len(remote)) == (2, 2)
     assert err == wording
+
+
+@pytest.mark.parametrize(("error", "stays"), [(UsageError, False), (RemoteError, True)])
+def test_the_file_of_a_run_that_was_refused_before_an_order_is_removed(
+    rl, project, remote, monkeypatch, error, stays
+):
+    """What fails after it names the file in the command that goes on."""
+
+    def fail(*_, **__):
+        raise error("it cannot be")
+
+    monkeypatch.setattr(sys.modules["buckeye.remote.launch"], "run_remote", fail)
+    assert rl("--gpus", "1xH100", "--provider", "prime", "--yes")[0] == error.exit_code
+    assert (project / "outputs/my-env/run.toml").exists() == stays
 
 
 def test_an_image_that_is_only_here_is_not_sent_elsewhere(rl, project, remote, wording):

@@ -4,7 +4,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from buckeye.errors import UsageError
+from buckeye.errors import BuckeyeError, UsageError
+from buckeye.workers.installed.add import _install_alone
+from buckeye.workers.installed.private_index import hub_key
 from buckeye.workers.installed.source import WITHOUT_ADAPTER, parse_source
 from buckeye.workers.installed.venv import NeededPython, python_needed
 
@@ -120,3 +122,31 @@ def test_what_installers_say_about_the_python_is_understood(said, specifier, ver
 @pytest.mark.parametrize("said", ["no such package", "does not satisfy Python>=4", "Requires-Python >=x"])
 def test_what_they_say_about_something_else_is_not(said):
     assert python_needed(said) is None
+
+
+@pytest.fixture
+def nowhere(tmp_path, monkeypatch):
+    """A folder without keys."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("PRIME_API_KEY", "BUCKEYE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+def test_the_key_of_the_hub_is_found_where_other_keys_are(nowhere):
+    assert hub_key() is None
+    (nowhere / ".prime").mkdir()
+    (nowhere / ".prime" / "config.json").write_text('{"api_key": "stored"}')
+    assert hub_key() == "stored"
+    (nowhere / ".env").write_text("PRIME_API_KEY=of-the-project\n")
+    assert hub_key() == "of-the-project"
+
+
+def test_what_the_hub_does_not_give_is_not_said_to_be_missing_there(nowhere, refusal):
+    class Offline:
+        def install(self, *_, **__):
+            raise BuckeyeError("`uv` failed: no address for hub.primeintellect.ai")
+
+    with refusal(BuckeyeError):
+        _install_alone(Offline(), nowhere, parse_source("harleycooper/dakota1890"))

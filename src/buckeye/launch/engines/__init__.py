@@ -1,6 +1,7 @@
 """Engines that start the processes of a run on other nodes: Slurm's srun, and Ray.
 
-What a process is told, watched for and replaced by is the core's; here is only how it gets to another node.
+They only transport a process to another node. Its variables, supervision and restarts are the launcher's
+task.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _PROBE = ".node-probe"
 
 
 def engine_of(config: RLConfig) -> str:
-    """The engine that `cluster.engine` means here: `srun` or `ray`."""
+    """Return the engine that `cluster.engine` selects here: `srun` or `ray`."""
     if config.cluster.engine != "auto":
         return config.cluster.engine
     return "srun" if "SLURM_JOB_ID" in os.environ and "RAY_ADDRESS" not in os.environ else "ray"
@@ -30,10 +31,10 @@ def engine_of(config: RLConfig) -> str:
 
 @contextmanager
 def other_nodes(config: RLConfig) -> Iterator[Nodes]:
-    """Yield the other nodes of a run, none for a run of one.
+    """Yield the other nodes of a run; none for a run on one node.
 
-    Raises UsageError without such an engine, for a node of another version, and for one that does not see the
-    run directory; RunError if there are too few nodes within `cluster.join_timeout`.
+    Raises UsageError if the engine is not available, if a node has another version, or if it does not see the
+    run directory. Raises RunError if there are too few nodes within `cluster.join_timeout`.
     """
     if config.cluster.nodes == 1:
         yield Nodes()
@@ -60,7 +61,7 @@ def _minor(python: str) -> list[str]:
 
 def _started(config: RLConfig) -> AbstractContextManager[Nodes]:
     if engine_of(config) == "ray":
-        from buckeye.launch.engines.ray_cluster import ray_nodes  # Ray takes a second
+        from buckeye.launch.engines.ray_cluster import ray_nodes  # importing Ray takes a second
 
         return ray_nodes(config)
     if config.inference is not None and config.inference.parallel.pp > 1:

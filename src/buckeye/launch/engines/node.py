@@ -1,8 +1,8 @@
-"""What an engine runs on another node: it starts processes there, and tells what they print, their
-heartbeats, and when they end. They end with it.
+"""The part of an engine that runs on another node: it starts processes there and reports on them.
 
-Slurm's srun runs this file as a program, `python -m buckeye.launch.engines.node`, with `ask QUESTION` for
-one answer, or `carry` for one process (see `main`). Ray has `Children` in an actor.
+It reports their output, heartbeats and ends. The processes end with this one. Slurm's srun runs this file as
+a program: `python -m buckeye.launch.engines.node` with `ask QUESTION` for one answer, or `carry` for one
+process. Ray runs `Children` in an actor.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from buckeye.launch.preflight.ports import Ports, address_towards, socket_variab
 from buckeye.version import __version__
 
 Event = tuple[Any, ...]
-"""("started", pid), ("printed", bytes), ("heard", bytes, time), ("ended", code, problem), after the number
-of the process that it is of."""
+"""The number of a process, then its event: ("started", pid), ("printed", bytes), ("heard", bytes, time) or
+("ended", code, problem)."""
 
 _CHUNK = 65536
 _CANNOT_START = 126
@@ -43,11 +43,11 @@ _LENGTH = 4
 _LONGEST = 2**24
 
 
-# Questions, which are answered at once.
+# Requests that are answered at once.
 
 
 def facts(towards: str) -> Facts:
-    """What this node has; its address is the one that reaches the host `towards`."""
+    """Return the version and devices of this node, with its address towards the host `towards`."""
     address = address_towards(towards)
     machine = this_machine()
     visible = own_devices(os.environ)
@@ -63,13 +63,13 @@ def facts(towards: str) -> Facts:
 
 
 def own_devices(environ: Mapping[str, str]) -> list[str] | None:
-    """The GPUs that the engine has given us, as CUDA calls them; None if it says nothing about them."""
+    """Return the GPUs that the engine assigned, in CUDA's notation, or None if it assigned none."""
     given = environ.get("CUDA_VISIBLE_DEVICES")
     return None if given is None else [word for word in given.split(",") if word]
 
 
 def sees(path: Path, content: str) -> bool:
-    """Whether a file that was just written is here, too; network file systems may take a while."""
+    """Return True if a file that was just written is visible here; network file systems may need a while."""
     deadline = time.monotonic() + _LOOK_SECONDS
     while True:
         try:
@@ -81,7 +81,7 @@ def sees(path: Path, content: str) -> bool:
 
 
 def answer(question: Mapping[str, Any], ports: Ports) -> Any:
-    """The answer to `{"facts": HOST}`, `{"ports": COUNT}` or `{"sees": PATH, "content": TEXT}`, as JSON."""
+    """Answer `{"facts": HOST}`, `{"ports": COUNT}` or `{"sees": PATH, "content": TEXT}`, as JSON values."""
     if "facts" in question:
         return msgspec.to_builtins(facts(question["facts"]))
     if "ports" in question:
@@ -100,7 +100,7 @@ class _Child:
 
 
 class Children:
-    """Processes of this node. To be used from the main thread only, as they end with it."""
+    """The processes of this node. Use it from the main thread only, because they end with their thread."""
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
@@ -108,7 +108,7 @@ class Children:
         self._events: list[Event] = []
 
     def start(self, number: int, words: Sequence[str], env: Mapping[str, str], cwd: str) -> None:
-        """Start Buckeye with `words` as the process `number`."""
+        """Start Buckeye with the args `words` as process `number`."""
         output, writing = os.pipe()
         try:
             process = LocalProcess(
@@ -130,17 +130,17 @@ class Children:
         self._events.append((number, "started", process.pid))
 
     def watch(self, pipe: int | IO[bytes], call: Callable[[], object]) -> None:
-        """Have `call` called when something has come through `pipe`."""
+        """Call `call` whenever data arrives on `pipe`."""
         self._selector.register(pipe, selectors.EVENT_READ, call)
 
     def signal(self, number: int, which: int, session: bool) -> None:
-        """Send a signal to a process, or to its session; none to one that has ended."""
+        """Send a signal to a process or to its session, unless it has ended."""
         child = self._children.get(number)
         if child is not None:
             child.process.signal(which, session=session)
 
     def events(self, seconds: float) -> list[Event]:
-        """What has happened, as soon as something has, at the latest after so many seconds."""
+        """Return the events so far, as soon as there is one, at the latest after `seconds`."""
         deadline = time.monotonic() + seconds
         while not self._events and time.monotonic() < deadline:
             for key, _ in self._selector.select(min(seconds, _TURN_SECONDS)):
@@ -151,11 +151,11 @@ class Children:
 
     @property
     def count(self) -> int:
-        """How many run."""
+        """Number of running processes."""
         return len(self._children)
 
     def kill_all(self) -> None:
-        """End them without asking, and wait until they have."""
+        """Kill all processes and wait until they have ended."""
         for child in self._children.values():
             child.process.signal(signal.SIGKILL, session=True)
         deadline = time.monotonic() + _END_SECONDS
@@ -190,7 +190,7 @@ class Children:
         return bool(data)
 
     def _read(self, pipe: int) -> bytes:
-        """What has come; a pipe that nobody will write to any more is not watched."""
+        """Return the data that has arrived; stop watching a pipe at its end."""
         try:
             data = os.read(pipe, _CHUNK)
         except BlockingIOError:
@@ -209,8 +209,10 @@ def _call(take: Callable[[int, _Child], bool], number: int, child: _Child) -> Ca
 
 
 def process_environment(environ: Mapping[str, str], env: Mapping[str, str]) -> dict[str, str]:
-    """The variables of a process: those of this node and, before them, those that the run says. The devices
-    that the run counts from 0 on are those that the engine has given us."""
+    """Return the variables of a process: those of this node, overridden by those of the run.
+
+    The run numbers its devices from 0; they are replaced by the devices that the engine assigned.
+    """
     given = {
         **child_environment(environ, plays=False),
         "BUCKEYE_PARENT_PID": str(os.getpid()),
@@ -224,7 +226,7 @@ def process_environment(environ: Mapping[str, str], env: Mapping[str, str]) -> d
 
 
 def tell(process: RemoteProcess, event: Event) -> None:
-    """Let a process of the run know what its node says of it."""
+    """Pass an event of a node on to its process."""
     known: dict[str, Callable[..., None]] = {
         "started": process.started,
         "printed": process.printed,
@@ -235,33 +237,33 @@ def tell(process: RemoteProcess, event: Event) -> None:
 
 
 class NodeActor:
-    """What Ray runs on a node; it calls its methods one after the other, in the main thread."""
+    """The Ray actor on a node. Ray calls its methods one after the other, in the main thread."""
 
     def __init__(self) -> None:
         self._children, self._ports = Children(), Ports()
 
     def facts(self, towards: str) -> Facts:
-        """What the node has."""
+        """Return the version and devices of the node."""
         return facts(towards)
 
     def choose_ports(self, count: int) -> list[int]:
-        """Hold so many free ports of it."""
+        """Reserve `count` free ports of the node and return them."""
         return self._ports.choose(count)
 
     def sees(self, path: str, content: str) -> bool:
-        """See `sees`."""
+        """Return True if a file that was just written is visible on the node."""
         return sees(Path(path), content)
 
     def start(self, number: int, words: Sequence[str], env: Mapping[str, str], cwd: str) -> None:
-        """Start a process that is called `number`."""
+        """Start a process with the given number."""
         self._children.start(number, words, env, cwd)
 
     def signal(self, number: int, which: int, session: bool) -> None:
-        """Send a signal to it."""
+        """Send a signal to a process or to its session."""
         self._children.signal(number, which, session)
 
     def events(self, seconds: float) -> list[Event]:
-        """See `Children.events`."""
+        """Return the events so far, as soon as there is one, at the latest after `seconds`."""
         return self._children.events(seconds)
 
 
@@ -269,7 +271,7 @@ class NodeActor:
 
 
 def frames(pipe: IO[bytes]) -> Iterator[Event]:
-    """The events that `carry` writes, until the pipe ends. Raises ValueError for what it has not written."""
+    """Yield the events that `carry` writes, until the pipe ends. Raises ValueError for other data."""
     while len(head := pipe.read(_LENGTH)) == _LENGTH:
         length = int.from_bytes(head, "big")
         if length > _LONGEST:
@@ -284,12 +286,14 @@ def frames(pipe: IO[bytes]) -> Iterator[Event]:
 
 
 def carry() -> int:
-    """Start the process that the first line of stdin describes, and write its events to stdout; obey the
-    lines that follow, each a signal. It is killed when stdin ends. Returns the exit code for srun."""
+    """Start the process that the first line of stdin describes, and write its events to stdout.
+
+    Each further line is a signal to send. The process is killed when stdin ends. Returns srun's exit code.
+    """
     commands, out = sys.stdin.buffer, sys.stdout.buffer
     os.set_blocking(commands.fileno(), False)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        # Who starts us says by stdin what is to be done. What is ignored would be so in what we start, too.
+        # Commands arrive on stdin, so signals are dropped. SIG_IGN would be inherited by the child process.
         signal.signal(number, lambda *_: None)
     children = Children()
     rest = b""
@@ -324,7 +328,7 @@ def carry() -> int:
 
 
 def main(words: Sequence[str]) -> int:
-    """`ask QUESTION`, which is JSON, or `carry`."""
+    """Run `ask QUESTION`, with the question as JSON, or `carry`; return the exit code."""
     if words[0] == "carry":
         return carry()
     ports = Ports()

@@ -1,6 +1,6 @@
-"""Other nodes by Ray: on each an actor that holds what the run needs of it, and starts its processes.
+"""Other nodes through Ray: an actor on each reserves the run's devices and starts its processes.
 
-Ray counts the processors and GPUs, says when a node is lost, and ends the actors with the run.
+Ray counts processors and GPUs, reports lost nodes, and ends the actors with the run.
 """
 
 from __future__ import annotations
@@ -37,8 +37,11 @@ _RETURN_SECONDS = 20.0
 
 @contextmanager
 def ray_nodes(config: RLConfig) -> Iterator[Nodes]:
-    """Nodes of a Ray cluster, held for the run until the block ends. Raises UsageError where there is no
-    cluster, or one of another version, and RunError if it has not enough within `cluster.join_timeout`."""
+    """Yield the nodes of a Ray cluster, reserved for the run until the block ends.
+
+    Raises UsageError without a cluster or for one of another version, and RunError if the cluster does not
+    have enough nodes within `cluster.join_timeout`.
+    """
     need("ray", "cluster.engine = ray")
     ray = _connected(config.cluster.ray_address, config.cluster.join_timeout)
     try:
@@ -64,7 +67,7 @@ def _connected(address: str, patience: float) -> Any:
     import ray
 
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_COLOR_PREFIX", "0")  # of what Ray says of its nodes
+    os.environ.setdefault("RAY_COLOR_PREFIX", "0")  # for Ray's messages about its nodes
     try:
         ray.init(place, log_to_driver=False, configure_logging=False, namespace="buckeye")
     except ConnectionError as error:
@@ -92,7 +95,7 @@ def _connected(address: str, patience: float) -> Any:
 
 
 def _wait_until_reachable(place: str, patience: float) -> None:
-    """Ray itself would try for minutes, and not say for what."""
+    """Wait until the cluster accepts connections: Ray itself would retry for minutes without a message."""
     parts = urlsplit(place if "://" in place else f"ray://{place}")
     deadline, told = time.monotonic() + patience, False
     while True:
@@ -125,8 +128,11 @@ def _own_address(ray: Any, place: str) -> str:
 
 
 def _bundles(config: RLConfig, ray: Any) -> list[dict[str, float]]:
-    """What the run holds of each of its other nodes: as many GPUs as its device ids say, but none of a node
-    whose GPUs vLLM has from Ray itself. One processor stands for all."""
+    """Return the resources that the run reserves on each of its other nodes.
+
+    The number of GPUs follows from the device ids. It is 0 on nodes whose GPUs vLLM gets from Ray itself. One
+    processor stands for all.
+    """
     ids = [*config.trainer_gpu_ids, *(config.inference_gpu_ids if config.inference is not None else [])]
     on_gpu = config.trainer.model.device != "cpu" and any(
         node["Resources"].get("GPU") for node in ray.nodes() if node["Alive"]
@@ -141,8 +147,8 @@ def _bundles(config: RLConfig, ray: Any) -> list[dict[str, float]]:
 
 
 def _candidates(ray: Any, own: str, bundle: Mapping[str, float]) -> tuple[list[str], list[str]]:
-    """The addresses of nodes beside this one that have enough; and a line about each of all."""
-    client = ray.util.client.ray.is_connected()  # which is told that by a node alone
+    """Return the addresses of other nodes with enough free resources, and one line about every other node."""
+    client = ray.util.client.ray.is_connected()  # a client gets the free resources only from a node
     free = ray.get(ray.remote(num_cpus=0)(_free).remote()) if client else _free()
     fit, lines = [], []
     for node in ray.nodes():
@@ -169,7 +175,7 @@ def _free() -> dict[str, dict[str, float]]:
 
 
 def _wait_for(config: RLConfig, ray: Any, own: str, bundles: Sequence[Mapping[str, float]]) -> list[str]:
-    """The addresses of as many other nodes as the run has; each has as much as the largest share of it."""
+    """Return the addresses of as many other nodes as the run needs; each fits the largest share of it."""
     bundle = max(bundles, key=len)
     wanted, patience = config.cluster.nodes - 1, config.cluster.join_timeout
     started = time.monotonic()
@@ -194,7 +200,7 @@ def _wait_for(config: RLConfig, ray: Any, own: str, bundles: Sequence[Mapping[st
 
 
 class RayHost:
-    """A node of the cluster. One that was lost is used again when it is back."""
+    """A node of the cluster. A lost node is used again once it is back."""
 
     def __init__(self, ray: Any, number: int, address: str, bundle: Mapping[str, float], head: str) -> None:
         self._ray, self._number, self._address, self._head = ray, number, address, head
@@ -210,7 +216,7 @@ class RayHost:
 
     @property
     def absent(self) -> str | None:
-        """See `Host`. Another thread checks whether a lost node is back."""
+        """Name of the node for messages if it is absent; another thread checks if a lost node is back."""
         if self._actor is not None:
             return None
         if self._placing is None or not self._placing.is_alive():
@@ -219,19 +225,19 @@ class RayHost:
         return f"node {self._number} ({self._address})"
 
     def facts(self) -> Facts:
-        """See `Host`."""
+        """Return the version, devices and addresses of the node."""
         return self._facts
 
     def choose_ports(self, count: int) -> list[int]:
-        """See `Host`."""
+        """Return free ports of the node."""
         return list(self._request("choose_ports", count))
 
     def sees(self, path: Path, content: str) -> bool:
-        """See `Host`."""
+        """Return True if the node sees a file that was just written here."""
         return bool(self._request("sees", str(path), content))
 
     def start(self, start: Start) -> RemoteProcess:
-        """See `Host`."""
+        """Start a process on the node; it is lost if the node is."""
         number = next(self._numbers)
         process = RemoteProcess(start.stdout, lambda which, session: self._signal(number, which, session))
         if self.absent is not None:
@@ -242,17 +248,17 @@ class RayHost:
         try:
             self._request("start", number, list(start.argv[1:]), dict(start.env), os.getcwd())
         except RunError as error:
-            self._signal(number, signal.SIGKILL, True)  # it may have been started all the same
+            self._signal(number, signal.SIGKILL, True)  # it may have started even so
             process.lose(f"lost its node: {error}")
         return process
 
     def close(self) -> None:
-        """Leave nothing there."""
+        """Remove the actor and its resources from the node."""
         self._closing = True
         self._leave()
 
     def _place(self, seconds: float) -> None:
-        """Have the actor there. Raises RunError if that does not come to be within so many seconds."""
+        """Start the actor on the node. Raises RunError if it is not ready within `seconds`."""
         from ray.util.placement_group import placement_group
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -278,7 +284,7 @@ class RayHost:
         threading.Thread(target=self._listen, args=(actor,), name=f"node {self._number}", daemon=True).start()
 
     def _return(self) -> None:
-        """Use the node again if it is back and has enough."""
+        """Use a lost node again if it is back and has enough free resources."""
         try:
             if self._address in _candidates(self._ray, self._head, self._bundle)[0]:
                 self._place(_RETURN_SECONDS)
@@ -287,7 +293,7 @@ class RayHost:
             log.debug("%s", error)
 
     def _listen(self, actor: Any) -> None:
-        """Until the actor is lost, with all that it has started."""
+        """Pass on the events of the actor until it is lost, with all its processes."""
         try:
             while True:
                 for event in self._ray.get(actor.events.remote(_POLL_SECONDS), timeout=_ANSWER_SECONDS):
@@ -297,7 +303,7 @@ class RayHost:
                             self._processes.pop(event[0], None)
                     if process is not None:
                         tell(process, event)
-        except Exception as error:  # of Ray, for whatever reason
+        except Exception as error:  # any error of Ray means that the actor is lost
             if self._closing:
                 return
             log.warning("Node %d (%s) is lost: %s", self._number, self._address, _told(error))
@@ -334,7 +340,7 @@ class RayHost:
 
 
 def _told(error: BaseException) -> str:
-    """The point of an error of Ray, whose texts are pages."""
+    """Return the essential line of a Ray error, whose texts can be very long."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if not lines:
         return type(error).__name__

@@ -1,4 +1,4 @@
-"""A process on another node, as the launcher sees it."""
+"""Handle of a process on another node."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-_SILENT_SECONDS = 120.0  # after which a process that was killed elsewhere counts as ended
+_SILENT_SECONDS = 120.0  # after this time without a report, a killed process counts as ended
 
 
 class RemoteProcess:
-    """A process on another node, as an engine tells of it: by `started`, `printed`, `heard`, `ended` or
-    `lose`, from any thread. `send` carries a signal there."""
+    """A process on another node.
+
+    An engine reports on it with `started`, `printed`, `heard`, `ended` or `lose`, from any thread. `send`
+    transmits a signal to it.
+    """
 
     def __init__(self, stdout: Path, send: Callable[[int, bool], None]) -> None:
         self.pid = 0
@@ -30,16 +33,16 @@ class RemoteProcess:
 
     @property
     def returncode(self) -> int | None:
-        """See `Handle`."""
+        """Exit code, or None while the process runs."""
         return self._returncode
 
     def signal(self, number: int, *, session: bool) -> None:
-        """See `Handle`."""
+        """Send a signal to the process, or to its session, unless it has ended."""
         if self._returncode is None:
             self._send(int(number), session)
 
     def wait(self) -> int:
-        """See `Handle`."""
+        """Wait for the end and return the exit code; without a report in time the process counts as lost."""
         with self._changed:
             self._changed.wait_for(lambda: self._returncode is not None, _SILENT_SECONDS)
         self.lose(f"its node has not said within {_SILENT_SECONDS:.0f} s that it ended")
@@ -47,27 +50,27 @@ class RemoteProcess:
         return self._returncode
 
     def memory(self) -> int | None:
-        """Nobody tells."""
+        """Return None: the memory use is unknown."""
         return None
 
     def started(self, pid: int) -> None:
-        """It is there."""
+        """Record that the process has started."""
         self.pid = pid
 
     def printed(self, data: bytes) -> None:
-        """What it has written."""
-        with self._changed, suppress(OSError):  # a full disk costs lines, as it does processes of this host
+        """Append output of the process to its log."""
+        with self._changed, suppress(OSError):  # a full disk loses output, as for processes of this host
             if self._returncode is None:
                 self._output.write(data)
 
     def heard(self, lines: bytes, now: float) -> None:
-        """Its heartbeats, sent at `now` on the monotonic clock of its node."""
-        with self._changed, suppress(OSError):  # full, or nobody listens any more
+        """Pass on heartbeats that were sent at `now` on the monotonic clock of the node."""
+        with self._changed, suppress(OSError):  # the pipe is full or closed
             if self._returncode is None:
                 os.write(self._pipe, on_this_clock(lines, time.monotonic() - now))
 
     def ended(self, code: int, problem: str | None = None) -> None:
-        """It has ended with `code`, or could not be started, for `problem`."""
+        """Record that the process has ended with `code`, or could not be started because of `problem`."""
         if problem is not None:
             self.printed(f"error: it could not be started: {problem}\n".encode())
         with self._changed:
@@ -79,19 +82,19 @@ class RemoteProcess:
             self._changed.notify_all()
 
     def lose(self, why: str) -> None:
-        """Its node is gone, and with it the process."""
+        """Record that the node, and with it the process, is lost."""
         if self._returncode is None:
             self.lost = why
             self.ended(-signal.SIGKILL)
 
 
 def on_this_clock(lines: bytes, shift: float) -> bytes:
-    """Heartbeats with their times moved by `shift` seconds."""
+    """Return heartbeats with their times shifted by `shift` seconds."""
     moved = []
     for line in lines.splitlines():
         try:
             heartbeat = json.loads(line)
-        except ValueError:  # of a process that was killed while it wrote
+        except ValueError:  # an incomplete line: the process was killed while it wrote
             continue
         for name in ("since", "pulse"):
             if isinstance(heartbeat, dict) and isinstance(heartbeat.get(name), float):

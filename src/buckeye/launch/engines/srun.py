@@ -1,6 +1,6 @@
-"""Other nodes by Slurm: within an allocation every process is a step of its own, started by srun.
+"""Other nodes through Slurm: within an allocation, srun starts every process as a separate job step.
 
-Slurm places the step, binds its devices, carries what it prints, and ends it with the job.
+Slurm places the step, binds its devices, transports its output, and ends it with the job.
 """
 
 from __future__ import annotations
@@ -37,8 +37,7 @@ _COUNT = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
 
 def srun_nodes(config: RLConfig) -> Nodes:
-    """The nodes of this job beside the one that this runs on. Raises UsageError outside of a job, and where
-    it has too few."""
+    """Return the other nodes of this Slurm job. Raises UsageError outside a job or if it has too few."""
     listed = os.environ.get("SLURM_JOB_NODELIST")
     if listed is None or shutil.which("srun") is None:
         raise UsageError(
@@ -63,8 +62,10 @@ def srun_nodes(config: RLConfig) -> Nodes:
 
 
 def _places(listed: str) -> dict[str, list[str]]:
-    """The nodes of the job, and what srun is told to place a step on each. In a heterogeneous job a component
-    is named, too."""
+    """Return the nodes of the job, with the srun flags that place a step on each.
+
+    In a heterogeneous job the flags also name the component.
+    """
     count = int(os.environ.get("SLURM_HET_SIZE", "0"))
     groups = [(f"_HET_GROUP_{number}", [f"--het-group={number}"]) for number in range(count)] or [("", [])]
     places: dict[str, list[str]] = {}
@@ -77,14 +78,14 @@ def _places(listed: str) -> dict[str, list[str]]:
 
 
 def cpus_per_node(text: str) -> list[int]:
-    """What SLURM_JOB_CPUS_PER_NODE says, as `72(x2),36`, for each node."""
+    """Return the processors per node from SLURM_JOB_CPUS_PER_NODE, such as `72(x2),36`."""
     return [int(count) for count, times in _COUNT.findall(text) for _ in range(int(times or 1))]
 
 
 def _scontrol(*words: str) -> str:
     try:
-        done = subprocess.run(  # noqa: S603  a list of words, without a shell
-            ["scontrol", *words],  # noqa: S607  Slurm is where the cluster has put it
+        done = subprocess.run(  # noqa: S603  a list of args, without a shell
+            ["scontrol", *words],  # noqa: S607  each cluster installs Slurm in another folder
             capture_output=True,
             text=True,
             timeout=_SCONTROL_SECONDS,
@@ -96,20 +97,23 @@ def _scontrol(*words: str) -> str:
 
 
 def _address_of(name: str) -> str:
-    """The address of a node: names often lead to the loopback, or nowhere."""
+    """Return the address of a node; its name may resolve to the loopback, or not at all."""
     found = re.search(r"NodeAddr=(\S+)", _scontrol("show", "node", name))
     return found[1] if found else name
 
 
 class SrunHost:
-    """A node of the job. After a step of it was lost it counts as absent until it answers again; a job that
-    does not keep its nodes (--no-kill) Slurm ends with one that fails."""
+    """A node of the job.
+
+    After a step on it was lost, it counts as absent until it answers again. Unless the job was started with
+    `--no-kill`, Slurm ends it when a node fails.
+    """
 
     def __init__(self, name: str, head: str, place: Sequence[str], timeout: float) -> None:
         self._name, self._head, self._timeout = name, head, timeout
         self._srun = [
             *("srun", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={name}", "--mem=0"),
-            *("--gpu-bind=none", "--unbuffered", "--quiet"),  # each process is told which GPUs are its own
+            *("--gpu-bind=none", "--unbuffered", "--quiet"),  # each process gets its own list of GPUs
             *place,
             sys.executable,
             *_PROGRAM,
@@ -118,11 +122,11 @@ class SrunHost:
 
     @property
     def absent(self) -> str | None:
-        """See `Host`."""
+        """Name of the node for messages if it is absent, else None."""
         return f"node {self._name}" if self._looking is not None and self._looking.is_alive() else None
 
     def facts(self) -> Facts:
-        """See `Host`."""
+        """Return the version, devices and addresses of the node."""
         return self._facts
 
     @cached_property
@@ -131,19 +135,19 @@ class SrunHost:
         return Facts(**{**said, "gpus": tuple(said["gpus"])})
 
     def choose_ports(self, count: int) -> list[int]:
-        """See `Host`."""
+        """Return free ports of the node."""
         return [int(port) for port in self._ask({"ports": count})]
 
     def sees(self, path: Path, content: str) -> bool:
-        """See `Host`."""
+        """Return True if the node sees a file that was just written here."""
         return bool(self._ask({"sees": str(path), "content": content}))
 
     def start(self, start: Start) -> RemoteProcess:
-        """See `Host`."""
+        """Start a process on the node; it is lost if the node is."""
         return _Step(self._name, self._srun, start, self._miss).process
 
     def _miss(self) -> None:
-        """A step was lost."""
+        """Mark the node as absent after a lost step, and check in a thread when it is back."""
         if self.absent is None:
             self._looking = threading.Thread(target=self._look, name=self._name, daemon=True)
             self._looking.start()
@@ -157,7 +161,7 @@ class SrunHost:
 
     def _ask(self, question: Mapping[str, Any]) -> Any:
         try:
-            done = subprocess.run(  # noqa: S603  a list of words, without a shell
+            done = subprocess.run(  # noqa: S603  a list of args, without a shell
                 [*self._srun, "ask", json.dumps(question)],
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
@@ -177,14 +181,17 @@ class SrunHost:
 
 
 class _Step:
-    """One srun. What is to be done goes in by stdin, so that no key is in the words of a command; events come
-    out by stdout; without us it ends by itself, as its stdin does."""
+    """One srun with one process.
+
+    Requests go to its stdin, so that no key is visible in the command line; events come from its stdout. It
+    ends when its stdin closes, so it never outlives the launcher.
+    """
 
     def __init__(self, name: str, srun: list[str], start: Start, lost: Callable[[], None]) -> None:
         self._name, self._lost = name, lost
         self._last = b""
         self.process = RemoteProcess(start.stdout, self._send)
-        self._step = subprocess.Popen(  # noqa: S603  a list of words, without a shell
+        self._step = subprocess.Popen(  # noqa: S603  a list of args, without a shell
             [*srun, "carry"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -205,7 +212,7 @@ class _Step:
 
     def _say(self, words: Mapping[str, Any]) -> None:
         assert self._step.stdin is not None
-        with suppress(OSError, ValueError):  # it has ended: the thread that listens says so
+        with suppress(OSError, ValueError):  # srun has ended, which the listening thread reports
             self._step.stdin.write(json.dumps(words).encode() + b"\n")
             self._step.stdin.flush()
 

@@ -1,2 +1,1 @@
-"""What a run will need and whether it is there, before it is started: processes and devices, memory, disk,
-software."""
+"""Checks before a run starts: processes and devices, memory, disk, software."""

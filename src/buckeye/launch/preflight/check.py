@@ -1,4 +1,4 @@
-"""One line of a preflight: what was looked at, what was seen, what to do."""
+"""Result of one preflight check: finding and remedy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ State = Literal["ok", "warning", "failed", "skipped"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Check:
-    """`do` says how to put right what is wrong, "" where nothing is. `lines` are the figures behind it."""
+    """Result of one check. `do` is the remedy, "" if none is needed; `lines` are the figures behind it."""
 
     name: str
     state: State
@@ -21,25 +21,25 @@ class Check:
 
     @property
     def line(self) -> str:
-        """What was seen, and what to do, as one line."""
+        """Finding and remedy as one line."""
         return f"{self.name}: {self.seen}{f' -> {self.do}' if self.do else ''}"
 
 
 def ok(name: str, seen: str, lines: Sequence[str] = ()) -> Check:
-    """Nothing is wrong."""
+    """Return a result without problems."""
     return Check(name=name, state="ok", seen=seen, lines=tuple(lines))
 
 
 def warning(name: str, seen: str, do: str, lines: Sequence[str] = ()) -> Check:
-    """Something that a run may survive."""
+    """Return a result that a run may survive."""
     return Check(name=name, state="warning", seen=seen, do=do, lines=tuple(lines))
 
 
 def failed(name: str, seen: str, do: str, lines: Sequence[str] = ()) -> Check:
-    """Something that a run would not survive."""
+    """Return a result that a run would not survive."""
     return Check(name=name, state="failed", seen=seen, do=do, lines=tuple(lines))
 
 
 def skipped(name: str, why: str, do: str = "") -> Check:
-    """Could not be looked at, or does not matter here."""
+    """Return a result for a check that was not possible, or does not matter here."""
     return Check(name=name, state="skipped", seen=why, do=do)

@@ -1,4 +1,4 @@
-"""GPUs, cores and memory, and whether the processes of a run fit on them."""
+"""Checks of GPUs, cores and memory against the processes of a run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _GPUS, _PROCESSES = "GPUs", "processes"
 
 
 def check_gpus(config: RLConfig | None, present: Sequence[Gpu]) -> Check:
-    """List the GPUs, and warn if other processes are on those that the run takes."""
+    """List the GPUs, and warn if other processes use those of the run."""
     lines = [
         f"GPU {gpu.index}: {gpu.name}, {human_bytes(gpu.free)} of {human_bytes(gpu.total)} free"
         + "".join(f"; {who} ({pid}) holds {human_bytes(size)}" for pid, who, size in gpu.users)
@@ -46,7 +46,7 @@ def _listed(ids: Sequence[int]) -> str:
 
 
 def check_cores() -> Check:
-    """Show cores and main memory."""
+    """Report cores and main memory."""
     memory = main_memory()
     cores, installed = usable_cores(), os.cpu_count() or 1
     share = f"{cores} cores" if cores == installed else f"{cores} of {installed} cores"
@@ -57,7 +57,7 @@ def check_cores() -> Check:
 
 
 def check_processes(config: RLConfig, model_path: Path | None) -> Check:
-    """Plan the processes: the devices exist, and the cores are enough."""
+    """Plan the processes, and check that the devices exist and the cores suffice."""
     try:
         plan = make_plan(config, this_machine(), model_path=model_path, ports=AnyPorts())
     except BuckeyeError as error:

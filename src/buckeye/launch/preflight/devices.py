@@ -1,5 +1,4 @@
-"""What there is to compute with: GPUs with their memory and whoever is on them, and main memory; and which
-GPUs sample and which train."""
+"""Devices of this machine: GPUs with their memory and processes, and main memory; and types of GPUs."""
 
 from __future__ import annotations
 
@@ -25,14 +24,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Machine:
-    """The parts of a machine that a plan depends on. `gpus` are the CUDA device ids that can be used."""
+    """The resources on which a plan depends. `gpus` are the CUDA device ids that can be used."""
 
     cores: int
     gpus: tuple[int, ...]
 
 
 def this_machine() -> Machine:
-    """Look at the machine we are on. A container's share of the processors counts, not the host's number."""
+    """Return the resources of this machine; in a container, its share of the processors."""
     return Machine(cores=usable_cores(), gpus=_visible_gpus())
 
 
@@ -62,7 +61,7 @@ def _visible_gpus() -> tuple[int, ...]:
 _QUERY_SECONDS = 20.0
 _MIB = 2**20
 _CGROUP = Path("/sys/fs/cgroup")
-_CGROUP_FILES = (  # (limit, in use): version 2, then version 1
+_CGROUP_FILES = (  # (limit, used): version 2, then version 1
     ("memory.max", "memory.current"),
     ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
 )
@@ -70,7 +69,7 @@ _CGROUP_FILES = (  # (limit, in use): version 2, then version 1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gpu:
-    """A GPU as nvidia-smi numbers it; memory in bytes. `users`: the (pid, name, bytes) of processes on it."""
+    """A GPU with nvidia-smi's index; memory in bytes. `users` are the (pid, name, bytes) of its processes."""
 
     index: int
     name: str
@@ -81,14 +80,14 @@ class Gpu:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MainMemory:
-    """Bytes that this machine, or this container, has, and how many of them are to be had now."""
+    """Total and available bytes of main memory, of this machine or this container."""
 
     total: int
     free: int
 
 
 def main_memory(cgroup: Path = _CGROUP) -> MainMemory:
-    """The machine's memory, or a container's share of it where that is less."""
+    """Return the machine's memory, or the container's limit if that is lower."""
     machine = psutil.virtual_memory()
     total, free = machine.total, machine.available
     for limit_file, used_file in _CGROUP_FILES:
@@ -102,14 +101,14 @@ def main_memory(cgroup: Path = _CGROUP) -> MainMemory:
 def _number(path: Path) -> int | None:
     try:
         return int(path.read_text())
-    except (OSError, ValueError):  # no such cgroup, or "max"
+    except (OSError, ValueError):  # the cgroup does not exist, or has no limit ("max")
         return None
 
 
 def slots_instead(config: RLConfig, present: Collection[object]) -> str | None:
-    """What to say if GPUs were chosen and there are none: then the ids are slots of the processor."""
+    """Return a warning if GPU ids were set on a machine without GPUs, where they mean CPU slots."""
     names = ("inference_gpu_ids", "trainer_gpu_ids")
-    # those of inference may follow from its replicas, so that they count only if they are unusual
+    # inference ids may follow from the number of replicas, so they count only if they are not the default
     usual = getattr(config, names[0]) == RLConfig.model_fields[names[0]].default
     chosen = [name for name in names if name in config.model_fields_set and (name == names[1] or not usual)]
     if present or not chosen or config.trainer.model.device == "cpu":
@@ -119,7 +118,7 @@ def slots_instead(config: RLConfig, present: Collection[object]) -> str | None:
 
 
 def gpus() -> list[Gpu]:
-    """The GPUs of this machine; none where nvidia-smi is not there or fails."""
+    """Return the GPUs of this machine; none if nvidia-smi is missing or fails."""
     if shutil.which("nvidia-smi") is None:
         return []
     apps = ""
@@ -133,7 +132,7 @@ def gpus() -> list[Gpu]:
 
 
 def read_gpus(listing: str, apps: str) -> list[Gpu]:
-    """GPUs from nvidia-smi's two tables, in its format `csv,noheader,nounits`."""
+    """Return the GPUs in nvidia-smi's two tables, in its format `csv,noheader,nounits`."""
     users: dict[str, list[tuple[int, str, int]]] = {}
     for uuid, pid, name, used in _rows(apps, 4):
         users.setdefault(uuid, []).append((int(pid), name, _mib(used)))
@@ -144,7 +143,7 @@ def read_gpus(listing: str, apps: str) -> list[Gpu]:
 
 
 def _mib(text: str) -> int:
-    """Bytes; 0 where the driver does not tell ("[N/A]")."""
+    """Return bytes for a number of MiB; 0 if the driver does not report it ("[N/A]")."""
     return int(text) * _MIB if text.isdigit() else 0
 
 
@@ -154,7 +153,7 @@ def _rows(table: str, columns: int) -> list[Sequence[str]]:
 
 
 def _query(query: str) -> str:
-    """A table of nvidia-smi's. Raises OSError and `subprocess.SubprocessError`."""
+    """Return a table of nvidia-smi. Raises OSError and `subprocess.SubprocessError`."""
     done = run_program(["nvidia-smi", query, "--format=csv,noheader,nounits"], seconds=_QUERY_SECONDS)
     done.check_returncode()
     return done.stdout
@@ -169,8 +168,10 @@ _TYPES = """
 """
 GPU_MEMORY_GB = {name: int(name.rpartition("_")[2].removesuffix("GB")) for name in _TYPES.split()}
 GPU_MEMORY_GB |= {"GH200_480GB": 96, "GH200_624GB": 141}
-"""Memory of one GPU in GB (10^9 bytes), by the full name that renting uses. A Grace Hopper's name counts the
-memory of its processor too."""
+"""Memory of one GPU in GB (10^9 bytes), by the full type name that providers use.
+
+The name of a Grace Hopper also counts the memory of its processor.
+"""
 
 _SHORT = {"H200": "H200_141GB", "GH200": "GH200_96GB", "A100": "A100_80GB", "V100": "V100_32GB"}
 _GPUS = re.compile(r"(?:(?P<count>\d+)\s*[xX*]\s*)?(?P<type>[A-Za-z][\w ]*)|(?P<alone>\d+)", re.ASCII)
@@ -179,8 +180,10 @@ _MOST_GPUS = 1024
 
 @dataclass(frozen=True, slots=True)
 class Gpus:
-    """`count` GPUs with `memory_gb` each (10^9 bytes); `type` is a full name, as H100_80GB, or "" where any
-    will do."""
+    """`count` GPUs with `memory_gb` each (10^9 bytes).
+
+    `type` is a full name such as H100_80GB, or "" for any type.
+    """
 
     count: int
     type: str = ""
@@ -193,9 +196,9 @@ class Gpus:
 
 
 def parse_gpus(text: str) -> Gpus:
-    """`4xH100`, `H100` (one), or `4`. A type without its memory means the usual one: `A100` is A100_80GB.
+    """Parse `4xH100`, `H100` (one) or `4`. A type without its memory means the usual size: A100 is A100_80GB.
 
-    Raises UsageError for what is none of these, with the types that are alike.
+    Raises UsageError for other texts, and suggests similar types.
     """
     match = _GPUS.fullmatch(text.strip())
     if match is None:
@@ -210,7 +213,7 @@ def parse_gpus(text: str) -> Gpus:
 
 
 def short_name(gpu_type: str) -> str:
-    """The name of a type without its memory: A100 of A100_80GB."""
+    """Return the name of a GPU type without its memory: A100 for A100_80GB."""
     return gpu_type.rpartition("_")[0]
 
 

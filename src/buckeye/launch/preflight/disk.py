@@ -1,5 +1,4 @@
-"""How much disk a run will need, from the model's real size and the settings that keep files; and whether it
-is free."""
+"""Disk space that a run will need, from the model's size and the settings that keep files."""
 
 from __future__ import annotations
 
@@ -17,19 +16,20 @@ from buckeye.inference.engine.architecture import tensor_shapes
 from buckeye.launch.preflight.check import Check, failed, ok, skipped, warning
 
 DISK = "disk"
-_STEPS_WITHOUT_END = 1000  # what a run without max_steps is estimated for
-_BYTES_PER_ROLLOUT = 400  # measured on rollouts/*.jsonl: what is around the text
-_BYTES_PER_ROLLOUT_TOKEN = 12  # and the text, as JSON: of samples, and again of messages
+_STEPS_WITHOUT_END = 1000  # assumed for a run without max_steps
+_BYTES_PER_ROLLOUT = 400  # JSON around the text, measured on rollouts/*.jsonl
+_BYTES_PER_ROLLOUT_TOKEN = 12  # text as JSON: once in samples, once in messages
 _BYTES_PER_TRAINED_TOKEN = 21  # the arrays of a batch, and the trainer's log-probs
-_SMALL_FILES = (".json", ".jinja", ".txt", ".model")  # configuration and tokenizer, which every copy has
+_SMALL_FILES = (".json", ".jinja", ".txt", ".model")  # configuration and tokenizer, in every copy
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DiskNeed:
-    """What one kind of files takes at the worst moment of a run.
+    """Disk space of one kind of files, at the maximum during a run.
 
-    `size` in bytes, None where the model's size is not known yet; `why` is the arithmetic, `setting` what to
-    change for less, `at_most` that it may well be less. The files are `paths` in the run's directory.
+    `size` is in bytes, None while the model's size is unknown. `why` is the arithmetic, and `setting` the
+    setting to lower. `at_most` is True if the files may be smaller. `paths` are the files in the run
+    directory.
     """
 
     kind: str
@@ -42,27 +42,27 @@ class DiskNeed:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DiskEstimate:
-    """What a run takes, by kind of files."""
+    """Disk space of a run, by kind of files."""
 
     needs: tuple[DiskNeed, ...]
 
     @property
     def total(self) -> int | None:
-        """All of it; None if a part is not known."""
+        """Total bytes, or None if a part is unknown."""
         sizes = [need.size for need in self.needs]
         return None if None in sizes else sum(size for size in sizes if size is not None)
 
     def of(self, kind: str) -> DiskNeed:
-        """What the files of a kind take."""
+        """Return the need of one kind of files."""
         return next(need for need in self.needs if need.kind == kind)
 
 
 def estimate_disk(config: RLConfig, model_path: Path | None) -> DiskEstimate:
-    """Estimate a run from its settings and, if it is known, the model's directory.
+    """Estimate the disk space of a run from its settings and, if known, the model's directory.
 
-    Weights and checkpoints are as large as the parameters that are trained; how much text there will be is
-    bounded by `seq_len`. A run without `max_steps` is estimated for 1000 steps. Batches, logs and evaluations
-    are small beside these and not counted.
+    Weights and checkpoints are as large as the trained parameters. `seq_len` bounds the text of rollouts. A
+    run without `max_steps` is estimated for 1000 steps. Batches, logs and evaluations are small and not
+    counted.
     """
     orchestrator = config.orchestrator
     steps = orchestrator.max_steps or _STEPS_WITHOUT_END
@@ -77,8 +77,7 @@ def estimate_disk(config: RLConfig, model_path: Path | None) -> DiskEstimate:
 
 
 def disk_table(config: RLConfig, estimate: DiskEstimate) -> str:
-    """The estimate as aligned plain text: what is needed for which files and why, what is there, and what is
-    free."""
+    """Return the estimate as aligned text: needs with their reasons, existing files, and free space."""
     rows = [("disk", "size", "for", "less with")]
     for need in estimate.needs:
         if need.size == 0:
@@ -94,8 +93,10 @@ def disk_table(config: RLConfig, estimate: DiskEstimate) -> str:
 
 
 def check_disk(config: RLConfig, estimate: DiskEstimate) -> Check:
-    """Compare what the run will leave with what is free. Only what it surely takes is a failure; with
-    `disk.check` off it is a warning."""
+    """Compare the needs of the run with the free space.
+
+    Only a shortage for files that are certain is a failure; with `disk.check` off it is a warning too.
+    """
     lines = disk_table(config, estimate).splitlines()
     if estimate.total is None:
         return skipped(DISK, "how much the run needs is not known before the model is here")
@@ -113,7 +114,7 @@ def check_disk(config: RLConfig, estimate: DiskEstimate) -> Check:
 def _shortage(config: RLConfig, estimate: DiskEstimate, counted: Sequence[DiskNeed], verb: str) -> str | None:
     free, kept = free_bytes(config.output_dir), reserve_bytes(config.output_dir)
     sizes = {need: need.size for need in counted if need.size}
-    if config.clean:  # what is there will be deleted
+    if config.clean:  # existing files will be deleted
         freed = sum(_there(config, need) for need in estimate.needs)
         missing = sum(sizes.values()) + kept - free - freed
     else:
@@ -156,7 +157,7 @@ def _checkpoints(config: RLConfig, model_path: Path | None, steps: int) -> DiskN
 
 
 def _checkpoint_bytes(config: RLConfig, model_path: Path | None) -> int | None:
-    """float32 weights and what the optimizer remembers."""
+    """Return the bytes of a checkpoint: float32 weights and the state of the optimizer."""
     shapes = _trained(model_path, config.trainer.model.experimental.lora)
     if model_path is None or not shapes:
         return None
@@ -167,7 +168,7 @@ def _checkpoint_bytes(config: RLConfig, model_path: Path | None) -> int | None:
 
 
 def _moment_bytes(name: str, shape: Sequence[int], optimizer: OptimizerConfig) -> int:
-    """Bytes an element that the optimizer keeps of a parameter."""
+    """Return the bytes that the optimizer keeps per element of a parameter."""
     if isinstance(optimizer, MuonConfig):
         hidden = len(shape) == 2 and not is_one_of(name.removesuffix(".weight"), ("embed_tokens", "lm_head"))
         return 4 if hidden else 8
@@ -224,12 +225,12 @@ def _rollouts(orchestrator: OrchestratorConfig, steps: int) -> DiskNeed:
 
 
 def count_parameters(model_path: Path) -> int | None:
-    """Parameters of a local model, from the headers of its safetensors files; None if it has none."""
+    """Return the number of parameters in a local model's safetensors headers, or None if it has none."""
     return sum(map(math.prod, tensor_shapes(model_path).values())) or None
 
 
 def _trained(model_path: Path | None, lora: LoRAConfig | None) -> dict[str, list[int]]:
-    """The shapes of what the optimizer updates: all parameters, or those of an adapter."""
+    """Return the shapes of the trained tensors: all parameters, or those of an adapter."""
     shapes = tensor_shapes(model_path) if model_path is not None else {}
     if lora is None:
         return shapes
@@ -245,7 +246,7 @@ def _trained(model_path: Path | None, lora: LoRAConfig | None) -> dict[str, list
 
 
 def is_one_of(module: str, names: Sequence[str]) -> bool:
-    """Whether a module has one of the names, or a name that ends so."""
+    """Return True if a module has one of the names, or ends in `.` and one of them."""
     return any(module == name or module.endswith("." + name) for name in names)
 
 

@@ -1,4 +1,4 @@
-"""The checks before a run: one list, of which `rl`, `rl --dry-run` and `rl doctor` each make a part."""
+"""The list of checks before a run; `rl`, `rl --dry-run` and `rl doctor` each make a part of it."""
 
 from __future__ import annotations
 
@@ -44,8 +44,10 @@ Occasion = Literal["start", "dry run", "doctor"]
 
 @dataclass(frozen=True, kw_only=True)
 class Examination:
-    """The machine, and a run with `config`, under examination. `sample` is the number of groups to run with
-    the model, 0 for none. `done` fills with the results."""
+    """The machine and, with `config`, a run to check.
+
+    `sample` is the number of groups to run with the model, 0 for none. `done` collects the results.
+    """
 
     config: RLConfig | None
     sample: int = 0
@@ -54,36 +56,39 @@ class Examination:
 
     @property
     def run(self) -> RLConfig:
-        """The configuration, for checks that need one."""
+        """Configuration, for checks that need one."""
         assert self.config is not None
         return self.config
 
     @cached_property
     def gpus(self) -> list[Gpu]:
-        """The GPUs that can be used; none for a run on the CPU."""
+        """Usable GPUs; empty for a run on the CPU."""
         return [] if self.config is not None and self.config.trainer.model.device == "cpu" else gpus()
 
     @cached_property
     def model_path(self) -> Path | None:
-        """The folder of the model, None if it is not on this machine."""
+        """Folder of the model, or None if it is not on this machine."""
         return find_model(self.run.trainer.model.name)
 
     @property
     def shares_memory(self) -> bool:
-        """Return True if processes of the run exchange data through shared memory."""
+        """True if processes of the run exchange data through shared memory."""
         config = self.config
         several = config is None or len(config.trainer_gpu_ids) > 1 or config.inference is not None
         return bool(self.gpus) and several
 
     def has_failed(self, name: str) -> bool:
-        """Return True if a check of this name has failed."""
+        """Return True if a check with this name has failed."""
         return any(check.name == name and check.state == "failed" for check in self.done)
 
 
 @dataclass(frozen=True, slots=True)
 class PreflightCheck:
-    """A check, and when it is made: `start` makes those that take no time, `dry run` those that also need no
-    network. `needs_config` is False for a check of the machine alone."""
+    """A check, and the occasions for it.
+
+    `start` makes the fast checks, `dry run` those that need no network. `needs_config` is False for a check
+    of the machine alone.
+    """
 
     look: Callable[[Examination], Check | Iterable[Check]]
     occasions: Sequence[Occasion] = ("doctor",)
@@ -93,7 +98,7 @@ class PreflightCheck:
 def examine(
     examination: Examination, occasion: Occasion, checks: Sequence[PreflightCheck] | None = None
 ) -> list[Check]:
-    """Make the checks of an occasion in order."""
+    """Run the checks of an occasion in order, and return all results so far."""
     for check in CHECKS if checks is None else checks:
         if occasion in check.occasions and (examination.config is not None or not check.needs_config):
             result = check.look(examination)
@@ -113,7 +118,7 @@ def _model_on_hub(this: Examination) -> Iterable[Check]:
 
 
 def _settings(this: Examination) -> Iterable[Check]:
-    """What the trainer would refuse, and what it would have to fetch."""
+    """Yield failures for settings that the trainer rejects, and warnings for models that it must download."""
     refused = trainer_warnings(this.run, this.model_path, on_gpu=bool(this.gpus))
     yield from (failed("settings", line, "") for line in refused)
     yield from (warning("settings", line, "") for line in reference_warnings(this.run.trainer.loss))
@@ -164,4 +169,4 @@ CHECKS: Sequence[PreflightCheck] = (
     PreflightCheck(_tasks_at_once, ("start",)),
     PreflightCheck(_tasks, ("dry run", "doctor")),
 )
-"""Every check before a run but those that run rollouts, which `rl doctor` adds."""
+"""All checks before a run, except those that run rollouts, which `rl doctor` adds."""

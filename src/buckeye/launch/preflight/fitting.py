@@ -1,4 +1,4 @@
-"""Compare the memory plan with the memory of this machine, and name the settings that need less."""
+"""Comparison of the memory plan with the memory of this machine, with settings that need less."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _REMEDIES = (
 
 
 def hardware_of(config: RLConfig, present: Sequence[Gpu]) -> Hardware:
-    """Return what a run of this configuration computes with on this machine."""
+    """Return the devices and memory that a run of this configuration uses on this machine."""
     on_gpu = config.trainer.model.device != "cpu" and bool(present)
     return Hardware(
         memory=main_memory(),
@@ -31,8 +31,10 @@ def hardware_of(config: RLConfig, present: Sequence[Gpu]) -> Hardware:
 
 
 def check_memory(config: RLConfig, shape: ModelShape, hardware: Hardware) -> Check:
-    """Compare what all processes in each place need with what it has: too little in all is a failure, too
-    little at the moment a warning."""
+    """Compare the memory that all processes need with what each device, and main memory, has.
+
+    Too little total memory is a failure; too little free memory is a warning.
+    """
     needs = plan_memory(config, shape, hardware)
     lines = plan_lines(needs)
     states = {place: _room(place, hardware) for place in dict.fromkeys(need.place for need in needs)}
@@ -51,12 +53,12 @@ def check_memory(config: RLConfig, shape: ModelShape, hardware: Hardware) -> Che
 
 
 def needed(needs: Sequence[ProcessMemory], place: str) -> int:
-    """Bytes that all processes need in a place."""
+    """Return the bytes that all processes need on one device, or in main memory."""
     return sum(need.total for need in needs if need.place == place)
 
 
 def plan_lines(needs: Sequence[ProcessMemory]) -> list[str]:
-    """The plan, a number a line."""
+    """Return the memory plan as text, one number per line."""
     lines = []
     for need in needs:
         lines.append(f"{need.process}, {need.place}: {human_bytes(need.total)}")
@@ -69,7 +71,7 @@ def _summary(need: int, total: int, free: int) -> str:
 
 
 def _room(place: str, hardware: Hardware) -> tuple[int, int]:
-    """(all, free) bytes of a place; a GPU that is not there has none."""
+    """Return the (total, free) bytes of a device or of main memory; (0, 0) for a missing GPU."""
     if place == MAIN:
         return hardware.memory.total, hardware.memory.free
     gpu = next((gpu for gpu in hardware.gpus if place == f"GPU {gpu.index}"), None)

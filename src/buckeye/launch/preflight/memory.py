@@ -1,7 +1,7 @@
-"""How much memory each process of a run will need, and for what, from the model's sizes and the settings.
+"""Memory that each process of a run will need, by purpose, from the model's sizes and the settings.
 
-Everything is counted from the shapes of tensors, but for what a process needs before it has any, which was
-measured. docs/doctor.md has the formulas.
+The amounts follow from the shapes of tensors, except the fixed needs of a process, which were measured.
+docs/doctor.md has the formulas.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ _PREFILL_TOKENS = 8192  # as inference/engine/engine.py
 _REPLACED_AT_ONCE = 2**26  # bytes of weights, as inference/engine/weights.py
 _BFLOAT16_PARAMETERS = 5_000_000  # as inference/engine/dtype.py
 _SHARE_OF_RAM = 0.25  # for keys and values, as inference/engine/decoder.py
-_GPU_WORK = 2 * 2**30  # what the engine leaves free on a GPU, as inference/engine/decoder.py
-_LEAST_OF_FREE = 0.25  # for keys and values all the same
+_GPU_WORK = 2 * 2**30  # left free on a GPU by the engine, as inference/engine/decoder.py
+_LEAST_OF_FREE = 0.25  # minimum for keys and values, as a share of the free memory
 _VLLM_CPU_CACHE = 1_000_000_000
 _PROCESS = 450_000_000  # an interpreter with torch and transformers, measured
-_ENGINE_GAPS = 0.1  # of weights and prompts, measured
-_ENGINE = 575_000_000  # likewise, with what libraries keep of the products of every size, measured
-_NEVER_TOGETHER = 0.25  # of activations and logits with copies for a checkpoint, measured
-_GAPS = 0.65  # of activations and logits, measured
-_ORCHESTRATOR = 110_000_000  # measured with an environment without libraries of its own
-_TOKENIZER = 800  # bytes for each token that it knows, measured
-_PLAYED = 100  # bytes of a token that was played: its id, log-prob, version and mask, as objects of Python
+_ENGINE_GAPS = 0.1  # fragmentation, as a share of weights and prompts, measured
+_ENGINE = 575_000_000  # as _PROCESS, with what libraries cache for matrix products of each size, measured
+_NEVER_TOGETHER = 0.25  # of activations and logits, not in use together with checkpoint copies, measured
+_GAPS = 0.65  # fragmentation, as a share of activations and logits, measured
+_ORCHESTRATOR = 110_000_000  # measured with an environment that needs no extra libraries
+_TOKENIZER = 800  # bytes per token of the vocabulary, measured
+_PLAYED = 100  # bytes per token of a rollout: id, log-prob, version and mask, as Python objects
 _GPU_PROCESS = 700_000_000  # a CUDA context, its kernels and libraries' workspaces
-_GPU_PROCESS_MAIN = 2_500_000_000  # of a process that uses a GPU
+_GPU_PROCESS_MAIN = 2_500_000_000  # main memory of a process that uses a GPU
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What memory is for, and how many bytes."""
+    """One use of memory, with its bytes."""
 
     what: str
     size: int
@@ -50,7 +50,7 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProcessMemory:
-    """What a process needs in one place: on a GPU ("GPU 0"), or in main memory."""
+    """Memory of a process in one place: a GPU ("GPU 0"), or main memory."""
 
     process: str
     place: str
@@ -58,14 +58,16 @@ class ProcessMemory:
 
     @property
     def total(self) -> int:
-        """Bytes of all parts together, which is what it takes when it takes most."""
+        """Bytes of all parts together, the maximum at any time."""
         return sum(part.size for part in self.parts)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hardware:
-    """What a plan is made for. Without `gpus` everything is in main memory. `fast_bfloat16`: whether the
-    processor multiplies in it."""
+    """The hardware for a plan.
+
+    Without `gpus` everything is in main memory. `fast_bfloat16` is True if the processor multiplies in it.
+    """
 
     memory: MainMemory
     gpus: tuple[Gpu, ...] = ()
@@ -74,7 +76,7 @@ class Hardware:
 
 
 def processor_has_bfloat16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
-    """Whether this processor has instructions for bfloat16, which decides what a CPU computes in."""
+    """Return True if this processor has bfloat16 instructions, which decides the dtype on a CPU."""
     try:
         text = cpuinfo.read_text()
     except OSError:
@@ -83,7 +85,7 @@ def processor_has_bfloat16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
 
 
 def plan_memory(config: RLConfig, shape: ModelShape, hardware: Hardware) -> list[ProcessMemory]:
-    """The memory of every process that a run has on this machine, in the order in which they are started."""
+    """Return the memory of every process of a run on this machine, in start order."""
     needs: list[ProcessMemory] = []
     if config.inference is not None and 0 in config.cluster.of_inference:
         tp = config.inference.parallel.tp
@@ -145,7 +147,7 @@ def _trainer(
 
 
 def _shards(config: TrainerConfig, ranks: int, *, on_gpu: bool) -> int:
-    """Into how many parts the ranks divide the model."""
+    """Return the number of shards into which the ranks divide the model."""
     model = config.model
     asked = model.sharding == "full" or model.tp > 1 or model.dp_replicate > 1
     if asked or (model.sharding == "auto" and on_gpu and ranks > 1):
@@ -154,7 +156,7 @@ def _shards(config: TrainerConfig, ranks: int, *, on_gpu: bool) -> int:
 
 
 def _width(dtype: str, shape: ModelShape, hardware: Hardware, *, on_gpu: bool) -> int:
-    """Bytes of a number that is computed with."""
+    """Return the bytes per number of the compute dtype."""
     if dtype == "auto":
         fast = on_gpu or (hardware.fast_bfloat16 and shape.parameters >= _BFLOAT16_PARAMETERS)
         return 2 if fast else 4
@@ -167,7 +169,7 @@ def _trained(config: TrainerConfig, shape: ModelShape) -> int:
 
 
 def _state(config: TrainerConfig, shape: ModelShape, shards: int, width: int) -> list[Part]:
-    """What stays from step to step: weights, their gradients, the optimizer's moments."""
+    """Return the memory that persists between steps: weights, gradients, moments of the optimizer."""
     trained, adapter = _trained(config, shape), config.model.experimental.lora is not None
     parts = [
         Part("weights (float32)", 4 * trained // shards),
@@ -196,8 +198,10 @@ def _moments(config: TrainerConfig, shape: ModelShape, trained: int) -> int:
 
 
 def _casts(config: TrainerConfig, shape: ModelShape, shards: int, width: int) -> list[Part]:
-    """The weights in bfloat16, which are cast once a step; of a divided model two layers at a time, and what
-    is outside of layers."""
+    """Return the bfloat16 copies of weights, cast once per step.
+
+    A sharded model has two layers at a time, and the tensors outside of layers.
+    """
     if shards > 1:
         gathered = 2 * shape.layer + shape.embeddings
         return [Part("gathered weights", width * gathered)]
@@ -207,22 +211,27 @@ def _casts(config: TrainerConfig, shape: ModelShape, shards: int, width: int) ->
 
 
 def _gaps(config: TrainerConfig, work: Sequence[Part]) -> Part:
-    """What the C library keeps between blocks of many sizes. Where all weights are trained, moments, and
-    copies for checkpoints, take these places."""
+    """Return the memory that fragments between blocks of many sizes.
+
+    If all weights are trained, moments and checkpoint copies fill these gaps.
+    """
     adapter = config.model.experimental.lora is not None
     return Part("gaps between them", int(_GAPS * sum(part.size for part in work)) if adapter else 0)
 
 
 def _copies(config: TrainerConfig, work: Sequence[Part], saved: int) -> int:
-    """Copies are made where activations were, and written while the next step begins to make new ones: less
-    than both together."""
+    """Return the memory of checkpoint copies that is needed in addition to the work of a step.
+
+    Copies are made where activations were, and written while the next step creates new ones, so the sum is
+    less than both.
+    """
     if config.model.experimental.lora is not None:
         return saved
     return saved - min(saved // 3, int(_NEVER_TOGETHER * sum(part.size for part in work)))
 
 
 def _rounded(config: TrainerConfig, shape: ModelShape, shards: int, width: int) -> Part:
-    """The weights that were sampled with, beside the exact ones while a step computes with them."""
+    """Return the rounded weights used for sampling, kept next to the exact ones during a step."""
     weights, adapter = config.weights, config.model.experimental.lora is not None
     stored = weights.dtype == "bfloat16" or (weights.dtype == "auto" and width == 2)
     rounded = weights.rounding == "stochastic" or (weights.rounding == "auto" and stored)
@@ -231,13 +240,13 @@ def _rounded(config: TrainerConfig, shape: ModelShape, shards: int, width: int) 
 
 
 def _activations(config: TrainerConfig, shape: ModelShape, width: int, *, on_gpu: bool) -> Part:
-    """What the forward pass keeps for the backward pass, for `seq_len` tokens, and what the backward pass of
-    one layer has beside it.
+    """Return the activations that the forward pass keeps for the backward pass, for `seq_len` tokens.
 
-    A layer keeps, for each token: the input and the output of its two norms (4 hidden); queries before and
-    after their norm and the attended values (3 queries), keys and values likewise (3 keys); of the gated
-    feed-forward part the gate, its activation, the other factor and their product (4 mlp). Without flash
-    attention queries, keys and values are also kept in padded blocks.
+    This includes the temporary memory of the backward pass of one layer. A layer keeps, for each token: the
+    input and the output of its two norms (4 hidden); queries before and after their norm and the attended
+    values (3 queries), keys and values likewise (3 keys); of the gated feed-forward part the gate, its
+    activation, the other factor and their product (4 mlp). Without flash attention, queries, keys and values
+    are also kept in padded blocks.
     """
     model, queries, keys = config.model, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     layer = 4 * shape.hidden + 3 * queries + 3 * keys + 4 * shape.mlp
@@ -254,7 +263,7 @@ def _activations(config: TrainerConfig, shape: ModelShape, width: int, *, on_gpu
 
 
 def _logits(config: TrainerConfig, shape: ModelShape, width: int, *, on_gpu: bool) -> Part:
-    """Three chunks of logits, the gradient of the output projection before it is added, and its cast."""
+    """Return three chunks of logits, the separate gradient of the output projection, and its cast."""
     chunk = _HEAD_CHUNK_ON_GPU if on_gpu else _HEAD_CHUNK
     tokens = min(config.seq_len, _HEAD_TOKENS, max(1, chunk // (4 * shape.vocabulary)))
     head = shape.vocabulary * shape.hidden
@@ -263,8 +272,10 @@ def _logits(config: TrainerConfig, shape: ModelShape, width: int, *, on_gpu: boo
 
 
 def _saved(config: TrainerConfig, shape: ModelShape, shards: int, rank: int) -> int:
-    """Copies of weights and moments in main memory, from which a checkpoint is written beside the next steps:
-    the first rank has all, but of a divided model every rank has its own moments."""
+    """Return the bytes of the copies in main memory that are written as a checkpoint during later steps.
+
+    Rank 0 holds all of them, but each rank of a sharded model holds its own moments.
+    """
     trained = _trained(config, shape)
     weights, moments = 4 * trained, _moments(config, shape, trained)
     first = weights if rank == 0 else 0
@@ -293,7 +304,7 @@ def _inference(
         cache = int(inference.kv_cache_gb * 1e9) if inference.kv_cache_gb else _VLLM_CPU_CACHE
         parts = [Part("weights", width * shape.parameters), Part("keys and values", cache)]
         return [_process(title, MAIN, [*parts, Part("the program", 2 * _PROCESS)])]
-    # a tied output projection is the embedding once more, in the layout that is fast to multiply with
+    # a tied output projection is a second copy of the embedding, in a layout that multiplies fast
     weights = width * (shape.parameters + (shape.embeddings if shape.tied else 0))
     gpu = next((g for g in hardware.gpus if on_gpu and g.index == devices[0]), None)
     beside = on_gpu or width * shape.parameters <= _REPLACED_AT_ONCE
@@ -317,7 +328,7 @@ def _inference(
 def _vllm_on_gpus(
     title: str, inference: InferenceConfig, hardware: Hardware, devices: Sequence[int]
 ) -> list[ProcessMemory]:
-    """vLLM takes its share of a GPU, whatever it needs."""
+    """Return the memory of vLLM, which takes a fixed share of a GPU."""
     share = inference.gpu_memory_utilization
     totals = {gpu.index: gpu.total for gpu in hardware.gpus}
     taken = f"vLLM: weights, keys and values (gpu_memory_utilization {share:g})"
@@ -328,7 +339,7 @@ def _vllm_on_gpus(
 
 
 def slot_bytes(shape: ModelShape, length: int, width: int) -> int:
-    """Keys and values of one sequence of `length` tokens."""
+    """Return the bytes of the keys and values of one sequence of `length` tokens."""
     return 2 * shape.layers * shape.kv_heads * shape.head_dim * length * width
 
 
@@ -341,8 +352,10 @@ def _cache(
     weights: int,
     gpu: Gpu | None,
 ) -> int:
-    """What the embedded engine sets aside beside its `weights`; on a CPU only what is written to counts, so
-    no more than the rollouts that are played at a time can use, and as many again for earlier turns."""
+    """Return the bytes of the key-value cache of the embedded engine.
+
+    On a CPU only written memory counts: at most the concurrent rollouts, and as many again for earlier turns.
+    """
     length = min(inference.model.max_model_len or shape.max_positions, shape.max_positions)
     slot = slot_bytes(shape, length, width)
     if inference.kv_cache_gb is not None:
@@ -363,7 +376,7 @@ def _cache(
 
 
 def _at_a_time(config: RLConfig) -> int:
-    """Rollouts that one replica plays at a time."""
+    """Return the number of concurrent rollouts per replica."""
     assert config.inference is not None
     nodes = len(config.cluster.of_inference)
     replicas = max(1, nodes * len(config.inference_gpu_ids) // config.inference.parallel.tp)
@@ -371,12 +384,12 @@ def _at_a_time(config: RLConfig) -> int:
 
 
 def _passing(inference: InferenceConfig, shape: ModelShape, width: int, at_a_time: int) -> int:
-    """The way of prompts through a layer; a copy of what a decode step attends to in one, and its logits
-    while they are sorted and summed.
+    """Return the temporary memory of the engine.
 
-    A layer holds, for each token: its input, that with the attended values added, and its norm (3 hidden);
-    queries, keys and values, and the attended values (2 queries, 2 keys); of the gated feed-forward part both
-    factors, the activation and the product (4 mlp).
+    It consists of prompts in one layer, a copy of what a decode step attends to in one layer, and its logits
+    while they are sorted and summed. A layer holds, for each token: its input, the sum with the attended
+    values, and its norm (3 hidden); queries, keys and values, and the attended values (2 queries, 2 keys); of
+    the gated feed-forward part both factors, the activation and the product (4 mlp).
     """
     queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     layer = 3 * shape.hidden + 2 * queries + 2 * keys + 4 * shape.mlp

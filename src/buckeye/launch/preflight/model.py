@@ -1,5 +1,4 @@
-"""Where a model's files are, and whether it is one that can be trained and sampled from, as far as its small
-files tell."""
+"""A model's files: where they are, its sizes, and if Buckeye can train it and sample from it."""
 
 from __future__ import annotations
 
@@ -23,12 +22,12 @@ from buckeye.launch.preflight.check import Check, failed, ok, skipped, warning
 from buckeye.launch.preflight.disk import count_parameters
 from buckeye.transport.checkpoint import refuse_old_shards
 
-# The sizes of a model, from its `config.json` and the headers of its files: what memory is counted from.
+# The sizes of a model, from its `config.json` and the headers of its files. The memory plan uses them.
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelShape:
-    """Sizes of a decoder whose embedding and output projection may be one tensor (`tied`)."""
+    """Sizes of a decoder. `tied` is True if embedding and output projection are one tensor."""
 
     vocabulary: int
     hidden: int
@@ -43,16 +42,16 @@ class ModelShape:
 
     @property
     def embeddings(self) -> int:
-        """Elements of the embedding and the output projection."""
+        """Number of elements of the embedding and the output projection."""
         return self.vocabulary * self.hidden * (1 if self.tied else 2)
 
     @property
     def layer(self) -> int:
-        """Elements of one layer."""
+        """Number of elements of one layer."""
         return (self.parameters - self.embeddings) // self.layers
 
     def adapter(self, lora: LoRAConfig) -> int:
-        """Parameters that an adapter has."""
+        """Return the number of parameters of an adapter."""
         queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
         sides = {
             "q_proj": self.hidden + queries,
@@ -69,7 +68,7 @@ class ModelShape:
 
 
 def read_shape(model_path: Path) -> ModelShape | None:
-    """The sizes of a local model; None if its `config.json` does not say them."""
+    """Return the sizes of a local model, or None if its `config.json` does not have them."""
     try:
         config = read_json(model_path / "config.json")
         return shape_of(config, parameters=count_parameters(model_path))
@@ -78,8 +77,11 @@ def read_shape(model_path: Path) -> ModelShape | None:
 
 
 def shape_of(config: Mapping[str, Any], *, parameters: int | None = None) -> ModelShape:
-    """The sizes that a `config.json` says. `parameters` are those counted in the model's files, where they
-    are here. Raises KeyError, TypeError or ValueError if something is missing."""
+    """Return the sizes in a `config.json`.
+
+    `parameters` is the count from the model's files, if they are local; otherwise it is computed. Raises
+    KeyError, TypeError or ValueError if a size is missing or invalid.
+    """
     hidden, layers, heads = (
         int(config[name]) for name in ("hidden_size", "num_hidden_layers", "num_attention_heads")
     )
@@ -103,7 +105,7 @@ def shape_of(config: Mapping[str, Any], *, parameters: int | None = None) -> Mod
     )
 
 
-# Whether the model is one that can be trained and sampled from, as far as its small files tell.
+# Checks of the model, from its small files alone.
 
 MODEL, TOKENIZER = "model", "tokenizer"
 _SMALL_FILES = ("config.json", "tokenizer_config.json", "generation_config.json")
@@ -111,7 +113,7 @@ _INDEX = "model.safetensors.index.json"
 
 
 def check_model(config: RLConfig, *, vllm: bool) -> Check:
-    """The files that are here, and whether the engine knows the architecture."""
+    """Check that the model's files are complete, and that the engine supports the architecture."""
     name, path = config.trainer.model.name, find_model(config.trainer.model.name)
     if path is None:
         if Path(name).exists() or name.startswith((".", "/", "~")):
@@ -126,7 +128,7 @@ def check_model(config: RLConfig, *, vllm: bool) -> Check:
 
 
 def missing_files(path: Path) -> list[str]:
-    """The weight files that a model directory should have and lacks."""
+    """Return the weight files that a model directory lacks."""
     if (path / _INDEX).is_file():
         try:
             files = sorted(set(map(os.fspath, read_json(path / _INDEX)["weight_map"].values())))
@@ -163,12 +165,12 @@ def _known(config: RLConfig, path: Path, *, vllm: bool) -> Check:
 
 
 def fetch_small_files(name: str) -> Check:
-    """Ask the Hugging Face hub for a model's configuration, to see that it can be had. Needs the network."""
+    """Download a model's configuration from the Hugging Face hub, to check that the model is accessible."""
     from huggingface_hub import hf_hub_download
 
     try:
         hf_hub_download(name, _SMALL_FILES[0], token=key("HF_TOKEN") or None)
-    except Exception as error:  # network, authentication, unknown id: one message whatever the library raises
+    except Exception as error:  # network, authentication, unknown id: the hub's errors vary
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         return failed(
             MODEL,
@@ -179,7 +181,7 @@ def fetch_small_files(name: str) -> Check:
 
 
 def check_tokenizer(config: RLConfig) -> Check:
-    """Conversations need a chat template."""
+    """Check that the model has a tokenizer and a chat template."""
     path = find_model(config.trainer.model.name)
     if path is None:
         return skipped(TOKENIZER, "the model is not on this machine")
@@ -189,7 +191,7 @@ def check_tokenizer(config: RLConfig) -> Check:
 
 
 def check_template(path: Path) -> Check:
-    """Prompts can be written with the chat template of a model's folder."""
+    """Check that the chat template in a model's folder renders prompts."""
     try:
         template = read_template(path)
     except InferenceError as error:
@@ -221,7 +223,7 @@ def check_template(path: Path) -> Check:
 
 
 def find_model(name: str, revision: str | None = None) -> Path | None:
-    """The local directory of a model, without any network; None if it would have to be downloaded."""
+    """Return the local directory of a model without network access, or None if it must be downloaded."""
     if (Path(name) / "config.json").is_file():
         return Path(name).resolve()
     try:
@@ -230,23 +232,25 @@ def find_model(name: str, revision: str | None = None) -> Path | None:
         return None
     try:
         return Path(snapshot_download(name, revision=revision, local_files_only=True)).resolve()
-    except Exception:  # the hub's errors for "not cached" and "not a valid id" differ between its versions
+    except Exception:  # the hub's errors for "not cached" and "invalid id" differ between its versions
         return None
 
 
 def revision_of(model: Path) -> str | None:
-    """The revision of a model in the cache of the hub; None for a directory elsewhere."""
+    """Return the revision of a model in the hub's cache, or None for other directories."""
     return model.name if model.parent.name == "snapshots" else None
 
 
 def fetch_base(adapter: Path) -> Path:
-    """The local directory of the model that an adapter belongs to, downloaded if need be. Raises UsageError
-    if it is neither here nor there, or the adapter does not name it."""
+    """Return the local directory of an adapter's base model; download it if necessary.
+
+    Raises UsageError if it is neither local nor on the hub, or if the adapter does not name it.
+    """
     return fetch_model(*base_of(adapter))
 
 
 def fetch_served(name: str) -> Path:
-    """As `fetch_model`, of what can be served: of an adapter its own directory, once its base is here."""
+    """Return the directory to serve: of a model, or of an adapter whose base is downloaded if necessary."""
     if not is_adapter(name):
         return fetch_model(name)
     fetch_base(Path(name))
@@ -254,9 +258,9 @@ def fetch_served(name: str) -> Path:
 
 
 def fetch_model(name: str, revision: str | None = None) -> Path:
-    """The local directory of a model, downloaded from the Hugging Face hub if need be.
+    """Return the local directory of a model; download it from the Hugging Face hub if necessary.
 
-    Raises UsageError if it is neither here nor there, and where nothing can be done with a model.
+    Raises UsageError if it is neither local nor on the hub, or if torch is not installed.
     """
     need("torch", f"A model ({name})")
     found = find_model(name, revision)
@@ -281,7 +285,7 @@ def fetch_model(name: str, revision: str | None = None) -> Path:
                 token=key("HF_TOKEN") or None,
             )
         ).resolve()
-    except Exception as error:  # network, authentication, unknown id: one message whatever the library raises
+    except Exception as error:  # network, authentication, unknown id: the hub's errors vary
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UsageError(
             f"model.name: {name} is not a directory here, and fetching it from the Hugging Face hub "

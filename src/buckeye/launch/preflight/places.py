@@ -1,4 +1,4 @@
-"""Checks around a run: its directory and file system, servers, ports, keys, shared memory."""
+"""Checks of a run's surroundings: directory and file system, servers, ports, keys, shared memory."""
 
 from __future__ import annotations
 
@@ -20,12 +20,11 @@ DIRECTORY, SERVERS, PORTS = "run directory", "inference servers", "ports"
 STORE = "checkpoint store"
 _SERVER_SECONDS = 5.0
 _SMALL_SHM = 1_000_000_000
-_SHM = Path("/dev/shm")  # noqa: S108  the mount itself is looked at
+_SHM = Path("/dev/shm")  # noqa: S108  the mount itself is checked
 
 
 def check_store(config: RLConfig) -> Check:
-    """Whether the object store for the checkpoints can be written to: an object of our own is made and
-    deleted."""
+    """Check that the object store for checkpoints is writable: create and delete a test object."""
     ckpt = config.trainer.ckpt
     if ckpt is None or ckpt.store is None:
         return skipped(STORE, "checkpoints are in the output directory alone")
@@ -40,7 +39,7 @@ def check_store(config: RLConfig) -> Check:
 
 
 def check_servers(config: RLConfig) -> Check:
-    """Whether the servers answer that the run does not start itself: with whatever, as long as they do."""
+    """Check that external servers answer; any answer counts."""
     if config.inference is not None:
         return skipped(SERVERS, "the run starts its own")
     urls = config.orchestrator.client.base_url
@@ -80,7 +79,7 @@ def check_directory(output_dir: Path) -> Check:
 
 
 def check_ports(config: RLConfig) -> Check:
-    """Check that the ports that the configuration names are free; others are picked when the run starts."""
+    """Check that the configured ports are free; other ports are chosen when the run starts."""
     inference = config.inference
     if inference is None or "port" not in inference.server.model_fields_set:
         return ok(PORTS, "free ones are picked when the run starts")
@@ -96,11 +95,11 @@ def check_ports(config: RLConfig) -> Check:
     return ok(PORTS, f"{', '.join(map(str, ports))} free")
 
 
-def check_keys(config: RLConfig) -> Check:
-    """Check that the trackers of the run have their keys."""
+def check_keys(config: RLConfig, *, here: bool = True) -> Check:
+    """Check that the trackers of the run have their keys, and if it is `here`, their libraries."""
     settings = config.trainer.wandb
     try:
-        check_trackers(config.trackers(settings))
+        check_trackers(config.trackers(settings), here=here)
     except UsageError as error:
         return failed("keys", str(error), "")
     there = ["HF_TOKEN"] if key("HF_TOKEN") else []
@@ -111,7 +110,7 @@ def check_keys(config: RLConfig) -> Check:
 
 
 def check_shared_memory(*, needed: bool, path: Path = _SHM) -> Check:
-    """Ranks on GPUs, and vLLM, exchange data through it; containers often have 64 MB."""
+    """Check the size of shared memory, which ranks on GPUs and vLLM use; containers often have only 64 MB."""
     name = "shared memory"
     if not path.is_dir():
         return skipped(name, f"there is no {path}")

@@ -1,7 +1,7 @@
 """Ports of this host for the servers of a run, and addresses under which other hosts reach it.
 
-Two runs of one user never choose the same port: it is held by a locked file for as long as the run goes on,
-also while nobody listens on it.
+Two runs of one user never get the same port: a locked file reserves it as long as the run lasts, even while
+no server listens on it.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ import psutil
 from buckeye.base.storage import private_folder
 from buckeye.errors import RunError, UsageError
 
-# Below what systems give to outgoing connections, which could take the port of a server that is down.
+# Below the range for outgoing connections, which could take the port of a server that is down.
 _CHOICE = range(20000, 32000)
 
 
 class Ports:
-    """Ports that are held until `close`."""
+    """Ports that are reserved until `close`."""
 
     def __init__(self) -> None:
         self._held: dict[int, int] = {}
 
     def choose(self, count: int) -> list[int]:
-        """Hold `count` more ports that nobody listens on. Raises RunError if there are not so many."""
+        """Reserve `count` more ports on which no server listens. Raises RunError if there are too few."""
         chosen: list[int] = []
         for port in random.sample(_CHOICE, len(_CHOICE)):
             if len(chosen) == count:
@@ -43,7 +43,7 @@ class Ports:
         raise RunError(f"No {count} free ports were found from {_CHOICE.start} to {_CHOICE.stop - 1}.")
 
     def take(self, ports: Sequence[int]) -> None:
-        """Hold the ports that the user wants. Raises UsageError for one that is in use."""
+        """Reserve the ports that the user chose. Raises UsageError for a port that is in use."""
         for port in ports:
             if not self._hold(port) or not is_free(port):
                 raise UsageError(
@@ -52,7 +52,7 @@ class Ports:
                 )
 
     def close(self) -> None:
-        """Hold nothing any more."""
+        """Release all ports."""
         for port in list(self._held):
             self._release(port)
 
@@ -63,7 +63,7 @@ class Ports:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            there = os.stat(path).st_ino == os.fstat(handle).st_ino  # else it was released, and removed
+            there = os.stat(path).st_ino == os.fstat(handle).st_ino  # otherwise it was released and deleted
         except OSError:
             there = False
         if not there:
@@ -75,21 +75,21 @@ class Ports:
     def _release(self, port: int) -> None:
         (private_folder("ports") / str(port)).unlink(
             missing_ok=True
-        )  # still locked: nobody else holds this file
+        )  # still locked, so no other process holds this file
         os.close(self._held.pop(port))
 
 
 class AnyPorts:
-    """Stands in for the ports of a run that is only looked at: they are chosen when it starts."""
+    """Placeholder for the ports of a planned run; they are chosen when it starts."""
 
     def choose(self, count: int) -> list[int]:
-        """Zeros."""
+        """Return `count` zeros."""
         return [0] * count
 
 
 @contextmanager
 def held_ports() -> Iterator[Ports]:
-    """Ports for the length of a block."""
+    """Yield reserved ports, and release them after the block."""
     ports = Ports()
     try:
         yield ports
@@ -98,7 +98,7 @@ def held_ports() -> Iterator[Ports]:
 
 
 def is_free(port: int) -> bool:
-    """Whether a server could listen on a loopback port now."""
+    """Return True if a server could listen on this loopback port now."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -112,25 +112,27 @@ _CHOSEN_BY = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
 def interface_of(address: str) -> str | None:
-    """The interface that has an address; None if none has it."""
+    """Return the name of the network interface with this address, or None."""
     wanted = ipaddress.ip_address(address)
     loopback = None
     for name, addresses in psutil.net_if_addrs().items():
         for one in addresses:
             try:
                 found = ipaddress.ip_address(one.address.partition("%")[0])
-            except ValueError:  # of hardware
+            except ValueError:  # a hardware address
                 continue
             if found == wanted:
                 return name
             if found.is_loopback:
                 loopback = name
-    return loopback if wanted.is_loopback else None  # it has the whole of 127.0.0.0/8
+    return loopback if wanted.is_loopback else None  # the loopback interface has all of 127.0.0.0/8
 
 
 def socket_variables(address: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """What tells gloo and NCCL to meet others on the interface of an address, but for what `environ` says
-    already."""
+    """Return the variables that bind gloo and NCCL to the interface of `address`.
+
+    Variables that `environ` sets already are left out.
+    """
     interface = interface_of(address)
     if interface is None:
         return {}
@@ -138,8 +140,10 @@ def socket_variables(address: str, environ: Mapping[str, str]) -> dict[str, str]
 
 
 def address_towards(host: str) -> str:
-    """The address of this host under which another one is reached, and should reach it. Raises OSError for a
-    name that nobody knows."""
+    """Return the address of this host on the route to `host`, under which `host` should reach it.
+
+    Raises OSError if the name cannot be resolved.
+    """
     family, kind, _, _, place = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe:
         probe.connect(place)  # sends nothing

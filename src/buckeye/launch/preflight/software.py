@@ -1,4 +1,4 @@
-"""Python, the libraries, torch's build, and vLLM: are they those that this version of Buckeye needs."""
+"""Checks that Python, the libraries, torch's build and vLLM are what this version of Buckeye needs."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def extras_of(config: RLConfig | None) -> list[str]:
     store = config.trainer.ckpt.store if config.trainer.ckpt is not None else None
     if store is not None and (kind := store.partition("://")[0]) in MODULES:
         extras.add(kind)
-    with suppress(UsageError):  # what cannot be read is reported by the check of the environments
+    with suppress(UsageError):  # the check of the environments reports unreadable files
         extras |= extras_of_mcp(played_environments(config))
     return sorted(extras)
 
@@ -54,8 +54,7 @@ def check_libraries(
     *,
     version_of: Callable[[str], str] = metadata.version,
 ) -> Check:
-    """Compare what is installed with what the distribution asks for, which leaves out versions known to be
-    bad."""
+    """Compare the installed libraries with the requirements of these extras."""
     wrong, found = [], []
     for requirement in map(Requirement, requirements(extras)):
         if requirement.marker is not None and not requirement.marker.evaluate():
@@ -80,7 +79,7 @@ def check_torch_build(
     version_of: Callable[[str], str] = metadata.version,
     requirements_of: Callable[[str], list[str] | None] = metadata.requires,
 ) -> Check:
-    """A GPU is of no use to a torch that was built without CUDA, and a torch for CUDA is large."""
+    """Check that torch matches the machine: a CPU build cannot use a GPU, and a CUDA build is large."""
     name = "torch's build"
     try:
         version = version_of("torch")
@@ -100,12 +99,12 @@ def check_torch_build(
 
 
 def check_python() -> Check:
-    """Show which Python this is."""
+    """Report the Python version and executable."""
     return ok(PYTHON, f"{platform.python_version()}, {sys.executable}")
 
 
 def check_vllm(config: RLConfig | None, *, gpus: int) -> Check:
-    """Whether the engine that the configuration asks for is there. Starts an interpreter or two."""
+    """Check that the engine of the configuration is installed. May start one or two interpreters."""
     try:
         if config is not None and config.inference is not None and config.inference.backend == "vllm":
             found = require_vllm(config.inference.vllm_python)

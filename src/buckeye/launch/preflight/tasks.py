@@ -1,4 +1,4 @@
-"""Whether there are tasks to play: environments load, splits have tasks, prompts leave room for a reply."""
+"""Checks of a run's tasks: environments load, splits have tasks, and prompts leave room for a reply."""
 
 from __future__ import annotations
 
@@ -37,15 +37,18 @@ from buckeye.workers.opening import open_environment, open_here
 
 Open = Callable[[str, Mapping[str, Any], WorkerSettings], Environment | None]
 
-_CPU_SECONDS = 1  # of a start that looks before it begins
+_CPU_SECONDS = 1  # processor time for these checks at a start
 _SECONDS = 10.0
 
 
 def check_tasks(
     config: RLConfig, model_path: Path | None, *, open_one: Open = open_environment
 ) -> Iterator[Check]:
-    """A line for each environment of training and of evaluation. Prompts are counted with the tokenizer of
-    the model, if it is here. What `open_one` does not open is passed over."""
+    """Yield one check per environment of training and of evaluation.
+
+    Prompts are counted with the tokenizer of the model, if it is on this machine. Environments that
+    `open_one` does not open are skipped.
+    """
     try:
         renderer = ChatRenderer(model_path) if model_path is not None else None
     except BuckeyeError as error:
@@ -68,7 +71,7 @@ def _check_named(
             found = _find(one, name, split, open_one)
         except BuckeyeError as error:
             yield failed(title, str(error), "")
-        except Exception as error:  # of the environment's own code
+        except Exception as error:  # an error in the environment's own code
             yield failed(title, f"{type(error).__name__}: {error}", f"buckeye env check {one.id}")
         else:
             if found is not None:
@@ -79,13 +82,16 @@ def _check_named(
 
 
 def title_of(one: EnvConfig) -> str:
-    """What the check of the tasks to train on is called."""
+    """Return the name of the check of an environment's training tasks."""
     return f"tasks of {one.name or short_name(one.id)}"
 
 
 def check_tasks_at_once(config: RLConfig, model_path: Path | None = None) -> list[Check]:
-    """Return the checks of `check_tasks` that end within a second of computing, without workers and without a
-    tokenizer; the others are left out. They run in a child, so that no environment stays in this process."""
+    """Return the checks of `check_tasks` that finish within one second of processor time.
+
+    They use no workers and no tokenizer. The other checks are left out. They run in a child process, so that
+    no environment stays loaded in this one.
+    """
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
@@ -127,8 +133,10 @@ def _read(reading: int, deadline: float) -> bytes:
 
 
 def _named(config: RLConfig) -> Iterator[tuple[str, EnvConfig, str, str | None]]:
-    """Yield the title of the check, settings, name, and the split that will be played: None as
-    `evaluated_split`. Raises as `names_of`."""
+    """Yield the title of the check, the settings, the name, and the split to use.
+
+    A split of None means the default of `evaluated_split`. Raises the errors of `names_of`.
+    """
     evaluated = config.orchestrator.evaluated_env
     for name, one in zip(names_of(config.orchestrator.env), config.orchestrator.env, strict=True):
         yield title_of(one), one, name, TRAIN
@@ -150,7 +158,7 @@ def _find(
 def _refused_prompts(
     title: str, tasks: Sequence[Task], template: ChatTemplate, tools: Sequence[Tool]
 ) -> Check | None:
-    """Return a check of the first prompts that the chat template refuses; None if it refuses none."""
+    """Return a check that reports first prompts which the chat template rejects, or None."""
     refusals = [template.refusal(messages, tools) for messages in first_prompts(tasks)]
     refused = [refusal for refusal in refusals if refusal is not None]
     if not refused:

@@ -1,4 +1,4 @@
-"""What a trainer would refuse once its model is loaded, found before it is started."""
+"""Checks before a start for errors that a trainer would raise only after it has loaded its model."""
 
 from __future__ import annotations
 
@@ -18,16 +18,18 @@ from buckeye.launch.preflight.model import find_model
 from buckeye.trainer.model.trainable import untrainable
 from buckeye.transport.checkpoint.base_digest import base_digest, recorded_base
 
-_OUTER = ("embed_tokens", "lm_head")  # which are no hidden layers
+_OUTER = ("embed_tokens", "lm_head")  # not hidden layers
 
 
 def trainer_warnings(config: RLConfig, model_path: Path | None, *, on_gpu: bool) -> list[str]:
-    """One line for each setting that the trainer of a run will refuse, a model that it cannot train, or a
-    function of the user's that is not there; names of the model's parameters are those in its files, so
-    nothing is said of a model that is not here."""
+    """Return one line per setting that the trainer would reject.
+
+    Also reports a model that it cannot train, and functions of the user that do not exist. Parameter names
+    are those in the model's files, so a model that is not on this machine is not checked.
+    """
     found = [*_own_functions(config), *_sharding_warnings(config, on_gpu=on_gpu)]
     if model_path is not None:
-        with suppress(InferenceError):  # no configuration at all: the check of the model says so
+        with suppress(InferenceError):  # the check of the model reports a missing configuration
             refused = untrainable(read_config(model_path / "config.json"))
             found += [f"model.name: {model_path}/config.json: {reason}" for reason in refused]
     shapes = tensor_shapes(model_path) if model_path is not None else {}
@@ -41,7 +43,7 @@ def trainer_warnings(config: RLConfig, model_path: Path | None, *, on_gpu: bool)
 
 
 def reference_warnings(loss: LossConfig) -> list[str]:
-    """Whether the trainer will have to fetch the model that the loss compares with."""
+    """Return a line if the trainer must download the reference model of the loss, else nothing."""
     if loss.reference_model is None or find_model(loss.reference_model) is not None:
         return []
     return [f"trainer.loss.reference_model: the weights of {loss.reference_model} are not on this machine"]
@@ -61,7 +63,10 @@ def _own_functions(config: RLConfig) -> Iterator[str]:
 
 
 def _sharding_warnings(config: RLConfig, *, on_gpu: bool) -> Iterator[str]:
-    """Forced sharding is an error of the configuration; whether `auto` divides is known with the devices."""
+    """Yield an error if the model would be sharded but the optimizer cannot.
+
+    The configuration already rejects this for forced sharding; the result of `auto` depends on the devices.
+    """
     model = config.trainer.model
     divides = on_gpu and model.device != "cpu" and (config.trainer_ranks > 1 or model.fsdp_cpu_offload)
     if config.trainer.optim.type == "adamw8bit" and model.sharding == "auto" and divides:
@@ -72,8 +77,10 @@ def _sharding_warnings(config: RLConfig, *, on_gpu: bool) -> Iterator[str]:
 
 
 def _adapter_warnings(adapter: Path, model: str, shapes: Mapping[str, Sequence[int]]) -> Iterator[str]:
-    """Yield why an adapter to start from is not one of the model: its matrices do not fit, or it was trained
-    on other weights, as far as both are known."""
+    """Yield the reason why an initial adapter does not belong to the model.
+
+    Its matrices do not fit, or it was trained on other weights, as far as both are known.
+    """
     file = adapter / "adapter_model.safetensors"
     where = f"trainer.model.adapter: {adapter}"
     if not file.is_file():
@@ -88,7 +95,7 @@ def _adapter_warnings(adapter: Path, model: str, shapes: Mapping[str, Sequence[i
     for name, shape in matrices.items():
         module, found, letter = name.removeprefix("base_model.model.").partition(".lora_")
         weight = f"{module}.weight"
-        if not found or _kind(weight) not in kinds:  # files and modules may have other names
+        if not found or _kind(weight) not in kinds:  # parameter names in files may differ from module names
             continue
         side = shape[1 if letter.startswith("A") else 0] if len(shape) == 2 else 0
         if side not in shapes.get(weight, ()):
@@ -100,7 +107,7 @@ def _adapter_warnings(adapter: Path, model: str, shapes: Mapping[str, Sequence[i
 
 
 def _kind(name: str) -> str:
-    """A name without the numbers of layers."""
+    """Return a parameter name with `#` in place of layer numbers."""
     return re.sub(r"\d+", "#", name)
 
 

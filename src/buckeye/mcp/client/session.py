@@ -212,13 +212,17 @@ class Session:
     async def _list_tools(self) -> dict[str, ToolInfo]:
         assert self._client is not None
         tools: dict[str, ToolInfo] = {}
-        cursor = None
+        cursor, asked = (
+            None,
+            {None, ""},
+        )  # servers write no cursor, "" or one that they gave before as the end
         for _ in range(_PAGES):
             page = await self._client.list_tools(cursor=cursor)
             tools |= {tool.name: _tool_info(tool) for tool in page.tools}
             cursor = page.next_cursor
-            if cursor is None:
+            if cursor in asked:
                 return tools
+            asked.add(cursor)
         raise BadAnswer(self._message(f"its list of tools has more than {_PAGES} pages"))
 
     async def _noticed(self, message: Any) -> None:

@@ -136,7 +136,8 @@ def _decoded(row: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
             values[column] = load_json(values[column])
         except (ValueError, RecursionError) as error:
             reason = "nested too deeply" if isinstance(error, RecursionError) else error
-            problems.append(Problem(path=(column,), message=f"its text is not valid JSON: {reason}"))
+            call = '; a call is {"name": ..., "arguments": {...}}' if column in _CALLS else ""
+            problems.append(Problem(path=(column,), message=f"its text is not valid JSON: {reason}{call}"))
         if column in _CALLS and values[column] == {}:
             values[column] = []
     return values, problems

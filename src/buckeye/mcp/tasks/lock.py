@@ -93,6 +93,13 @@ class Lock(BaseConfig):
         assert found is not None
         return replace(found, digest=found.digest or self.digest)
 
+    def has_unpushed(self, image: str) -> bool:
+        """Return True if this image was built here and not pushed since."""
+        if self.image_name.tagged != image or self.built_at is None or self.pushed_at is None:
+            return self.image_name.tagged == image and self.built_at is not None
+        built, pushed = (datetime.fromisoformat(text) for text in (self.built_at, self.pushed_at))
+        return built.timestamp() > pushed.timestamp()
+
 
 def _check_time(field: str, text: str | None) -> None:
     try:

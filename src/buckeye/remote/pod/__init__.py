@@ -1,1 +1,1 @@
-"""What runs on the other machine. These modules need the standard library only: they are there first."""
+"""Programs for the other machine. They need only the standard library, because they arrive first."""

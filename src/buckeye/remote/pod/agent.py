@@ -1,9 +1,9 @@
-"""Answers questions on a job: `python -m buckeye.remote.pod.agent JOB`, one JSON object a line.
+"""Answer requests about a job: `python -m buckeye.remote.pod.agent JOB`, one JSON object per line.
 
-`{"ask": "look"}` -> how the job is, and what files there are; it is the sign that somebody looks after it.
-`{"ask": "read", "path", "offset", "length"}` -> the bytes. `{"ask": "stop"}` -> the job is asked to end.
-An answer is two lengths of eight hexadecimal digits, an object in JSON, and bytes. `path` is relative to the
-output directory, or `@log` for what the job prints.
+`{"ask": "look"}` -> the state of the job and its files; this also counts as a sign of life of the supervisor.
+`{"ask": "read", "path", "offset", "length"}` -> bytes of a file. `{"ask": "stop"}` -> the job gets SIGTERM.
+An answer is two lengths of eight hexadecimal digits, a JSON object, and bytes. `path` is relative to the
+output directory, or `@log` for the output of the job.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from typing import Any, BinaryIO
 from buckeye.remote.pod.wrapper import is_held, read_job
 
 LOG = "@log"
-_NOT_LISTED = ("batches", ".lock")  # of no use elsewhere
+_NOT_LISTED = ("batches", ".lock")  # useless on other machines
 
 
 class Agent:
-    """The answers on one job."""
+    """Answers requests about one job."""
 
     def __init__(self, folder: Path) -> None:
         job = read_job(folder)
@@ -31,11 +31,11 @@ class Agent:
         self._output = Path(job["cwd"]) / job["output_dir"]
 
     def answer(self, question: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
-        """What is said, and the bytes after it. Raises OSError for a file that cannot be read."""
+        """Return the JSON object and the bytes of an answer. Raises OSError for an unreadable file."""
         if question["ask"] == "look":
             return self._look(), b""
         if question["ask"] == "stop":
-            if is_held(self._folder / "lock"):  # else the pid may be anybody's by now
+            if is_held(self._folder / "lock"):  # otherwise another process may have this pid by now
                 os.kill(int((self._folder / "pid").read_text()), signal.SIGTERM)
             return {}, b""
         if question["ask"] == "read":
@@ -45,7 +45,7 @@ class Agent:
     def _look(self) -> dict[str, Any]:
         (self._folder / "heartbeat").touch()
         rc = self._folder / "rc"
-        held = is_held(self._folder / "lock")  # before rc: whoever lets go of it has written that
+        held = is_held(self._folder / "lock")  # read before rc, which is written before the lock is released
         code = int(rc.read_text()) if rc.exists() else None
         log = self._folder / "log"
         ended = self._folder / "dead_man"
@@ -67,7 +67,7 @@ class Agent:
             return file.read(length)
 
     def _files(self, folder: Path, prefix: str) -> Iterator[list[Any]]:
-        """`[path, size, mtime in ns, where a link leads or null]` of every file that is finished."""
+        """Yield `[path, size, mtime in ns, link target or null]` of every finished file."""
         try:
             entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
         except FileNotFoundError:
@@ -89,7 +89,7 @@ class Agent:
 
 
 def serve(agent: Agent, questions: BinaryIO, answers: BinaryIO) -> None:
-    """Answer until there are no more questions."""
+    """Answer until there are no more requests."""
     for line in questions:
         try:
             said, content = agent.answer(json.loads(line))

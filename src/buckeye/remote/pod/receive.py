@@ -1,10 +1,11 @@
-"""Receives a project: `python -m buckeye.remote.pod.receive FOLDER`.
+"""Receive a project: `python -m buckeye.remote.pod.receive FOLDER`.
 
-In comes a line of JSON, `{"files": {path: sha256}, "links": {path: target}, "folders": [path]}`, the last for
-empty ones; out goes `{"needed": paths}`, those files that are missing or different; in comes a tar archive of
-those; out goes `{"received", "removed"}`, two numbers. What goes out is a length of eight hexadecimal digits
-and an object in JSON. What an earlier manifest had and this one has not is removed; what a run wrote is not
-touched.
+1. stdin: a line of JSON, `{"files": {path: sha256}, "links": {path: target}, "folders": [path]}`; `folders`
+are empty ones. 2. stdout: `{"needed": paths}`, the files that are missing or different. 3. stdin: a tar
+archive of these files. 4. stdout: `{"received", "removed"}`, two counts.
+
+Each answer on stdout is a length of eight hexadecimal digits and a JSON object. Files of an earlier manifest
+that the new one lacks are removed; files that a run wrote are not touched.
 """
 
 from __future__ import annotations
@@ -22,8 +23,7 @@ _RECORD = ".buckeye-manifest.json"
 
 
 def receive(folder: Path, source: BinaryIO, answers: BinaryIO) -> None:
-    """Make the files of a folder those of the manifest. Raises ValueError if what came is not what was
-    announced."""
+    """Make the files of a folder equal to the manifest. Raises ValueError if other content arrives."""
     folder.mkdir(parents=True, exist_ok=True)
     wanted = json.loads(source.readline())
     files: dict[str, str] = wanted["files"]
@@ -62,7 +62,7 @@ def _digest(path: Path) -> str | None:
 
 
 def _remove_others(folder: Path, wanted: set[str]) -> int:
-    """Delete what was sent before and is not wanted now."""
+    """Delete files that were sent before and are no longer wanted; return their number."""
     try:
         before = json.loads((folder / _RECORD).read_text())
     except (OSError, ValueError):
@@ -107,7 +107,7 @@ def _answer(answers: BinaryIO, value: object) -> None:
 
 
 def main() -> int:
-    """Receive what comes on standard input."""
+    """Receive a project on standard input; return the exit code."""
     try:
         receive(Path(sys.argv[1]), sys.stdin.buffer, sys.stdout.buffer)
     except (OSError, ValueError, KeyError, tarfile.TarError) as error:

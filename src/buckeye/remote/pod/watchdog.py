@@ -1,11 +1,12 @@
-"""Ends a job, and a rented machine with it, when nobody looks after them any more:
-`python -m buckeye.remote.pod.watchdog JOB`.
+"""End a job, and its rented machine, once no supervisor is alive.
 
-`job.json` has `dead_man`: `{"seconds", "expires": epoch | null, "grace", "machine": null | {"url"}}`. Who
-looks after the job touches `heartbeat`. After so many `seconds` without that, or at `expires`, the job is
-asked to end, which it does with a checkpoint, and killed after `grace` seconds; then the machine is ended: by
-`DELETE url` with the key BUCKEYE_POD_KEY if there is one, else by shutting it down. Without `machine` (a host
-of the user) only the job is ended.
+Usage: `python -m buckeye.remote.pod.watchdog JOB`.
+
+`job.json` has `dead_man`: `{"seconds", "expires": epoch | null, "grace", "machine": null | {"url"}}`. The
+supervisor of the job touches `heartbeat`. After `seconds` without that, or at `expires`, the job gets
+SIGTERM, so that it ends with a checkpoint, and SIGKILL after `grace` seconds. Then the machine is ended: by
+`DELETE url` with the key BUCKEYE_POD_KEY if it is set, else by a shutdown. Without `machine` (a host of the
+user) only the job is ended.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _LONGEST_PAUSE = 60.0
 
 
 def watch(folder: Path) -> None:
-    """Until the job is over and nothing else is to be ended, or nobody is there."""
+    """Watch until the time to end the job comes; without a machine, at most until the job is over."""
     if hold(folder / "dead_man.lock") is None:
         return
     settings: dict[str, Any] = read_job(folder)["dead_man"]
@@ -44,7 +45,7 @@ def watch(folder: Path) -> None:
 
 
 def _reason(folder: Path, settings: dict[str, Any]) -> str | None:
-    """Why it is time to end; None if it is not."""
+    """Return the reason to end the job now, or None."""
     if settings["expires"] is not None and time.time() >= settings["expires"]:
         return "--max-hours is over"
     silent = time.time() - (folder / "heartbeat").stat().st_mtime
@@ -54,7 +55,7 @@ def _reason(folder: Path, settings: dict[str, Any]) -> str | None:
 
 
 def _end_job(folder: Path, grace: float) -> None:
-    """SIGTERM for the wrapper, which hands it on; SIGKILL after a time."""
+    """Send SIGTERM to the wrapper, which passes it on; send SIGKILL after `grace` seconds."""
     deadline = time.monotonic() + grace
     number = signal.SIGTERM
     while is_held(folder / "lock"):
@@ -71,15 +72,15 @@ def _end_job(folder: Path, grace: float) -> None:
 
 
 def _end_machine(machine: dict[str, Any]) -> None:
-    """By the provider, else by itself."""
+    """End the machine through the provider, or else by a shutdown."""
     key = os.environ.get("BUCKEYE_POD_KEY")
     pause = 1.0
     for _ in range(_ATTEMPTS if key else 0):
-        request = urllib.request.Request(  # noqa: S310  an https address of the provider
+        request = urllib.request.Request(  # noqa: S310  an https URL of the provider
             machine["url"], method="DELETE", headers={"Authorization": f"Bearer {key}"}
         )
         try:
-            with urllib.request.urlopen(request, timeout=30):  # noqa: S310  an https address of the provider
+            with urllib.request.urlopen(request, timeout=30):  # noqa: S310  an https URL of the provider
                 _say("the provider ends the machine")
                 return
         except urllib.error.HTTPError as error:
@@ -93,7 +94,7 @@ def _end_machine(machine: dict[str, Any]) -> None:
         time.sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE)
     try:
-        subprocess.run(["shutdown", "-h", "now"], check=False, timeout=60)  # noqa: S607  a program of the system, found as the user finds it
+        subprocess.run(["shutdown", "-h", "now"], check=False, timeout=60)  # noqa: S607  systems have it in different folders
     except (OSError, subprocess.TimeoutExpired) as error:
         _say(f"the machine cannot be shut down: {error}")
 

@@ -1,8 +1,8 @@
-"""Carries out a job and notes how it ends: `python -m buckeye.remote.pod.wrapper JOB`.
+"""Run a job and record its exit code: `python -m buckeye.remote.pod.wrapper JOB`.
 
-The folder JOB has `job.json` (see `read_job`) and, once it runs: `lock`, held while this process lives;
-`pid`, of this process; `log`, all that is printed; `rc`, the exit code, which comes last and whole. `env` are
-keys as JSON, which nobody else may read; it is deleted as soon as it was read.
+The folder JOB has `job.json` (see `read_job`) and, once the job runs: `lock`, held while this process lives;
+`pid`, of this process; `log`, all output; `rc`, the exit code, which is written last and atomically. `env`
+has keys as JSON. Only the job's user can read it, and it is deleted as soon as it was read.
 """
 
 from __future__ import annotations
@@ -21,13 +21,16 @@ RUNS_ALREADY, ENDED_ALREADY = 73, 74
 
 
 def read_job(folder: Path) -> dict[str, Any]:
-    """`argv`, `cwd`, `output_dir` (below cwd, or absolute), `dead_man`: see `watchdog`."""
+    """Return `job.json`: `argv`, `cwd`, `env`, `output_dir` (in cwd, or absolute), `dead_man`.
+
+    `dead_man` has the settings of `watchdog`.
+    """
     found: dict[str, Any] = json.loads((folder / "job.json").read_text())
     return found
 
 
 def hold(path: Path) -> int | None:
-    """Lock a file for as long as this process lives; None if another one has it."""
+    """Lock a file for the life of this process; return None if another process has locked it."""
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -38,7 +41,7 @@ def hold(path: Path) -> int | None:
 
 
 def is_held(path: Path) -> bool:
-    """Whether a process holds a file's lock."""
+    """Return True if a process has locked the file."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -53,7 +56,7 @@ def is_held(path: Path) -> bool:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a small file in one step."""
+    """Write a small file atomically."""
     temporary = path.with_name(f".{path.name}.new")
     with temporary.open("w") as file:
         file.write(text)
@@ -63,7 +66,7 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def carry_out(folder: Path) -> int:
-    """Run the job, once; its exit code."""
+    """Run the job once, and return its exit code."""
     if hold(folder / "lock") is None:
         return RUNS_ALREADY
     if (folder / "rc").exists():
@@ -75,7 +78,7 @@ def carry_out(folder: Path) -> int:
     secrets = _take_secrets(folder / "env")
     if job["dead_man"] is not None:
         _start_dead_man(folder, secrets)
-    secrets.pop("BUCKEYE_POD_KEY", None)  # the job itself has no use for it
+    secrets.pop("BUCKEYE_POD_KEY", None)  # only the watchdog needs it
     code = 128 + signal.SIGTERM if asked else _run(job, folder / "log", secrets, children, asked)
     write_whole(folder / "rc", str(code))
     return code
@@ -92,10 +95,10 @@ def _take_secrets(path: Path) -> dict[str, str]:
 
 
 def _start_dead_man(folder: Path, secrets: dict[str, str]) -> None:
-    """A process of its own, which lives on if this one is killed."""
+    """Start the watchdog in its own session, so that it survives if this process is killed."""
     key = {name: secrets[name] for name in ("BUCKEYE_POD_KEY",) if name in secrets}
     with (folder / "dead_man.log").open("ab") as log:
-        subprocess.Popen(  # noqa: S603  a list of words, without a shell
+        subprocess.Popen(  # noqa: S603  a list of args, without a shell
             [sys.executable, "-m", "buckeye.remote.pod.watchdog", str(folder)],
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -106,7 +109,7 @@ def _start_dead_man(folder: Path, secrets: dict[str, str]) -> None:
 
 
 def _hand_on_signals(children: list[subprocess.Popen[bytes]]) -> list[int]:
-    """Let the child, once there is one, have the signals; which ones came is in the list."""
+    """Pass signals on to the child, once it exists; return the list that collects the signals."""
     asked: list[int] = []
 
     def hand_on(number: int, _frame: object) -> None:
@@ -129,7 +132,7 @@ def _run(
     plain = {"LC_ALL": "C.UTF-8", "PYTHONUTF8": "1", "PYTHONUNBUFFERED": "1"}
     with log.open("ab") as out:
         try:
-            child = subprocess.Popen(  # noqa: S603  a list of words, without a shell
+            child = subprocess.Popen(  # noqa: S603  a list of args, without a shell
                 job["argv"],
                 cwd=job["cwd"],
                 env={**os.environ, **plain, **job["env"], **secrets},
@@ -142,14 +145,14 @@ def _run(
             out.write(f"error: the job cannot be started: {error}\n".encode())
             return 126
         children.append(child)
-        if asked:  # before it could be handed on
+        if asked:  # a signal arrived before the child existed
             child.send_signal(signal.SIGTERM)
         code = child.wait()
     return code if code >= 0 else 128 - code
 
 
 def _end_with_parent() -> None:
-    """By SIGTERM, unlike `die_with_parent`: the job ends in good order."""
+    """Have the job get SIGTERM when its parent dies, unlike `die_with_parent`, so that it can checkpoint."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGTERM, 0, 0, 0)
 

@@ -1,1 +1,1 @@
-"""Where machines come from: a rental service, or a list of hosts."""
+"""Sources of machines: a rental service, or a list of hosts."""

@@ -1,4 +1,4 @@
-"""The provider that is asked for."""
+"""Choice of the provider."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PROVIDERS = ("prime", "ssh")
 
 
 def open_provider(name: str, hosts: Sequence[str] = ()) -> PrimeProvider | SshProvider:
-    """A provider by name, to be used in a `with`. Raises UsageError for an unknown one, or without a key."""
+    """Return a provider as a context manager. Raises UsageError for an unknown name or a missing key."""
     if name == "prime":
         from buckeye.remote.providers.prime import PrimeProvider
         from buckeye.remote.providers.prime_account import prime_account

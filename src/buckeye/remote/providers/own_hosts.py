@@ -1,4 +1,4 @@
-"""Hosts that the user has: they are neither made nor ended, and cost nothing here."""
+"""Hosts that the user has: they are neither created nor ended, and cost nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from buckeye.remote.connection import parse_target
 
 
 class SshProvider:
-    """See `Provider`. One pod, which is all the hosts together; its id is their addresses."""
+    """Provider with one pod: all hosts of the user together. Its id is their addresses."""
 
     name = "ssh"
     rents = False
@@ -38,22 +38,22 @@ class SshProvider:
         return
 
     def offers(self, gpus: GpuRequest, *, disk_gb: int) -> list[Offer]:
-        """The hosts, for nothing."""
+        """Return one offer with all hosts, at a price of 0."""
         return [Offer(provider=self.name, gpus=gpus, price_per_hour=0.0, disk_gb=disk_gb, cloud=self._id)]
 
     def create(self, offer: Offer, spec: PodSpec) -> Pod:
-        """The hosts as they are, whatever the offer says."""
+        """Return the pod of the hosts, for any offer."""
         return Pod(id=self._id, name=spec.name, price_per_hour=0.0)
 
     def status(self, pod_id: str) -> PodStatus:
-        """Always ready: whether they answer, ssh will find out."""
+        """Return the state `ready` without a check: the ssh connection shows if the hosts are reachable."""
         if pod_id != self._id:
             return PodStatus(state="gone", detail="another host")
         return PodStatus(state="ready", ssh=self._targets, price_per_hour=0.0)
 
     def terminate(self, pod_id: str) -> None:
-        """The hosts stay as they are."""
+        """Do nothing: the hosts continue."""
 
     def pods(self) -> list[Pod]:
-        """None that could be forgotten."""
+        """Return no pods, because none can be forgotten."""
         return []

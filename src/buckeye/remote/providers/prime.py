@@ -1,4 +1,4 @@
-"""Pods of Prime Intellect, over its HTTP API."""
+"""Pods of Prime Intellect, through its HTTP API."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LOOKS, _LOOK_SECONDS = 3, 5.0
 
 
 class PrimeProvider:
-    """See `Provider`."""
+    """Provider that rents pods of Prime Intellect."""
 
     name = "prime"
     rents = True
@@ -49,8 +49,10 @@ class PrimeProvider:
         self._api.close()
 
     def offers(self, gpus: GpuRequest, *, disk_gb: int) -> list[Offer]:
-        """Machines with GPUs of the type, in any number. An empty answer is asked for again: some servers
-        know nothing for a moment."""
+        """Return offers with GPUs of the type, in any number.
+
+        An empty answer is retried, because some servers know no offers for a moment.
+        """
         rows: list[Any] = []
         for look in range(_LOOKS):
             if look:
@@ -74,8 +76,7 @@ class PrimeProvider:
         return [offer for offer in found if offer.gpus.type == gpus.type]
 
     def create(self, offer: Offer, spec: PodSpec) -> Pod:
-        """Order the machine, once. If nobody can say whether the order was carried out, pods are looked at by
-        name."""
+        """Order the machine once. If it is unknown whether the order succeeded, search the pods by name."""
         order = self._order(offer, spec)
         try:
             return pod_of(self._api.post("/pods/", order))
@@ -88,7 +89,7 @@ class PrimeProvider:
             raise OfferRefusedError(f"{error} No pod was made.") from None
 
     def status(self, pod_id: str) -> PodStatus:
-        """How a pod is. One that is missing in the short answer is asked about by itself: is it gone?"""
+        """Return the state of a pod. A pod missing in the short answer is requested individually."""
         answer = self._api.get("/pods/status", {"pod_ids": [pod_id]})
         entries = answer.get("data")
         if not isinstance(entries, list):
@@ -102,14 +103,14 @@ class PrimeProvider:
             return PodStatus(state="gone", detail="unknown to the provider")
 
     def terminate(self, pod_id: str) -> None:
-        """Order the end of a pod."""
+        """Order the end of a pod; an unknown pod counts as ended."""
         try:
             self._api.delete(f"/pods/{pod_id}")
         except NotFoundError:
             return
 
     def pods(self) -> list[Pod]:
-        """Pods of this account, or of the team, that Buckeye has named and that are not over."""
+        """Return the active pods of this account or team that Buckeye has created."""
         return [pod_of(row) for row in self._api.offset_pages("/pods/") if is_ours(row)]
 
     def _order(self, offer: Offer, spec: PodSpec) -> dict[str, Any]:
@@ -124,7 +125,7 @@ class PrimeProvider:
         return order
 
     def _key_id(self, public_key: str, name: str) -> str:
-        """The id of a key for ssh, which is registered if the account does not have it."""
+        """Return the id of an ssh key; register the key if the account does not have it."""
         words = public_key.split()[:2]
         for key in self._api.offset_pages("/ssh_keys/"):
             if isinstance(key, dict) and str(key.get("publicKey") or "").split()[:2] == words:

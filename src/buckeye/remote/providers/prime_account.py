@@ -1,4 +1,4 @@
-"""Whose account at Prime Intellect: the key, the team, the address of the API, the key file for ssh."""
+"""The account at Prime Intellect: API key, team, API URL, and ssh key file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PrimeAccount:
-    """`url` ends before `/api/v1`."""
+    """An account; `url` ends before `/api/v1`."""
 
     api_key: str = field(repr=False)
     url: str = _DEFAULT_URL
@@ -28,8 +28,11 @@ class PrimeAccount:
 
 
 def prime_account(environ: Mapping[str, str] | None = None) -> PrimeAccount:
-    """Read PRIME_API_KEY, PRIME_API_BASE_URL, PRIME_TEAM_ID and PRIME_SSH_KEY_PATH from the environment or
-    `.env`, else from the file of the `prime` program, `~/.prime/config.json`. Raises UsageError."""
+    """Return the account from PRIME_API_KEY, PRIME_API_BASE_URL, PRIME_TEAM_ID and PRIME_SSH_KEY_PATH.
+
+    They come from the environment or `.env`, else from the configuration of the `prime` program,
+    `~/.prime/config.json`. Raises UsageError.
+    """
     known = variables(environ)
     stored = _stored()
     key = known.get("PRIME_API_KEY") or stored.get("api_key")
@@ -40,13 +43,23 @@ def prime_account(environ: Mapping[str, str] | None = None) -> PrimeAccount:
             "read availability and to read and write instances."
         )
     url = known.get("PRIME_API_BASE_URL") or stored.get("base_url")
-    path = known.get("PRIME_SSH_KEY_PATH") or stored.get("ssh_key_path")
     return PrimeAccount(
         api_key=_one_line(key),
         url=_checked_url(url or _DEFAULT_URL),
         team_id=known.get("PRIME_TEAM_ID") or stored.get("team_id") or None,
-        ssh_key_path=Path(os.path.expanduser(path)) if path else None,
+        ssh_key_path=_ssh_key(known.get("PRIME_SSH_KEY_PATH"), stored.get("ssh_key_path")),
     )
+
+
+def _ssh_key(asked: str | None, stored: str | None) -> Path | None:
+    """Return the private key that was chosen. `prime` stores `~/.ssh/id_rsa` as its default: without that
+    file, no key was chosen."""
+    named = asked or stored
+    if not named:
+        return None
+    path = Path(os.path.expanduser(named))
+    unchosen = not asked and path == Path.home() / ".ssh" / "id_rsa"
+    return None if unchosen and not path.is_file() else path
 
 
 def _stored() -> dict[str, str]:

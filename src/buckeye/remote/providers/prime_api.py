@@ -1,4 +1,4 @@
-"""Requests to the API of Prime Intellect: deadlines, repetition, pages, and one message for every failure."""
+"""Requests to the API of Prime Intellect: deadlines, retries, pages, and one message per failure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 _TIMEOUT = httpx.Timeout(30.0, connect=10.0)
 _TELL_SECONDS = 5.0
 _DEADLINE_SECONDS = 120.0
-_UNREACHED_SECONDS = 15.0  # where nothing was ever reached: the network is not there, or the address is wrong
+_UNREACHED_SECONDS = 15.0  # if no request has ever succeeded: no network, or a wrong address
 _FIRST_WAIT, _LONGEST_WAIT = 1.0, 30.0
 _PAGE_SIZE = 100
 _MOST_PAGES = 50
@@ -37,23 +37,23 @@ Params = Mapping[str, str | int | list[str]]
 
 
 class UnansweredError(RemoteError):
-    """No answer that can be understood came: what was asked for may have been done, or not."""
+    """No valid answer arrived. The request may or may not have been carried out."""
 
 
 class UnreachedError(UnansweredError):
-    """There was no connection: nothing was asked."""
+    """There was no connection, so the request was not sent."""
 
 
 class RejectedError(RemoteError):
-    """The request was understood and refused; nothing was done."""
+    """The request was rejected and not carried out."""
 
 
 class NotFoundError(RejectedError):
-    """What was asked about does not exist."""
+    """The requested object does not exist."""
 
 
 class _LaterError(RemoteError):
-    """Too many requests: `seconds` is how long to wait, as far as the server says so."""
+    """Too many requests. `seconds` is the time to wait, if the server reports it."""
 
     def __init__(self, message: str, seconds: float | None = None) -> None:
         super().__init__(message)
@@ -61,8 +61,11 @@ class _LaterError(RemoteError):
 
 
 class PrimeApi:
-    """JSON in, JSON out. What can be asked twice without harm is repeated, with growing pauses, for two
-    minutes, or 15 seconds if there was no connection yet; an order is not. Waits are told as warnings."""
+    """A JSON client.
+
+    Requests that are safe to repeat are retried with growing pauses, for two minutes, or for 15 seconds if
+    there was no connection yet. Orders are not retried. Waits are logged as warnings.
+    """
 
     def __init__(
         self, account: PrimeAccount, *, clock: Clock, transport: httpx.BaseTransport | None = None
@@ -83,20 +86,23 @@ class PrimeApi:
         self._http.close()
 
     def get(self, path: str, params: Params | None = None) -> dict[str, Any]:
-        """The JSON object at `path`. Raises RemoteError."""
+        """Return the JSON object at `path`. Raises RemoteError."""
         return self._request("GET", path, params=params)
 
     def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Order something, once. Raises UnansweredError if nobody knows whether it was done, RejectedError if
-        it was not, other RemoteError if the account cannot."""
+        """Place an order once and return the answer.
+
+        Raises UnansweredError if it is unknown whether the order was carried out, RejectedError if it was
+        not, and other RemoteError if the account does not permit it.
+        """
         return self._request("POST", path, body=body, repeat=False)
 
     def delete(self, path: str) -> None:
-        """Delete something; an empty answer is fine. Raises RemoteError."""
+        """Delete an object; an empty answer is valid. Raises RemoteError."""
         self._request("DELETE", path, empty=True)
 
     def numbered_pages(self, path: str, params: Params) -> Iterator[Any]:
-        """Every item of a list that has pages 1, 2, ..."""
+        """Yield every item of a list with pages 1, 2, ..."""
         found = 0
         for page in range(1, _MOST_PAGES + 1):
             answer = self.get(path, {**params, "page": page, "page_size": _PAGE_SIZE})
@@ -108,7 +114,7 @@ class PrimeApi:
         raise RemoteError(f"Prime Intellect: {path} has more than {_MOST_PAGES} pages; this cannot be right.")
 
     def offset_pages(self, path: str) -> Iterator[Any]:
-        """Every item of a list that is asked for by offset and limit."""
+        """Yield every item of a list that is paged by offset and limit."""
         found = 0
         for _ in range(_MOST_PAGES):
             answer = self.get(path, {"offset": found, "limit": _PAGE_SIZE})
@@ -134,7 +140,7 @@ class PrimeApi:
         began = self._clock.now()
         wait = _FIRST_WAIT
         while True:
-            pause = wait * random.uniform(0.75, 1.25)  # many clients do not come back at the same moment  # noqa: S311
+            pause = wait * random.uniform(0.75, 1.25)  # spreads the retries of many clients  # noqa: S311
             try:
                 return self._ask_once(method, path, params, body, empty=empty)
             except _LaterError as error:
@@ -216,7 +222,7 @@ class PrimeApi:
 
 @contextmanager
 def _told(text: str) -> Iterator[None]:
-    """Tell what is waited for, once it has lasted."""
+    """Log a warning if the block lasts long."""
     timer = threading.Timer(_TELL_SECONDS, log.warning, (text,))
     timer.daemon = True
     timer.start()
@@ -227,8 +233,10 @@ def _told(text: str) -> Iterator[None]:
 
 
 def error_text(body: str) -> str:
-    """What an error's body says: one text, or a list of fields and what is wrong with each, in either of the
-    two forms that the service has."""
+    """Return the message in the body of an error.
+
+    The service sends either one text, or a list of fields with their errors, in two formats.
+    """
     try:
         found = json.loads(body)
     except (ValueError, RecursionError):

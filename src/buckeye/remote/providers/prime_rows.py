@@ -1,4 +1,4 @@
-"""What Prime Intellect's API says, read tolerantly: rows of offers, pods, and how pods are."""
+"""Tolerant parsing of Prime Intellect's answers: offers, pods, and states of pods."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _IMAGES = (
     "cuda_12_1_pytorch_2_4",
     "ubuntu_22_cuda_12",
 )
-"""The best first: what a driver for CUDA 12 comes with."""
-_DISK_TAKEN_GB = {"runpod": 40}  # of the disk that is ordered, the file system of the image takes this much
+"""Images that work with a driver for CUDA 12, best first."""
+_DISK_TAKEN_GB = {"runpod": 40}  # used by the file system of the image, out of the ordered disk
 
 
 class Amount(msgspec.Struct, rename="camel"):
-    """How much of disk, processors or memory a row can have, and what one unit costs an hour."""
+    """Possible amounts of disk, processors or memory of an offer, and the price of one unit per hour."""
 
     min_count: float | None = None
     default_count: float | None = None
@@ -35,14 +35,14 @@ class Amount(msgspec.Struct, rename="camel"):
     default_included_in_price: bool | None = None
 
     def cost(self, count: float | None) -> float:
-        """What `count` units cost an hour, beside the row's own price."""
+        """Return the price per hour of `count` units, in addition to the offer's base price."""
         wanted = self.default_count if count is None else count
         free = self.default_count if self.default_included_in_price else 0
         return max(0.0, (wanted or 0) - (free or 0)) * (self.price_per_unit or 0)
 
 
 class Prices(msgspec.Struct, rename="camel"):
-    """What a row costs an hour, all its GPUs together."""
+    """Price of an offer per hour, for all its GPUs together."""
 
     on_demand: float | None = None
     community_price: float | None = None
@@ -51,7 +51,7 @@ class Prices(msgspec.Struct, rename="camel"):
 
 
 class Row(msgspec.Struct, rename="camel"):
-    """A machine that is offered."""
+    """An offered machine."""
 
     cloud_id: str
     gpu_type: str
@@ -72,7 +72,7 @@ class Row(msgspec.Struct, rename="camel"):
 
 
 class Status(msgspec.Struct, rename="camel"):
-    """How a pod is, from either route that tells it."""
+    """State of a pod, from either endpoint."""
 
     status: str = "UNKNOWN"
     ssh_connection: Any = None
@@ -86,7 +86,7 @@ class Status(msgspec.Struct, rename="camel"):
 
 
 class PodRow(msgspec.Struct, rename="camel"):
-    """A pod, in a list or alone."""
+    """A pod, from a list or a single request."""
 
     id: str
     name: str | None = None
@@ -99,8 +99,10 @@ class PodRow(msgspec.Struct, rename="camel"):
 
 
 def offer_of(row: Any, *, disk_gb: int) -> Offer:
-    """An offer with at least `disk_gb` of free disk. Raises `msgspec.ValidationError` for a row that lacks
-    what an order needs."""
+    """Return an offer with at least `disk_gb` of free disk.
+
+    Raises `msgspec.ValidationError` if the row lacks a field that an order needs.
+    """
     read = msgspec.convert(row, Row)
     prices = read.prices or Prices()
     base = prices.on_demand if prices.community_price is None else prices.community_price
@@ -129,7 +131,7 @@ def offer_of(row: Any, *, disk_gb: int) -> Offer:
 
 
 def _unfit(row: Row, base: float | None, disk_gb: int, image: str | None) -> str | None:
-    """Why a row cannot be used; None if it can. An unknown stock is none."""
+    """Return the reason why a row cannot be used, or None. An unknown stock counts as out of stock."""
     prices = row.prices or Prices()
     if row.is_spot or prices.is_variable:
         return "can be taken away, or changes its price"
@@ -155,7 +157,7 @@ def _disk_size(row: Row, disk_gb: int) -> int:
 
 
 def order_of(offer: Offer) -> dict[str, Any]:
-    """The part `pod` of an order: the row's own words, copied."""
+    """Return the `pod` part of an order, with the row's values."""
     row = offer.row
     order = {
         name: row.get(name) for name in ("cloudId", "gpuType", "socket", "gpuCount", "country", "security")
@@ -171,7 +173,7 @@ def order_of(offer: Offer) -> dict[str, Any]:
 
 
 def pod_of(found: Any) -> Pod:
-    """A pod. Raises `msgspec.ValidationError` if it has no id."""
+    """Return a pod. Raises `msgspec.ValidationError` if it has no id."""
     row = msgspec.convert(found, PodRow)
     gpus = f"{row.gpu_count}x{row.gpu_name}" if row.gpu_count and row.gpu_name else None
     return Pod(
@@ -185,7 +187,7 @@ def pod_of(found: Any) -> Pod:
 
 
 def is_ours(found: Any) -> bool:
-    """Whether an entry of the list of pods is one that Buckeye ordered and that is not over."""
+    """Return True if an entry in the list of pods was ordered by Buckeye and has not ended."""
     return (
         isinstance(found, dict)
         and str(found.get("name") or "").startswith(NAME_PREFIX)
@@ -194,7 +196,7 @@ def is_ours(found: Any) -> bool:
 
 
 def status_of(found: Mapping[str, Any]) -> PodStatus:
-    """How a pod is. Raises `msgspec.ValidationError` for an answer that cannot be read."""
+    """Return the state of a pod. Raises `msgspec.ValidationError` for an invalid answer."""
     row = msgspec.convert(found, Status)
     ssh = _targets(row)
     progress = None if row.installation_progress is None else min(1.0, row.installation_progress / 100)
@@ -223,7 +225,7 @@ def _state(row: Status, failure: str | None, ssh: tuple[SshTarget, ...]) -> PodS
 
 
 def _targets(row: Status) -> tuple[SshTarget, ...]:
-    """One address a node; none while one of them is missing or is no address."""
+    """Return one address per node; empty if an address is missing or invalid."""
     lines = [line for line in _listed(row.ssh_connection) if line]
     if not lines or None in _listed(row.ssh_connection):
         lines = _mapped(row)
@@ -234,7 +236,7 @@ def _targets(row: Status) -> tuple[SshTarget, ...]:
 
 
 def _mapped(row: Status) -> list[str]:
-    """From the address and the port that 22 is reached at."""
+    """Return addresses from the IP addresses and the external port that maps to port 22."""
     for entry in _listed(row.prime_port_mapping):
         if isinstance(entry, dict) and (entry.get("usedBy") == "SSH" or str(entry.get("internal")) == "22"):
             outside = str(entry.get("external"))

@@ -1,1 +1,1 @@
-"""`buckeye demo`: make a small model, warm it up, reinforce it, show what it learned."""
+"""`buckeye demo`: create a small model, warm it up, train it with RL, show what it learned."""

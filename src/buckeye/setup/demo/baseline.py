@@ -1,4 +1,4 @@
-"""The exact match of the best policy without content, on the held-out tasks that were evaluated."""
+"""Baselines for the held-out tasks: exact match of the best policy that does not read the task."""
 
 from __future__ import annotations
 
@@ -17,15 +17,17 @@ from buckeye.evaluation.trivial_policies import (
 from buckeye.setup.demo.held_out import Part
 
 _MOST_TASKS = 200
-"""Tasks of one family and split that every policy plays."""
+"""Maximum tasks per family and split for each policy."""
 
 
 async def baselines(
     environment: Environment, split: str, evaluated: Collection[str], *, seed: int = 0
 ) -> Mapping[Part, float]:
-    """Play every policy of `buckeye env check` on the evaluated tasks of a split; each part has the exact
-    match of its best policy. Policies are made from train tasks alone. Raises UsageError without a train
-    split."""
+    """Run every content-free policy of `buckeye env check` on the evaluated tasks of a split.
+
+    Returns the exact match of the best policy for each part. The policies are made from train tasks only.
+    Raises UsageError without a train split.
+    """
     player = Player(environment)
     train = sample_splits(environment, [TRAIN], per_family=_MOST_TASKS, seed=seed)[0]
     made = content_free_policies(environment, train, probes=probes_of(environment), seed=seed)
@@ -35,7 +37,7 @@ async def baselines(
 
 
 def _samples(tasks: Sequence[Task]) -> list[SplitSample]:
-    """The tasks by the split and the family that their data names."""
+    """Group the tasks by the split and the family in their data."""
     cells: dict[str, dict[str, list[Task]]] = defaultdict(lambda: defaultdict(list))
     for task in tasks:
         cell = cells[str(task.data.get("split"))][family_of(task)]
@@ -55,5 +57,5 @@ def _best_of_parts(scores: Sequence[ContentFreeScore]) -> dict[Part, float]:
             for part in ((None, None), (score.family, None), (None, score.split)):
                 passed[part][score.policy] += score.exact * score.scored
                 scored[part][score.policy] += score.scored
-    # a policy that could not play some of the tasks passed none of those
+    # a task that a policy could not answer counts as failed
     return {part: max(found.values()) / max(scored[part].values()) for part, found in passed.items()}

@@ -15,12 +15,12 @@ ALL = "all tasks"
 _HEADER = ("exact match", "tasks", "clusters", "before", "after", "change", "no content")
 
 Part = tuple[str | None, str | None]
-"""A family and a split; None stands for all of them."""
+"""A family and a split; None means all of them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeldOutTask:
-    """The rewards of a task's scored rollouts, of which there is at least one."""
+    """The rewards of a task's scored rollouts, at least one."""
 
     family: str | None
     split: str | None
@@ -29,7 +29,7 @@ class HeldOutTask:
 
     @property
     def exact(self) -> float:
-        """The share of the rollouts with a reward of at least 1."""
+        """Share of the rollouts with a reward of at least 1."""
         return sum(reward >= 1.0 for reward in self.rewards) / len(self.rewards)
 
     def is_in(self, part: Part) -> bool:
@@ -40,8 +40,11 @@ class HeldOutTask:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """One part of the tasks. `change` is over the tasks scored both times, `baseline` the exact match of the
-    best policy without content. None where nothing was scored."""
+    """One part of the tasks.
+
+    `change` covers the tasks scored both times. `baseline` is the exact match of the best content-free
+    policy. Values are None if nothing was scored.
+    """
 
     part: Part
     before: Estimate | None
@@ -73,7 +76,7 @@ def read_tasks(file: Path) -> dict[str, HeldOutTask]:
 
 
 def parts_of(tasks: Iterable[HeldOutTask]) -> Iterator[Part]:
-    """Yield every family, every split, and all tasks. A division into one part yields none."""
+    """Yield every family, every split, and all tasks. A dimension with a single value is skipped."""
     listed = list(tasks)
     families = sorted({task.family for task in listed if task.family is not None})
     splits = sorted({task.split for task in listed if task.split is not None})

@@ -1,4 +1,4 @@
-"""The whole demonstration."""
+"""The complete demonstration."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from buckeye.setup.demo.stages import DemoPaths, run_stages
 
 
 def run_demo(output_dir: Path, *, seed: int, show: Callable[[str], None]) -> None:
-    """Run what has not been run yet under `output_dir`, then `show` the results.
+    """Run the stages that are missing under `output_dir`, then `show` the results.
 
-    Raises UsageError if the directory holds the demonstration of another seed.
+    Raises UsageError if the directory holds the demonstration with another seed.
     """
     need("torch", "The demonstration")
     started = time.monotonic()
@@ -35,7 +35,7 @@ def run_demo(output_dir: Path, *, seed: int, show: Callable[[str], None]) -> Non
     try:
         run_stages(paths, seed=seed)
     finally:
-        if not done:  # looking at a finished demonstration again takes no time of its own
+        if not done:  # showing a finished demonstration again must not add to its time
             record["seconds"] += time.monotonic() - started
             write_file(record_file, json.dumps(record))
     table = results(paths, seconds=record["seconds"])

@@ -1,4 +1,4 @@
-"""What the demonstration shows at its end: table, model card, summary."""
+"""Results of the demonstration: table, model card, summary."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _export_model(paths: DemoPaths, table: str) -> None:
 
 
 def model_card(table: str) -> str:
-    """The README.md of the trained model."""
+    """Return the README.md of the trained model."""
     return f"""---
 library_name: transformers
 license: apache-2.0

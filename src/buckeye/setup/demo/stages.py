@@ -1,4 +1,4 @@
-"""The demonstration as the commands a user would type. Each is done once; an interrupted one goes on."""
+"""The demonstration as commands that a user could type; each runs once and is resumed if interrupted."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ENVIRONMENT = "harleycooper/dakota1890"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DemoPaths:
-    """Where the demonstration puts things."""
+    """Paths of the files and folders of the demonstration."""
 
     root: Path
 
@@ -51,15 +51,15 @@ class DemoPaths:
         return self.root / f"evals-{name}"
 
     def rollouts(self, name: str) -> Path:
-        """The rollouts of an evaluation."""
+        """Return the file with the rollouts of an evaluation."""
         return self.evals(name) / "rollouts.jsonl"
 
     def settings(self, name: str) -> Path:
-        """What was evaluated, and how."""
+        """Return the file with the settings of an evaluation."""
         return self.evals(name) / "settings.json"
 
     def figures(self, name: str) -> Path:
-        """Written last: there when the evaluation is complete."""
+        """Return the file with the figures, which exists only once the evaluation is complete."""
         return self.evals(name) / "figures.json"
 
     @property
@@ -68,17 +68,17 @@ class DemoPaths:
 
 
 def config_file(name: str) -> Path:
-    """A configuration file that comes with the package."""
+    """Return the path of a configuration file in the package."""
     return Path(str(files("buckeye.setup.demo").joinpath("configs", name)))
 
 
 def max_steps(name: str) -> int:
-    """The number of steps in one of those files."""
+    """Return the number of steps in a configuration file of the package."""
     return int(tomllib.loads(config_file(name).read_text(encoding="utf-8"))["max_steps"])
 
 
 def run_stages(paths: DemoPaths, *, seed: int) -> None:
-    """Base model, demonstrations, warm start, evaluation, reinforcement learning, evaluation."""
+    """Run all stages: base model, demonstrations, warm start, evaluation, RL, evaluation."""
     start = warm_started_model(paths, seed=seed)
     _evaluate(paths, "before", start, seed)
     reinforce(paths, seed=seed)
@@ -86,7 +86,7 @@ def run_stages(paths: DemoPaths, *, seed: int) -> None:
 
 
 def warm_started_model(paths: DemoPaths, *, seed: int) -> Path:
-    """The model that reinforcement learning starts from; made if it is not there."""
+    """Return the initial model of the RL run; create it if it does not exist."""
     paths.root.mkdir(parents=True, exist_ok=True)
     _make_base_model(paths, seed)
     _write_demonstrations(paths, seed)
@@ -95,7 +95,7 @@ def warm_started_model(paths: DemoPaths, *, seed: int) -> Path:
 
 
 def weights(run: Path, config: str) -> Path:
-    """The final weights of a run."""
+    """Return the directory of a run's final weights."""
     return run / "weights" / f"step_{max_steps(config)}"
 
 
@@ -126,7 +126,7 @@ def _warm_start(paths: DemoPaths, seed: int) -> None:
         return
     resume = ["--ckpt.resume-step", "-1"] if list_checkpoints(paths.sft / "checkpoints") else []
     if not resume and paths.sft.exists():
-        shutil.rmtree(paths.sft)  # killed before its first checkpoint: nothing in it can be used
+        shutil.rmtree(paths.sft)  # killed before its first checkpoint, so nothing to resume
     _command(
         *("buckeye", "sft", "@"),
         str(config_file("sft.toml")),
@@ -137,7 +137,7 @@ def _warm_start(paths: DemoPaths, seed: int) -> None:
 
 
 def reinforce(paths: DemoPaths, *, seed: int) -> None:
-    """The run from the warm-started model; played to its end if it is not there."""
+    """Run RL from the warm-started model to its end, unless that has been done."""
     if weights(paths.rl, "train.toml").exists():
         return
     begun = bool(files_of_a_run(paths.rl))
@@ -146,7 +146,7 @@ def reinforce(paths: DemoPaths, *, seed: int) -> None:
 
 
 def rl_words(paths: DemoPaths, *, seed: int) -> list[str]:
-    """What `rl` is told."""
+    """Return the arguments of `rl`."""
     return [
         *("--trainer", "@", str(config_file("train.toml"))),
         *("--orchestrator", "@", str(config_file("orch.toml"))),
@@ -157,8 +157,10 @@ def rl_words(paths: DemoPaths, *, seed: int) -> list[str]:
 
 
 def _evaluate(paths: DemoPaths, name: str, model: Path, seed: int) -> None:
-    """Greedy answers to every held-out task of the families that are trained. The dictionary family is left
-    out: a word that a model has never seen cannot be recalled, only guessed."""
+    """Evaluate greedy answers to every held-out task of the trained families.
+
+    The dictionary family is left out: a word that the model has never seen cannot be recalled, only guessed.
+    """
     if paths.figures(name).exists():
         return
     arguments = config_file("evaluation.json").read_text(encoding="utf-8").strip()
@@ -184,9 +186,11 @@ def _command(program: str, *words: str) -> None:
 
 
 def _run(argv: Sequence[str]) -> int:
-    """Run a command to its end and return its exit code. Signals are passed on, so that it can end in good
-    order (Ctrl-C on a terminal reaches it anyway)."""
-    child = subprocess.Popen(argv)  # noqa: S603  a list of words, without a shell
+    """Run a command to its end and return its exit code.
+
+    Passes SIGTERM on, so that the command can end cleanly. Ctrl-C on a terminal reaches it anyway.
+    """
+    child = subprocess.Popen(argv)  # noqa: S603  a list of args, without a shell
     before = {
         signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN),
         signal.SIGTERM: signal.signal(signal.SIGTERM, lambda number, frame: child.send_signal(number)),
@@ -199,7 +203,7 @@ def _run(argv: Sequence[str]) -> int:
 
 
 def _argv(program: str, words: Sequence[str]) -> list[str]:
-    """The command in this very environment, also if its `bin` is not on the PATH."""
+    """Return the command with the executables of this environment, also if its `bin` is not on the PATH."""
     if program in ("env", "python"):
         return [sys.executable if word == "python" else word for word in (program, *words)]
     script = Path(sys.executable).with_name(program)

@@ -1,1 +1,1 @@
-"""`buckeye rl init`: the configuration of an environment, written from what its server says of itself."""
+"""`buckeye rl init`: write the configuration of an environment from the tools that its server announces."""

@@ -1,5 +1,4 @@
-"""Writes the configuration of an environment from what its tools announce. The same tools give the same
-text."""
+"""Generates the configuration of an environment from its tools; equal tools give equal text."""
 
 from __future__ import annotations
 
@@ -26,9 +25,9 @@ from buckeye.mcp.tasks.lock import ToolEntry
 from buckeye.setup.init.tool_choice import Parameter, Plan, PlannedAction, plan_actions
 
 CHECK = "CHECK"
-"""The word in a comment where a person must decide."""
+"""The word that marks a comment where a person must decide."""
 SERVER = "server"
-"""The key of `job.metadata` with the server that the configuration was made from."""
+"""The key of `job.metadata` for the server of the configuration."""
 _LONGEST_TEXT = {"tool": 400, "parameter": 200}
 _WIDTH = 100
 _WEIGHTS = WeightsConfig(task_completion=0.8, tool_execution=0.1, format_compliance=0.1)
@@ -36,7 +35,7 @@ _WEIGHTS = WeightsConfig(task_completion=0.8, tool_execution=0.1, format_complia
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EnvironmentName:
-    """What the environment is called: `name` in texts, and `image` with its tag where it is one."""
+    """Names of the environment: `name` in texts, and `image` with its tag if it has one."""
 
     name: str
     image: str
@@ -44,8 +43,10 @@ class EnvironmentName:
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """The configuration. `decisions` are the comments in it that wait for a person; `notes` what was left
-    away."""
+    """A generated configuration.
+
+    `decisions` are the comments in it that wait for a person. `notes` list what was left out.
+    """
 
     text: str
     plan: Plan
@@ -71,10 +72,13 @@ def generate_config(
     files: str | None = None,
     place: str | None = None,
 ) -> Generated:
-    """The YAML text for these tools. `preparing` and `grading` are those of them that tasks use, `wanted`
-    those that somebody asked for; `context_values` are values for arguments that every tool has, by name.
-    `server` is how tasks name the server, and `files` a folder of which every rollout has a copy,
-    with what the command line names at `place`, if that is one thing."""
+    """Return the configuration, with its YAML text, for these tools.
+
+    `preparing` and `grading` name the tools that tasks use for that, and `wanted` those that the user
+    requested. `context_values` are values for arguments that all tools have, by name. `server` is the server
+    as tasks name it. `files` is a folder that is copied for every rollout. `place` is the path there of what
+    the command line names, if that is a single path.
+    """
     plan = plan_actions(
         tools,
         preparing=preparing,
@@ -113,7 +117,7 @@ def generate_config(
 
 
 def quoted(text: str) -> str:
-    """A text as YAML, in double quotes; signs that are not seen are escaped."""
+    """Return a text as YAML in double quotes, with invisible characters escaped."""
     return "".join(_escaped(sign) for sign in json.dumps(text, ensure_ascii=False))
 
 
@@ -160,7 +164,7 @@ def _prompt(environment: EnvironmentName, plan: Plan) -> Iterator[str]:
 
 
 def _offer(action: PlannedAction, plan: Plan) -> Iterator[str]:
-    """The lines that tell the model of an action."""
+    """Yield the lines that describe an action to the model."""
     described = _bounded(action.tool.description, "tool")
     yield f"- {_signature(action, plan)}" + (f": {described}" if described else "")
     yield f"  Usage: <tool>{_usage(action, plan)}</tool>"
@@ -193,7 +197,7 @@ def _sample(parameter: Parameter, action: PlannedAction) -> str:
 
 
 def _shown(action: PlannedAction, plan: Plan) -> list[Parameter]:
-    """The parameters that the model gives."""
+    """Return the parameters that the model provides."""
     return [one for one in action.parameters if one.name not in plan.context]
 
 
@@ -246,6 +250,6 @@ def _comment(text: str, remarks: _Remarks | None = None) -> Iterator[str]:
 
 
 def _key(name: str) -> str:
-    """A key; one that YAML could read as anything but this text is quoted."""
+    """Return a YAML key, quoted if YAML could read it as anything but this text."""
     plain = re.fullmatch(r"(?!(true|false|null|yes|no|on|off)$)[A-Za-z_][A-Za-z0-9_.\-]*", name, re.I)
     return name if plain else quoted(name)

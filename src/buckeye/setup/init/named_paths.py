@@ -1,4 +1,4 @@
-"""Folders and files that a command line names: which words they are, and copies of them to try tools on."""
+"""Folders and files in a command line: find them, and copy them so that tools can be tried on the copies."""
 
 from __future__ import annotations
 
@@ -33,8 +33,10 @@ _MOST_BYTES, _MOST_FILES = 200_000_000, 20_000
 
 
 def program_at(words: Sequence[str]) -> int:
-    """Which word of a command line is its program: the module, the package or the script that is started by
-    `python`, `npx`, `uv run` and the like."""
+    """Return the index of the program in a command line.
+
+    The program is the module, package or script that `python`, `npx`, `uv run` and the like start.
+    """
     at = 0
     while at < len(words) - 1:
         word = words[at]
@@ -56,15 +58,14 @@ def _is_launcher(word: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A command line with `{workdir}` in place of the paths that it names; and these, by their name in that
-    folder."""
+    """A command line with `{workdir}` in place of its paths, and these paths by their name in that folder."""
 
     words: tuple[str, ...]
     paths: dict[str, Path]
 
 
 def named_paths(words: Sequence[str]) -> Named:
-    """Find the folders and files that a command is given to work on. Its own program is none of them."""
+    """Find the folders and files in the arguments of a command, without its own program."""
     program, made, paths = program_at(words), list(words), dict[str, Path]()
     for at, word in enumerate(words):
         if at <= program and not re.match(r"[A-Z_]+=", word):
@@ -78,8 +79,11 @@ def named_paths(words: Sequence[str]) -> Named:
 
 
 def _path_in(word: str, *, of_a_flag: bool, mount: bool) -> tuple[str, Path, str] | None:
-    """What a word says before a path, the path, and what it says after it; None without one. A name that
-    is there is one after a flag: elsewhere it is more likely a command of the server's."""
+    """Return the text before a path in an argument, the path, and the text after it; None without a path.
+
+    A bare name of an existing file counts only after a flag. Elsewhere it is more likely a command of the
+    server.
+    """
     match = _BEFORE.match(word)
     before = match[0] if match is not None else ""
     rest, after = word[len(before) :], ""
@@ -99,11 +103,11 @@ def _path_in(word: str, *, of_a_flag: bool, mount: bool) -> tuple[str, Path, str
 
 
 def _placed(path: Path, paths: dict[str, Path]) -> str:
-    """Where a path is in the folder; noted in `paths`, unless it is in one of them."""
+    """Return the place of a path in `{workdir}`; add it to `paths`, unless one of them contains it."""
     for name, known in paths.items():
         if path.is_relative_to(known):
             return str(Path(WORKDIR, name, path.relative_to(known)))
-    if not path.exists():  # the server makes it
+    if not path.exists():  # the server creates it
         return f"{WORKDIR}/{path.name}"
     name, number = path.name or "root", 2
     while name in paths:
@@ -114,7 +118,7 @@ def _placed(path: Path, paths: dict[str, Path]) -> str:
 
 @dataclass(slots=True)
 class Copy:
-    """What was copied, and what was left out of it."""
+    """Counts of the copied files and bytes, and the names that were left out."""
 
     files: int = 0
     bytes: int = 0
@@ -127,7 +131,7 @@ class Copy:
         return "; ".join([f"{self.files} files, {human_bytes(self.bytes)}", *left])
 
     def file(self, source: str, target: str) -> None:
-        """Copy one file, up to a limit."""
+        """Copy one file, unless the total would exceed the limits."""
         size = os.stat(source).st_size
         if self.files >= _MOST_FILES or self.bytes + size > _MOST_BYTES:
             self.cut += 1
@@ -136,7 +140,7 @@ class Copy:
         self.files, self.bytes = self.files + 1, self.bytes + size
 
     def left_out(self, root: Path, folder: str, names: list[str]) -> set[str]:
-        """Which names of a folder below `root` are not copied: keys, git's settings, ways out."""
+        """Return the names in a folder below `root` to leave out: keys, git's settings, links out of it."""
         keys = {name for name in names if _is_key(name)}
         hooks = {"hooks", "config"} & set(names) if "HEAD" in names else set()
         outside = {name for name in names if _leads_out(Path(folder, name), root)} - keys
@@ -147,8 +151,11 @@ class Copy:
 
 
 def copy_without_keys(source: Path, target: Path) -> Copy:
-    """Copy a folder or a file, up to a limit, without what reaches out of it: keys, links, and git's
-    configuration and hooks. Raises OSError if it cannot be read at all."""
+    """Copy a folder or a file, up to a limit.
+
+    Leaves out everything that gives access beyond it: keys, links out of it, and git's configuration and
+    hooks. Raises OSError if it cannot be read at all.
+    """
     done = Copy()
     if not source.is_dir():
         done.file(str(source), str(target))
@@ -159,12 +166,12 @@ def copy_without_keys(source: Path, target: Path) -> Copy:
 
 
 def _leads_out(path: Path, root: Path) -> bool:
-    """Return True for what is no part of the folder: links out of it, mounts, devices, unreadable things."""
+    """Return True if a path does not belong to the folder: links out of it, mounts, devices, unreadable."""
     if path.is_symlink():
         return os.path.isabs(os.readlink(path)) or not path.resolve().is_relative_to(root.resolve())
     if path.is_dir():
         return path.stat().st_dev != root.stat().st_dev or not os.access(path, os.R_OK | os.X_OK)
-    # a file called .git names a repository that is elsewhere
+    # a file named .git points to a repository in another place
     return path.name == ".git" or not path.is_file() or not os.access(path, os.R_OK)
 
 

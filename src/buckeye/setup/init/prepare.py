@@ -1,4 +1,4 @@
-"""From an environment to its configuration: what is meant, what it announces, and what comes of trying."""
+"""The steps from an environment to its configuration: find it, list its tools, generate, and try it."""
 
 from __future__ import annotations
 
@@ -25,13 +25,16 @@ from buckeye.setup.init.tool_choice import chosen_tools
 from buckeye.setup.init.trial import timed_tools, with_copies
 
 _FETCHERS = ("npx", "uvx", "uv", "pipx", "bunx", "pnpm", "yarn", "deno")
-"""Programs that fetch a server before it starts: they may take five times as long."""
+"""Programs that download a server before it starts: they get five times the usual timeout."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prepared:
-    """A configuration that is made and not yet written: what to write where, and what it was made from.
-    `files` is where the source's go; `argv` is the command that makes it again."""
+    """A generated configuration that is not yet written, and its inputs.
+
+    `path` is its file, and `files` the folder for the files of its source. `argv` is the command that
+    generates it again.
+    """
 
     generated: Generated
     listed: Sequence[ToolEntry]
@@ -43,7 +46,7 @@ class Prepared:
     argv: Sequence[str]
 
     def without(self, actions: Collection[str]) -> tuple[str, ...]:
-        """Return the command that makes it without these actions; () if it has no others."""
+        """Return the command that generates it without these actions; () if no actions would be left."""
         left_out = [one.tool.name for one in self.generated.plan.actions if one.name in actions]
         if len(left_out) == len(self.generated.plan.actions):
             return ()
@@ -62,8 +65,10 @@ def prepare(
     include: Sequence[str] = (),
     exclude: Sequence[str] = (),
 ) -> Prepared:
-    """Look at an environment and make its configuration; nothing is written. Raises UsageError, for one whose
-    file is there already too, before anything is started."""
+    """Start an environment and generate its configuration; write nothing.
+
+    Raises UsageError; if the output file exists already, before anything is started.
+    """
     argv = _argv(env, command, headers or {}, output, tasks, include, exclude)
     if env is None and command is None and tasks is not None:
         known = read_tasks(tasks)
@@ -100,7 +105,7 @@ def _argv(
     include: Sequence[str],
     exclude: Sequence[str],
 ) -> tuple[str, ...]:
-    """The command line with these words."""
+    """Return the command line with these arguments."""
     given = [("--command", command), ("--output", output), ("--dataset", tasks)]
     given += [("--header", f"{name}={value}") for name, value in headers.items()]
     given += [("--include", tool) for tool in include] + [("--exclude", tool) for tool in exclude]
@@ -109,14 +114,14 @@ def _argv(
 
 
 def read_tasks(file: Path) -> list[McpTask]:
-    """All tasks of a file or a dataset. Where they act does not matter here, so it may be left out."""
+    """Return all tasks of a file or a dataset. Their server is not used here, so they may lack one."""
     if is_dataset(file):
         return [task for tasks in read_splits(file) for task in tasks]
     return read_with_lock(file, Lock(image="any:latest"))[0]
 
 
 def tools_of(source: Source) -> list[ToolEntry]:
-    """The tools that an environment announces. Raises McpFault, or what its runtime does."""
+    """Return the tools that an environment announces. Raises McpFault, or an error of its runtime."""
     if source.tools is not None:
         return list(source.tools)
     program = source.written.command if isinstance(source.written, StdioServer) else ""
@@ -144,7 +149,7 @@ def _generated(
 
 
 def _constants(arguments: Sequence[Mapping[str, Any]]) -> dict[str, str | int]:
-    """Arguments that have the same value wherever the tasks give them."""
+    """Return the arguments that have the same value in all calls that set them."""
     values: dict[str, set[str | int]] = {}
     for one in arguments:
         for name, value in one.items():
@@ -154,7 +159,7 @@ def _constants(arguments: Sequence[Mapping[str, Any]]) -> dict[str, str | int]:
 
 
 def proof_of(prepared: Prepared, config: GymConfig, *, try_all: bool) -> Proof:
-    """Return what comes of a scripted rollout with the configuration that was written."""
+    """Run a scripted rollout with the written configuration, and return its result."""
     source, task = prepared.source, next(iter(prepared.tasks), None)
     try:
         with status_line(f"running a scripted rollout with {source.shown}"):

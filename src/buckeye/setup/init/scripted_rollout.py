@@ -1,4 +1,4 @@
-"""Plays a scripted rollout through a new configuration: does what it offers the model reach the tools?"""
+"""Scripted rollouts with a new configuration, to test that its actions reach the tools."""
 
 from __future__ import annotations
 
@@ -28,9 +28,12 @@ from buckeye.setup.init.tool_choice import PLACE, says
 from buckeye.setup.init.trial import trial_task
 
 Ending = Literal["worked", "refused", "failed", "not tried", "held back"]
-"""`refused`: the tool answered with an error, as it may to made-up arguments. `failed`: the call did not
-reach the tool, or the environment broke. `not tried`: no arguments can be made up for it. `held back`: the
-tool says that it destroys, or that it acts on the world outside."""
+"""How the trial of an action ended.
+
+`refused`: the tool answered with an error, as it may to made-up arguments. `failed`: the call did not reach
+the tool, or the environment broke. `not tried`: no arguments can be made up for it. `held back`: the tool
+announces that it is destructive or acts on the outside world, or it may change data without a copy.
+"""
 
 _HINTS = ("destructiveHint", "openWorldHint")
 _CALL_SECONDS = 20.0
@@ -41,7 +44,7 @@ _REFUSAL = re.compile(r'error|\{\s*"(?:error"|(?:success|ok)":\s*false|status":\
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One action, the call that was tried last, and how it ended."""
+    """One action, its last call, and how that ended."""
 
     action: str
     call: str
@@ -51,8 +54,11 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What was found. `stop_reason` is how the last rollout ended; `reward` that of the task file's grading,
-    if it was graded; `problem` is why no rollout could be played."""
+    """Result of the scripted rollouts.
+
+    `stop_reason` is that of the last rollout, and `reward` that of the task file's grading, if there was one.
+    `problem` is the reason why no rollout could run.
+    """
 
     trials: tuple[Trial, ...]
     stop_reason: str = ""
@@ -62,13 +68,12 @@ class Proof:
 
     @property
     def failed(self) -> tuple[Trial, ...]:
-        """The actions whose call did not reach the tool, or broke the environment."""
+        """Actions whose call did not reach the tool, or broke the environment."""
         return tuple(trial for trial in self.trials if trial.ending == "failed")
 
     @property
     def passed(self) -> bool:
-        """Whether the rollout ended with `done`, no call failed, and some call worked, or all were held
-        back."""
+        """True if the rollout ended with `done`, no call failed, and a call worked or all were held back."""
         endings = Counter(trial.ending for trial in self.trials)
         ended = not self.problem and self.stop_reason == "done"
         if ended and endings["held back"] == len(self.trials) > 0:
@@ -79,10 +84,12 @@ class Proof:
 async def prove(
     config: GymConfig, tools: Sequence[ToolEntry], source: Source, task: McpTask | None, *, try_all: bool
 ) -> Proof:
-    """Play every action with made-up arguments, then `done`. `task` says how to set up and grade; without
-    one, or where it does so with tools of another server, `setup` is called with made-up arguments if there
-    is one, and nothing is graded. Tools that say they destroy, or act on the world outside, are called only
-    with `try_all`."""
+    """Run every action with made-up arguments, then `done`.
+
+    `task` defines setup and grading. Without one, or if it uses tools of another server for them, `setup` is
+    called with made-up arguments if that tool exists, and the rollout is not graded. Tools that announce that
+    they are destructive or act on the outside world are called only with `try_all`.
+    """
     limits = {"max_turns": 10_000, "tool_timeout": min(_CALL_SECONDS, config.defaults.tool_timeout)}
     files = task.files if task is not None and task.files is not None else config.files
     config = config.model_copy(update={"defaults": config.defaults.model_copy(update=limits), "files": files})
@@ -109,7 +116,7 @@ async def prove(
 
 @dataclass(frozen=True, slots=True)
 class _TaskCalls:
-    """How the rollouts are set up and graded."""
+    """Calls for the setup and the grading of the rollouts."""
 
     setup: list[ToolCall]
     evaluate: list[ToolCall]
@@ -130,7 +137,7 @@ def _calls(task: McpTask | None, tools: Mapping[str, ToolEntry]) -> _TaskCalls:
 
 @dataclass(slots=True)
 class _Play:
-    """Rollouts until every call was made: one is enough, unless the environment ends it early."""
+    """Runs rollouts until every call was made; one suffices unless the environment ends it early."""
 
     _config: GymConfig
     _source: Source
@@ -143,7 +150,7 @@ class _Play:
     reward: float | None = None
 
     async def run(self) -> None:
-        """Play. What comes of it is in the attributes and in the trials."""
+        """Run the rollouts; the attributes and the trials hold the results."""
         while not self.problem and self.stop_reason != "done":
             before = len(self._pending)
             policy = _Script(self._pending, self._trials)
@@ -160,7 +167,7 @@ class _Play:
                 self.problem = outcome.error
             if policy.broken:
                 policy.explain(outcome.explanations.get(LOST, ""))
-                self.stop_reason = ""  # the calls that are left need another server
+                self.stop_reason = ""  # the remaining calls need a new server
 
     async def _rollout(self, policy: _Script) -> Outcome:
         async with trial_task(self._source) as task:
@@ -171,16 +178,16 @@ class _Play:
 
 
 class _Script:
-    """A policy that makes the calls, takes note of what came of each, and then ends the rollout."""
+    """A policy that makes the calls, records the result of each, and then ends the rollout."""
 
     def __init__(self, pending: list[tuple[str, str]], trials: dict[str, Trial]) -> None:
         self._pending, self._trials = pending, trials
         self._made: tuple[str, str] | None = None
         self.broken = ""
-        """The action whose call has broken its server."""
+        """The action whose call broke its server, or ""."""
 
     async def chat(self, messages: Sequence[Message], *, tools: Sequence[Tool] = ()) -> Reply:
-        """The next call."""
+        """Return the next call."""
         del tools
         if self._made is not None:
             self._note(str(messages[-1]["content"]))
@@ -189,19 +196,19 @@ class _Script:
         self._made = self._pending.pop(0) if self._pending and not self.broken else None
         call = self._made[1] if self._made is not None else f"{DONE}()"
         text = f"<think>I try this.</think><tool>{call}</tool>"
-        if self._made is not None:  # unless an answer comes, the rollout ended with this call
+        if self._made is not None:  # stays if the rollout ends with this call, without an answer
             self._trials[self._made[0]] = Trial(*self._made, "worked", "ended the rollout")
         return Reply(text=text, finish_reason="stop", message={"role": "assistant", "content": text})
 
     def broke(self, error: str) -> bool:
-        """The environment broke: note it with the call that was under way. False if there was none."""
+        """Record an error of the environment for the current call; return False without such a call."""
         if self._made is None:
             return False
         self._trials[self._made[0]] = Trial(*self._made, "failed", _said(error))
         return True
 
     def explain(self, lost: str) -> None:
-        """Put how the server ended, which the model does not read, behind the call that broke it."""
+        """Add how the server ended, which the model does not see, to the call that broke it."""
         if lost:
             trial = self._trials[self.broken]
             self._trials[self.broken] = replace(trial, said=_said(lost.rpartition("): ")[2]))
@@ -220,7 +227,7 @@ class _Script:
 def _prepared(
     action: Action, tool: ToolEntry | None, config: GymConfig, place: str
 ) -> tuple[list[str], Trial]:
-    """The calls that are tried of an action, after a look whether each can be read and bound."""
+    """Return the calls to try for an action, and its preliminary result; check that each parses and binds."""
     schema = (tool.input_schema if tool is not None else None) or {}
     known = schema.get("properties") or {}
     required = schema.get("required") or ()
@@ -239,7 +246,7 @@ def _prepared(
 
 
 def _held_back(tool: ToolEntry, reaches: str) -> str:
-    """Why a tool is not called unless that is asked for; "" if nothing speaks against it."""
+    """Return the reason why a tool is not called without `try_all`, or ""."""
     if (hint := next((one for one in _HINTS if says(tool, one)), None)) is not None:
         return f"it announces {hint}"
     if reaches and not says(tool, "readOnlyHint"):
@@ -248,18 +255,18 @@ def _held_back(tool: ToolEntry, reaches: str) -> str:
 
 
 def _is_filler(value: Any) -> bool:
-    """Whether a text is only dots, as in a prompt."""
+    """Return True if a text consists only of dots, as in a prompt."""
     return isinstance(value, str) and bool(value) and not value.strip(".")
 
 
 def _place(files: str | None) -> str:
-    """Return the first thing in a rollout's folder, to try as a path; "" without one."""
+    """Return the first entry of a rollout's folder, to use as a path argument; "" if it has none."""
     names = sorted(path.name for path in Path(files).glob("[!.]*")) if files is not None else []
     return f"{WORKDIR}/{names[0]}" if names else ""
 
 
 def _unusable(call: str, config: GymConfig, schemas: Mapping[str, Mapping[str, Any]]) -> str:
-    """Why the configuration does not take a call; "" if it does."""
+    """Return the reason why the configuration rejects a call, or ""."""
     parsed = parse_reply(f"<think>I try this.</think><tool>{call}</tool>", config.parser, config.actions)
     if parsed.problems or not parsed.calls:
         return str(parsed.problems[0]) if parsed.problems else "no call was read"

@@ -1,4 +1,4 @@
-"""What `ENV` in `buckeye rl init ENV` means: an image, a folder, a lock file, an address or a command."""
+"""The environment of `buckeye rl init ENV`: an image, a folder, a lock file, an address or a command."""
 
 from __future__ import annotations
 
@@ -27,13 +27,16 @@ _VARIABLE = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Source:
-    """An environment to look at. `serving` gives a server of it for one session, each time it is entered, and
-    `beside` are other servers that its tasks act on; `tools` are those of a lock file, if it has them with
-    their schemas; `tasks` is a task file beside it.
+    """An environment to configure.
 
-    `written` is the server as tasks name it, where they can. `paths` are what it is given of the user's, by
-    the name in a rollout's folder, and `files` a folder with copies of them; it `reaches` an address, of
-    which there is no copy. `notes` are for the person."""
+    `serving` yields a server of it for one session, each time it is entered. `beside` are the other servers
+    of its tasks. `tools` are those of a lock file, if it has them with their schemas. `tasks` is a task file
+    in the same folder.
+
+    `written` is the server as tasks name it, if they can. `paths` are the user's paths in its command, by
+    their name in a rollout's folder, and `files` is a folder with copies of them. `reaches` is an address in
+    its command, whose data is not copied. `notes` are for the user.
+    """
 
     environment: EnvironmentName
     serving: Callable[[], AbstractAsyncContextManager[Server]]
@@ -50,7 +53,7 @@ class Source:
 
 
 def find_source(env: str | None, *, command: str | None, headers: Mapping[str, str]) -> Source:
-    """Return what is meant; nothing is started. Raises UsageError."""
+    """Return the environment without starting it. Raises UsageError unless exactly one is named."""
     need("mcp", "An MCP environment")
     if (env is None) == (command is None):
         raise UsageError('say which environment: `buckeye rl init ENV` or `buckeye rl init --command "..."`')
@@ -74,8 +77,11 @@ def find_source(env: str | None, *, command: str | None, headers: Mapping[str, s
 
 
 def with_others(source: Source, tasks: Sequence[McpTask]) -> Source:
-    """The source with all servers that the tasks act on. Where they name several, it is the one that is
-    written as it is, or else the first."""
+    """Return the source with all servers of its tasks.
+
+    If the tasks name several servers, the main one is the server that equals `source.written`, or else the
+    first.
+    """
     servers: dict[str, Server] = {}
     for task in tasks:
         for name, server in task.mcp_config.items():
@@ -93,13 +99,13 @@ def _same(one: Server, other: Server | None) -> bool:
 
 
 def of_tasks(tasks: Sequence[McpTask]) -> Source:
-    """What the tasks act on."""
+    """Return the environment of the tasks: the servers that they name."""
     name, server = next(iter(tasks[0].mcp_config.items()))
     return with_others(replace(of_server(server), environment=_named(name), name=name), tasks)
 
 
 def of_server(server: Server) -> Source:
-    """A server as tasks name it."""
+    """Return the source for a server as tasks name it."""
     if isinstance(server, HttpServer):
         return _of_address(server.url, server.headers)
     return Source(
@@ -112,7 +118,7 @@ def of_server(server: Server) -> Source:
 
 
 def _address_in(words: Sequence[str]) -> str:
-    """An address that a program is given to act on, as postgresql://localhost/shop; "" without one."""
+    """Return a URL in a program's arguments, such as postgresql://localhost/shop, or ""."""
     given = " ".join(words[program_at(words) + 1 :])
     found = re.search(r"\b(?!sqlite:|file:)[a-z][a-z0-9+.-]*://[^\s'\",]+", given)
     return shown_address(found[0]) if found is not None else ""
@@ -132,7 +138,7 @@ def _of_command(command: str) -> Source:
 
 
 def _name_of_command(words: Sequence[str]) -> str:
-    """The module, package or script that a command starts."""
+    """Return the module, package or script that a command starts."""
     word = words[program_at(words)]
     if word.endswith((".py", ".js", ".mjs", ".ts")):
         return Path(word).stem
@@ -171,13 +177,13 @@ def _of_folder(folder: Path) -> Source:
 
 
 def folder_image(folder: Path) -> ImageName:
-    """What the image of a folder is called if nothing else is said: as its project, with the tag latest."""
+    """Return the default image name of a folder: the name of its project, with the tag latest."""
     name = re.sub(r"[^a-z0-9]+", "-", _project_name(folder).lower()).strip("-") or "env"
     return ImageName(name, "latest")
 
 
 def _locked(lock: Lock, folder: Path) -> Source:
-    """The folder's own server where there is one, else the image; the tools are those of the lock file."""
+    """Return the source for a lock file: the folder's own server if it has one, else the image."""
     image = lock.image_name
     known = lock.tools is not None and all(tool.input_schema is not None for tool in lock.tools)
     project = (folder / "pyproject.toml").exists()
@@ -246,7 +252,7 @@ async def _folder_server(folder: Path) -> AsyncIterator[Server]:
 
 @asynccontextmanager
 async def _launched(make: Callable[[Path], Any], image: str) -> AsyncIterator[Server]:
-    """The command line that a runtime starts a session with; what the session leaves is removed."""
+    """Yield the command line that starts a session in a runtime; clean up after the session."""
     from buckeye.mcp.gateway.starts import clean_up
     from buckeye.mcp.gateway.state import own_folder
     from buckeye.mcp.sandbox.base import Places, cache_folder
@@ -264,7 +270,7 @@ async def _launched(make: Callable[[Path], Any], image: str) -> AsyncIterator[Se
 
 
 def escaped(server: StdioServer) -> StdioServer:
-    """The server with its dollar signs as they are: none of them is a variable of a task."""
+    """Return the server with escaped dollar signs, so that none of them is read as a task's variable."""
     return StdioServer(
         command=server.command.replace("$", "$$"),
         args=[word.replace("$", "$$") for word in server.args],

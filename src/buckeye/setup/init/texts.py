@@ -1,4 +1,4 @@
-"""What `buckeye rl init` prints."""
+"""Output of `buckeye rl init`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from buckeye.setup.init.scripted_rollout import Proof
 
 
 def summary(generated: Generated, path: Path, files: Path | None) -> str:
-    """What was written, and what waits for a person."""
+    """Return the list of written files, and the decisions left to a person."""
     plan = generated.plan
     lines = [f"{path}: {_count(len(plan.actions), 'action')}, and done()"]
     if files is not None:
@@ -25,7 +25,7 @@ def summary(generated: Generated, path: Path, files: Path | None) -> str:
 
 
 def trials_text(proof: Proof, shown: str, without: Sequence[str] = ()) -> str:
-    """Return the result of the scripted rollout; `without` is the command that leaves out what failed."""
+    """Return the result of the scripted rollout; `without` is the command that leaves out failed actions."""
     lines = [f"Scripted rollout on {shown}"]
     width = max((len(trial.action) for trial in proof.trials), default=0)
     for trial in proof.trials:
@@ -44,7 +44,7 @@ def trials_text(proof: Proof, shown: str, without: Sequence[str] = ()) -> str:
 
 
 def next_text(path: Path, tasks: Path | None) -> str:
-    """What to type when the configuration is right, with `tasks` where they are known."""
+    """Return the next command to type, with `tasks` if they are known."""
     train = ["buckeye", "rl", "--config", str(path), "--dataset", str(tasks or "tasks.json")]
     return (
         "Next: train on its tasks, which may be a JSON file or a dataset (`buckeye hf`).\n"

@@ -1,4 +1,4 @@
-"""Which tools of an environment a model should have, and how their parameters become those of an action."""
+"""Choice of an environment's tools for the model, and of the parameters of their actions."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _CONTEXT = re.compile(
 PLACE = re.compile(
     r"(?:^|_|\b)(?:path|file|filepath|filename|dir|directory|folder|root|repo|repository)(?:$|_)", re.I
 )
-"""What is in the name of an argument that says where something is in a folder."""
+"""Matches argument names that denote a path in a folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +60,11 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class PlannedAction:
-    """An action for a tool. `parameters` are those with a position, in order: required ones, then the others.
-    `dropped` are those that no action can give."""
+    """An action for a tool.
+
+    `parameters` are the positional ones: required ones first, then the others. `dropped` are those that no
+    action can provide.
+    """
 
     name: str
     tool: ToolEntry
@@ -76,7 +79,7 @@ class PlannedAction:
 
 @dataclass(frozen=True, slots=True)
 class Flagged:
-    """An action that a person should agree to first."""
+    """An action that a person should approve first."""
 
     action: PlannedAction
     reason: str
@@ -84,8 +87,11 @@ class Flagged:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What becomes of the tools. `context` are arguments that every action has, by the tool's name, with the
-    value that is the same in every call. `left_out` is why a tool has no action, by tool."""
+    """Actions planned for the tools.
+
+    `context` are arguments that every action has, by the tool's name, with the value that all calls share.
+    `left_out` has the reason for each tool without an action.
+    """
 
     actions: tuple[PlannedAction, ...]
     flagged: tuple[Flagged, ...]
@@ -96,9 +102,9 @@ class Plan:
 def chosen_tools(
     tools: Sequence[ToolEntry], include: Sequence[str], exclude: Sequence[str]
 ) -> list[ToolEntry]:
-    """Return the tools whose names fit a pattern of `include` (without patterns: all), and none of `exclude`.
+    """Return the tools that match a pattern of `include` (all without patterns) and none of `exclude`.
 
-    Raises UsageError for a pattern that fits no tool, and if no tool is left.
+    Raises UsageError for a pattern that matches no tool, and if no tool is left.
     """
     names = [tool.name for tool in tools]
     for flag, patterns in (("--include", include), ("--exclude", exclude)):
@@ -128,10 +134,13 @@ def plan_actions(
     values: Mapping[str, str | int],
     place: str | None,
 ) -> Plan:
-    """Sort the tools. Tasks set up with those called `preparing`, and grade with `grading`. Whoever names a
-    tool, or a pattern for it, in `wanted` wants it; what a tool destroys is no harm where it acts on files
-    that are `private` to a rollout. An argument that every action requires, and that says where it
-    acts, has its value from `values`, by name, or is the `place`."""
+    """Return the plan for these tools.
+
+    Tasks use the tools `preparing` for setup and `grading` for grading. `wanted` has names or patterns of
+    tools that the user requested, which are never flagged. Destructive tools are harmless if they act on
+    files that are `private` to a rollout. An argument that every action requires, and that denotes where it
+    acts, gets its value from `values`, by name, or is the `place`.
+    """
     actions: list[PlannedAction] = []
     flagged: list[Flagged] = []
     left_out: dict[str, str] = {}
@@ -156,13 +165,13 @@ def plan_actions(
 
 
 def says(tool: ToolEntry, hint: str) -> bool:
-    """Whether a tool says so of itself, as `destructiveHint`."""
+    """Return True if a tool announces this hint, such as `destructiveHint`."""
     snake = _WORD.sub(lambda part: f"_{part[0].lower()}", hint).lstrip("_")
     return any(tool.annotations.get(name) is True for name in (hint, snake))
 
 
 def why_flagged(tool: ToolEntry, *, private: bool = False) -> str:
-    """Why a model should perhaps not have a tool; "" if nothing speaks against it."""
+    """Return the reason why the model should perhaps not get a tool, or ""."""
     words = {word.lower() for word in _WORD.findall(tool.name)} | {tool.name.lower().replace("_", "")}
     kinds = (
         (_LEAK, "may tell the model its answer or its reward"),
@@ -183,7 +192,7 @@ def _action(tool: ToolEntry, taken: Collection[str]) -> PlannedAction:
     properties = (tool.input_schema or {}).get("properties")
     properties = properties if isinstance(properties, Mapping) else {}
     required = _required(tool)
-    ordered = sorted(map(str, properties), key=lambda name: name not in required)  # stable
+    ordered = sorted(map(str, properties), key=lambda name: name not in required)  # a stable sort
     parameters: list[Parameter] = []
     for name in ordered:
         if not name or name.startswith("_"):
@@ -205,7 +214,7 @@ def _required(tool: ToolEntry) -> list[str]:
 
 
 def _spelled(name: str, pattern: re.Pattern[str]) -> str:
-    """The name, or the nearest that a call can be written with."""
+    """Return the name, or the closest one that a call can contain."""
     if pattern.fullmatch(name):
         return name
     spelled = re.sub(r"[^\w.\-]+", "_", name).strip("_") or "tool"

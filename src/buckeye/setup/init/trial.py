@@ -1,5 +1,4 @@
-"""Starting an environment to try it: in a private folder, with copies of what its command line names, and
-where nothing else can be written to."""
+"""Trial starts of an environment: in a private folder, on copies of the named paths, with limited writes."""
 
 from __future__ import annotations
 
@@ -29,18 +28,20 @@ _FETCHED = {
     "DENO_DIR": "deno",
     "BUN_INSTALL_CACHE_DIR": "bun",
 }
-"""Where programs that fetch a server put it: not into the user's folders before anybody trains on it."""
+"""Caches of programs that download a server: trials must not fill those in the user's home."""
 
 
 @functools.cache
 def _scratch() -> Path:
-    """A folder for what all sessions of this process share; removed when it ends."""
+    """Return a folder that all sessions of this process share; it is removed when the process ends."""
     return places().new()
 
 
 def with_copies(source: Source) -> Source:
-    """The source with copies of the folders and files that its command names, made now; what was done is in
-    its notes. Raises OSError."""
+    """Return the source with new copies of the folders and files that its command names.
+
+    Its notes list the copies. Raises OSError.
+    """
     files, notes = places().new() if source.paths else None, list(source.notes)
     for name, path in source.paths.items():
         assert files is not None
@@ -53,7 +54,7 @@ def with_copies(source: Source) -> Source:
 
 @asynccontextmanager
 async def trial_task(source: Source) -> AsyncIterator[McpTask]:
-    """A task on a server of the source for one session, which nobody grades: no task of a file may say so."""
+    """Yield a task on a server of the source for one session. It has no grading, unlike tasks of a file."""
     async with source.serving() as server:
         others = {name: kept_apart(other) for name, other in source.beside.items()}
         own = server if source.written is None else kept_apart(server)
@@ -62,7 +63,7 @@ async def trial_task(source: Source) -> AsyncIterator[McpTask]:
 
 
 def kept_apart(server: Server) -> Server:
-    """The server so that it can write to the rollout's folder and to our scratch only."""
+    """Return the server confined: it can write only to the rollout's folder and to this process's scratch."""
     if not isinstance(server, StdioServer):
         return server
     fetched = _scratch() / "fetched"
@@ -79,9 +80,11 @@ def kept_apart(server: Server) -> Server:
 
 
 async def timed_tools(source: Source, seconds: float) -> tuple[list[ToolEntry], float]:
-    """What the environment announces, and how many seconds it took to start and announce it, of the `seconds`
-    that its start may take; fetching and unpacking an image are not counted. Raises McpFault, or what its
-    runtime does."""
+    """Return the tools that the environment announces, and the seconds from its start to the announcement.
+
+    `seconds` limits the start. Time to download and unpack an image does not count. Raises McpFault, or an
+    error of its runtime.
+    """
     from buckeye.mcp.client.session import Deadlines
     from buckeye.mcp.client.sessions_of_rollout import open_sessions
 

@@ -1,1 +1,1 @@
-"""A run's configuration from its parts: an environment's file, tasks, a model, and where to train."""
+"""The configuration of a run from its parts: an environment's file, tasks, a model, and a machine."""

@@ -1,4 +1,4 @@
-"""The configuration file of a run, written once and kept."""
+"""The configuration file of a new run."""
 
 from __future__ import annotations
 
@@ -26,8 +26,7 @@ _INTERVAL: KeyPath = ("orchestrator", "eval", "interval")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recipe:
-    """Everything that a run is made of. `layout` is None where there is no GPU, `wandb` is the project in
-    Weights & Biases, None without one."""
+    """All parts of a run. Without a GPU, `layout` is None. `wandb` is the project in W&B, or None."""
 
     config: Path
     dataset: str
@@ -39,17 +38,17 @@ class Recipe:
 
     @property
     def file(self) -> Path:
-        """Where its configuration is written."""
+        """Path of the configuration file."""
         return self.output_dir / RUN_CONFIG
 
     @property
     def lora(self) -> bool:
-        """Whether only adapters are trained."""
+        """True if only adapters are trained."""
         return self.layout is not None and self.layout.lora
 
 
 def settings_of(recipe: Recipe) -> dict[str, Any]:
-    """The settings of the run, as `rl` reads them."""
+    """Return the settings of the run, as `rl` reads them."""
     sizes, layout, steps = recipe.sizes, recipe.layout, recipe.sizes.max_steps
     environment = {"id": NAME, "args": {"dataset": recipe.dataset, "config_path": str(recipe.config)}}
     orchestrator: dict[str, Any] = {
@@ -76,15 +75,17 @@ def settings_of(recipe: Recipe) -> dict[str, Any]:
         values["trainer_gpu_ids"] = list(layout.trainer)
     if recipe.wandb is not None:
         values["wandb"] = {"project": recipe.wandb}
-    values["inference"] = {}  # without this section no server is started
+    values["inference"] = {}  # without this section `rl` starts no server
     if layout is not None and layout.tp > 1:
         values["inference"] = {"parallel": {"tp": layout.tp}}
     return values
 
 
 def run_text(recipe: Recipe, words: Sequence[str] = ()) -> str:
-    """The text of the file, with the settings that the flags `words` make over those of the recipe. Raises
-    ConfigError for flags that are no settings, and UsageError for None in a table of names and values."""
+    """Return the text of the file: the settings of the recipe, overridden by the flags `words`.
+
+    Raises ConfigError for unknown flags, and UsageError for None in a table of names and values.
+    """
     settings = Settings(settings_of(recipe))
     flags = parse_flags(RLConfig, words)
     problems = [*flags.problems, *apply(flags.assignments, settings)]
@@ -96,14 +97,14 @@ def run_text(recipe: Recipe, words: Sequence[str] = ()) -> str:
             settings.get(path[:-1])[path[-1]] = _none(path)
     evaluation, steps = settings.get(_INTERVAL[:-1]), settings.get(("max_steps",))
     if isinstance(evaluation, dict) and isinstance(steps, int) and _INTERVAL not in given:
-        evaluation[_INTERVAL[-1]] = steps  # after the last step, however many are asked for
+        evaluation[_INTERVAL[-1]] = steps  # evaluate after the last step, also if a flag changed max_steps
     head = "# Written by `buckeye rl`. Start it again, from the same folder, with\n"
     head += f"#   buckeye rl @ {recipe.file} --output-dir ANOTHER\n\n"
     return head + tomli_w.dumps(settings.values)
 
 
 def _none(path: KeyPath) -> str:
-    """Return what a TOML file says for None; only a setting reads it so."""
+    """Return the text for None in a TOML file; only settings can be None there."""
     if shape_at(RLConfig, path) is None:
         raise UsageError(f"{dotted(path)}: a TOML file cannot say None here. Leave it out")
     return "None"

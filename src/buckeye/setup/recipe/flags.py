@@ -1,4 +1,4 @@
-"""The flags of `buckeye rl` beside the settings of a run, and which words of a command line are whose."""
+"""The flags of `buckeye rl` itself, and their separation from the settings of a run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ELSEWHERE = {"host", "region", "max_price", "max_hours", "keep", "disk_gb", "id
 _REMOTE = {"gpus"} | _ELSEWHERE
 _EVALUATION = ("orchestrator", "eval")
 _WANDB = "wandb"
-_WHOLE = ("--trainer", "--orchestrator")  # sections without which no configuration is a whole one
+_WHOLE = ("--trainer", "--orchestrator")  # sections that every complete configuration has
 _INSTEAD = {
     ("clean",): "a new run has a folder of its own, so that there is nothing to delete. Leave it out",
     ("resume",): "this makes a new run. To go on with one that is there, type\n  buckeye rl resume RUN",
@@ -34,7 +34,7 @@ _INSTEAD = {
 
 
 class TrainFlags(BaseConfig):
-    """What `buckeye rl` makes a run of, and where that is."""
+    """Flags of `buckeye rl` for the parts of a run and its machine."""
 
     model: str | None = None
     """A folder, or a name on the Hugging Face hub."""
@@ -79,32 +79,35 @@ class TrainFlags(BaseConfig):
 
     @property
     def remote(self) -> bool:
-        """Whether the run is not on this machine."""
+        """True if the run is on another machine."""
         return self.provider not in (None, "local")
 
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """A command line: the flags of the command, and the words that are `settings` of the run."""
+    """A command line: the flags of the command, and the args that are `settings` of the run."""
 
     flags: TrainFlags
     settings: tuple[str, ...]
 
     @property
     def has_files(self) -> bool:
-        """Whether the settings come with files, which then say what is trained on what."""
+        """True if the settings include files, which then define the whole run."""
         return any(word.startswith("@") for word in self.settings)
 
     @property
     def is_of_parts(self) -> bool:
-        """Whether the run is to be made of its parts."""
+        """True if the run is to be composed from parts."""
         given = self.flags.model_fields_set - {"dry_run"}
         whole = all(any(word.startswith(name) for word in self.settings) for name in _WHOLE)
         return not self.has_files and (bool(given) or not whole)
 
     def check_for_parts(self) -> None:
-        """Look at what needs no look at the parts. Raises ConfigError for words that are no settings, and
-        UsageError for those that make no sense in a run put together here."""
+        """Check the args as far as possible without the parts.
+
+        Raises ConfigError for args that are not settings, and UsageError for settings that make no sense in a
+        run composed here.
+        """
         parsed = parse_flags(RLConfig, self.settings)
         if parsed.problems:
             raise ConfigError(report(parsed.problems))
@@ -128,7 +131,7 @@ class Words:
 
     @property
     def seq_len(self) -> int | None:
-        """The `--seq-len` among the settings; None without one, and for one that is no number."""
+        """The `--seq-len` among the settings; None if it is missing or not a number."""
         values = [
             one.value for one in parse_flags(RLConfig, self.settings).assignments if one.path == ("seq_len",)
         ]
@@ -136,13 +139,12 @@ class Words:
 
     @property
     def logs_itself(self) -> bool:
-        """Return True if the settings say where the run is logged."""
+        """True if the settings select a tracker."""
         names = {name for one in parse_flags(RLConfig, self.settings).assignments for name in one.path}
         return not names.isdisjoint({_WANDB, "trackio", "tensorboard"})
 
     def plain_settings(self) -> list[str]:
-        """The settings, where they are the whole run. Raises UsageError for flags that go with its parts
-        only."""
+        """Return the settings if they are the whole run. Raises UsageError for flags that need parts."""
         given = self.flags.model_fields_set - _WITH_FILES
         given -= _REMOTE if self.flags.remote else set()
         if given:
@@ -157,11 +159,11 @@ class Words:
 
     @property
     def resumes(self) -> bool:
-        """Whether a run goes on that was begun before."""
+        """True if an earlier run is to be resumed."""
         return _RESUME in self.settings
 
     def only_file(self) -> Path:
-        """The one file of a run that is carried out elsewhere. Raises UsageError if it says not all."""
+        """Return the only file of a remote run. Raises UsageError if there are other settings."""
         words = [word for word in self.settings if word != _RESUME]
         name = words[1] if words[:1] == ["@"] and len(words) == 2 else words[0][1:] if len(words) == 1 else ""
         if not name:
@@ -173,7 +175,7 @@ class Words:
 
 
 def read_words(argv: Sequence[str]) -> Words:
-    """Tell the flags of the command from the settings of the run. Raises ConfigError for wrong ones."""
+    """Separate the flags of the command from the settings of the run. Raises ConfigError for invalid ones."""
     own, settings = _split(list(argv))
     parsed = parse_flags(TrainFlags, own)
     for one in parsed.assignments:
@@ -211,7 +213,7 @@ def _split(words: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _own_name(word: str) -> str | None:
-    """The field that a flag of the command sets; None for other words."""
+    """Return the field that a flag of the command sets, or None for other args."""
     if not word.startswith("--"):
         return None
     name = word[2:].partition("=")[0].replace("-", "_")
@@ -219,18 +221,18 @@ def _own_name(word: str) -> str | None:
 
 
 def written(field: str) -> str:
-    """The name of a flag, without its dashes, as people write it."""
+    """Return the name of a flag as users type it, without dashes in front."""
     return "json" if field == "as_json" else field.replace("_", "-")
 
 
 def _is_section(word: str, following: Sequence[str]) -> bool:
-    """Whether `--model` is the section of that name: with a file, with JSON, or alone."""
+    """Return True if `--model` is the section of that name: with a file, with JSON, or alone."""
     value = word.partition("=")[2] if "=" in word else (following[0] if following else "--")
     return value.startswith(("@", "{", "--"))
 
 
 def _refuse_misspelt(word: str) -> None:
-    """A flag that is no setting may be one of the command's."""
+    """Raise UsageError for an unknown flag that resembles a flag of the command."""
     if not word.startswith("--") or len(word) == 2 or "." in word:
         return
     name = word[2:].partition("=")[0]

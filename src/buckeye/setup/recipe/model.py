@@ -1,4 +1,4 @@
-"""What is known of a model before it is trained: where it is, how large it is, how much it can read."""
+"""Facts about a model before it is trained: its location, size and maximum length."""
 
 from __future__ import annotations
 
@@ -20,12 +20,14 @@ _SERVICES = (
     ("Google", r"(google/)?gemini", _GOOGLE, "GEMINI_API_KEY"),
     ("xAI", r"(xai/|x-ai/)?grok-", "https://api.x.ai/v1", "XAI_API_KEY"),
 )
-"""Who serves models without giving their weights: name, pattern of the models, address, and key."""
+"""Services with models whose weights are not public: name, pattern of the models, address, and key."""
 
 
 def refuse_hosted(model: str, *, dataset: str, config: str) -> None:
-    """Raise UsageError if nobody has the weights of `model` but who serves it, with the command that
-    evaluates it on these tasks."""
+    """Raise UsageError if only a service has the weights of `model`.
+
+    The message has the command that evaluates it on these tasks.
+    """
     service = next((one for one in _SERVICES if re.match(one[1], model, re.I)), None)
     if service is None:
         return
@@ -52,13 +54,16 @@ SUGGESTED = (
     ("Qwen/Qwen3-1.7B", "a GPU with 24 GB, or two"),
     ("Qwen/Qwen3-4B", "a GPU with 80 GB, or two with 48"),
 )
-"""Models that can be had by everyone and that the embedded engine runs, with what they are for."""
+"""Public models that the embedded engine supports, with the hardware they suit."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelFacts:
-    """`path` is None for a model that a start would fetch; `parameters` are then read off its name, or
-    `guessed`. `positions` is the longest text in tokens."""
+    """Facts about a model.
+
+    A model that must be downloaded has a `path` of None. Its `parameters` are then read from its name, or
+    `guessed`. `positions` is the maximum length in tokens.
+    """
 
     name: str
     path: Path | None
@@ -68,13 +73,15 @@ class ModelFacts:
 
 
 def usual_model(*, on_gpu: bool) -> str:
-    """The model for who names none: one that trains on this kind of machine."""
+    """Return the default model: one that trains on this kind of machine."""
     return SUGGESTED[1][0] if on_gpu else SUGGESTED[0][0]
 
 
 def model_facts(name: str) -> ModelFacts:
-    """Look at a local model, or at the name of one. Raises UsageError for a path that leads nowhere, and for
-    a model that is not whole."""
+    """Return the facts about a local model, or as far as possible about a model by name.
+
+    Raises UsageError for a path that does not exist, and for an incomplete model.
+    """
     path = find_model(name)
     shape = read_shape(path) if path is not None else None
     if shape is not None:

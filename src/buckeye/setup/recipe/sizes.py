@@ -1,4 +1,4 @@
-"""Batch, rollout and number of steps: what suits these tasks, this model and this machine."""
+"""Batch size, rollout length and number of steps that suit tasks, model and machine."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from buckeye.mcp.tasks.task_schema import McpTask
 from buckeye.setup.recipe.model import ModelFacts
 
 GROUP = 8
-"""Rollouts of a task, which are compared with each other."""
+"""Rollouts per task, which form a group."""
 
 _MOST_GROUPS = {"gpu": 16, "cpu": 4}  # tasks in a batch
 _LONGEST_ROLLOUT = {"gpu": 8192, "cpu": 2048}  # tokens
-_TURNS = 12  # for which a rollout gets room; more have it if they are short, or if max_turns says more
-_FEWEST_TURNS = 4  # for which a rollout is made longer than is usual
-_MOST_DESCRIBED = 1 / 3  # of a rollout, for tools that a model may not need
+_TURNS = 12  # turns that fit into a rollout; more if they are short or if max_turns is higher
+_FEWEST_TURNS = 4  # turns that must fit, even if the rollout gets longer than usual
+_MOST_DESCRIBED = 1 / 3  # share of a rollout for descriptions of tools; above it the plan warns
 _RESULT_TOKENS = 96  # of a tool's result
 _REPLY_TOKENS = 128
 _THOUGHT_TOKENS = 512
-_TEMPLATE_TOKENS = 32  # what a chat template adds
+_TEMPLATE_TOKENS = 32  # added by a chat template
 _CHARS_PER_TOKEN = 3.0
 _ROUND = 64
 _EPOCHS = 3
@@ -37,8 +37,11 @@ _ADAPTER_FACTOR = 10
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sizes:
-    """What goes into the configuration. `prompt_tokens` is the longest prompt, and `system_tokens` what of it
-    describes the tools; `counted` says whether with the model's tokenizer or by their characters."""
+    """Sizes for the configuration.
+
+    `prompt_tokens` is the longest prompt, and `system_tokens` its part that describes the tools. `counted` is
+    True if the model's tokenizer counted them, False if they are estimated from characters.
+    """
 
     groups: int
     rollouts_per_example: int
@@ -52,7 +55,7 @@ class Sizes:
 
     @property
     def batch_size(self) -> int:
-        """Rollouts in a batch."""
+        """Number of rollouts per batch."""
         return self.groups * self.rollouts_per_example
 
 
@@ -65,9 +68,11 @@ def choose_sizes(
     on_gpu: bool,
     asked: int | None = None,
 ) -> Sizes:
-    """Sizes with which a run works and comes to an end. No batch has a task twice. A rollout has the tokens
-    that were `asked` for; else what its turns need, within reason. Raises UsageError for prompts that it has
-    no room for."""
+    """Return sizes for a run that works and ends.
+
+    No batch has a task twice. A rollout has `asked` tokens if given, else what its turns need, within limits.
+    Raises UsageError for prompts that do not fit.
+    """
     kind = "gpu" if on_gpu else "cpu"
     groups = min(len(tasks), _MOST_GROUPS[kind])
     count, counted = token_counter(model.path)
@@ -85,7 +90,7 @@ def choose_sizes(
         )
     a_turn, turns = reply + _RESULT_TOKENS, gym.defaults.max_turns
     usual = longest
-    if turns == DefaultsConfig().max_turns:  # nobody said how many are needed
+    if turns == DefaultsConfig().max_turns:  # the default, so the number of turns needed is unknown
         turns, usual = _TURNS, max(_LONGEST_ROLLOUT[kind], prompt + _FEWEST_TURNS * a_turn)
     wanted = math.ceil(min(usual, prompt + turns * a_turn) / _ROUND) * _ROUND
     seq_len = min(longest, asked or wanted)
@@ -104,7 +109,7 @@ def choose_sizes(
 
 
 def described_text(sizes: Sizes, actions: int) -> str:
-    """How much of a rollout the descriptions of its tools take, and what to do if it is much."""
+    """Return the share of a rollout that the descriptions of tools take, and advice if it is high."""
     share = sizes.system_tokens / sizes.seq_len
     how = "" if sizes.counted else " (estimated by their characters)"
     text = f"{actions} described in {sizes.system_tokens} tokens{how}, {share:.0%} of a rollout"
@@ -114,13 +119,13 @@ def described_text(sizes: Sizes, actions: int) -> str:
 
 
 def learning_rate(parameters: int, *, lora: bool) -> float:
-    """What models of this size usually learn with."""
+    """Return the usual learning rate for models of this size."""
     rate = next((rate for size, rate in _LEARNING_RATES if parameters < size), _LARGE_LEARNING_RATE)
     return float(f"{rate * _ADAPTER_FACTOR:.3g}") if lora else rate
 
 
 def token_counter(path: Path | None) -> tuple[Callable[[str], int], bool]:
-    """A function from text to tokens, and whether it counts exactly."""
+    """Return a function that counts the tokens of a text, and True if it counts exactly."""
     file = path / "tokenizer.json" if path is not None else None
     if file is None or not file.is_file() or importlib.util.find_spec("tokenizers") is None:
         return lambda text: math.ceil(len(text) / _CHARS_PER_TOKEN), False

@@ -23,7 +23,7 @@ _BYTES_PER_PARAMETER = 2
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """A run as it will be: its parts, its configuration, and what it will take."""
+    """A planned run: its parts, its configuration, and the resources that it will take."""
 
     recipe: Recipe
     config: RLConfig
@@ -41,7 +41,7 @@ class Plan:
 
 
 def plan_text(plan: Plan) -> str:
-    """The plan as lines of a name and what there is to say, as wide as the terminal."""
+    """Return the plan as lines of a name and its value, wrapped to the width of the terminal."""
     width = max(40, shutil.get_terminal_size().columns)
     lines = []
     for name, value in _rows(plan).items():
@@ -57,7 +57,7 @@ def plan_text(plan: Plan) -> str:
 
 
 def plan_object(plan: Plan) -> dict[str, str]:
-    """The plan as one JSON object: its rows, the file that would be written, and the text of it."""
+    """Return the plan as a JSON object: its rows, the path of the configuration file, and its text."""
     return {"file": str(plan.recipe.file), "dataset": plan.recipe.dataset, **_rows(plan), "text": plan.text}
 
 

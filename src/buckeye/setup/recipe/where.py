@@ -1,4 +1,4 @@
-"""Where a run is, and on which devices."""
+"""The machine of a run, and its division into devices for inference and training."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ _SMALL = 20_000_000  # parameters of a model that two cores train in minutes
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Place:
-    """A machine: its GPUs (None: none are used) with the ids they have there. `name` is how the plan calls
-    it; `problem` says why it is not there, for a plan that is only looked at."""
+    """A machine for a run.
+
+    `gpus` are the GPUs to use, or None, and `ids` their device ids there. `name` is its name in the plan.
+    `problem` is the reason why it is not available, for a plan that is only shown.
+    """
 
     name: str
     gpus: Gpus | None
@@ -26,8 +29,10 @@ class Place:
     problem: str | None = None
 
     def layout(self, parameters: int) -> GpuLayout | None:
-        """Which GPUs do what for a model of this size; None without GPUs. Raises UsageError if it does not
-        fit."""
+        """Return the layout of the GPUs for a model of this size, or None without GPUs.
+
+        Raises UsageError if the model does not fit.
+        """
         if self.gpus is None:
             return None
         planned = plan_gpus(self.gpus, parameters)
@@ -41,8 +46,10 @@ class Place:
 
 
 def this_place(asked: Gpus | None) -> Place:
-    """This machine, with all its GPUs or with those that were asked for. Where they are not there, the place
-    has a `problem`."""
+    """Return this machine with all its GPUs, or with the requested ones.
+
+    If it does not have those, the result has a `problem`.
+    """
     visible = this_machine().gpus
     here = [gpu for gpu in present_gpus() if gpu.index in visible]
     cores = usable_cores()
@@ -66,7 +73,7 @@ def this_place(asked: Gpus | None) -> Place:
 
 
 def remote_place(provider: str, asked: Gpus | None, hosts: list[str]) -> Place:
-    """A machine elsewhere. Raises UsageError without what it takes to find one."""
+    """Return a remote machine. Raises UsageError if flags to find one are missing."""
     if provider == "prime":
         if asked is None:
             raise UsageError("--provider prime: which GPUs? Add --gpus, as --gpus 2xA100")
@@ -81,7 +88,7 @@ def remote_place(provider: str, asked: Gpus | None, hosts: list[str]) -> Place:
 
 
 def devices_text(place: Place, layout: GpuLayout | None, parameters: int) -> str:
-    """Who computes what, in words."""
+    """Return which devices sample and which train, as text."""
     if layout is None:
         if place.remote:
             return "without --gpus it is taken for a machine without any"
@@ -100,24 +107,27 @@ def _ids(ids: tuple[int, ...]) -> str:
 
 
 def _is_type(name: str, wanted: str) -> bool:
-    """Whether a GPU that calls itself `NVIDIA GeForce RTX 4090` is of the type RTX4090_24GB."""
+    """Return True if a GPU named like `NVIDIA GeForce RTX 4090` is of a type like RTX4090_24GB."""
     short = wanted.rpartition("_")[0] if "_" in wanted else wanted
     return short.replace("_", "").lower() in name.replace(" ", "").replace("-", "").lower()
 
 
-_TRAINED_BYTES = 16  # of a parameter: weights, gradients and AdamW's two moments in float32
-_CAST_BYTES = 2  # and a copy in bfloat16, of layers that are gathered whole
+_TRAINED_BYTES = 16  # per parameter: weights, gradients and AdamW's two moments in float32
+_CAST_BYTES = 2  # per parameter: a copy in bfloat16, of layers that are gathered whole
 _SERVED_BYTES = 2
-_TRAINER_ROOM = 0.75  # of a GPU's memory, beside activations and logits
-_ENGINE_ROOM = 0.6  # beside the keys and values of rollouts
-_SHARED_ROOM = 0.4  # where one GPU does both
-_TRAINING_SHARE = 4  # one GPU of so many trains at least
+_TRAINER_ROOM = 0.75  # share of a GPU's memory; activations and logits take the rest
+_ENGINE_ROOM = 0.6  # share for weights; keys and values of rollouts take the rest
+_SHARED_ROOM = 0.4  # share for the engine if one GPU samples and trains
+_TRAINING_SHARE = 4  # at least one GPU in this many trains
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GpuLayout:
-    """Device ids of inference and of the trainer. `tp` GPUs hold one copy of the model for sampling. `lora`:
-    only adapters fit. One GPU may be in both lists."""
+    """Device ids of inference and of the trainer.
+
+    `tp` GPUs hold one copy of the model for sampling. `lora` is True if only adapters fit. One GPU may be in
+    both lists.
+    """
 
     inference: tuple[int, ...]
     trainer: tuple[int, ...]
@@ -126,21 +136,21 @@ class GpuLayout:
 
     @property
     def shared(self) -> bool:
-        """Whether sampling and training take turns on a GPU."""
+        """True if sampling and training take turns on a GPU."""
         return bool(set(self.inference) & set(self.trainer))
 
 
 def plan_gpus(gpus: Gpus, parameters: int) -> GpuLayout:
-    """How `gpus` are shared out for a model of so many parameters.
+    """Return the division of `gpus` for a model with this number of parameters.
 
-    One GPU does both; of more the trainer gets a quarter (of 8: 6 sample, 2 train), or as many as the model
-    needs. Raises UsageError for a model that does not even fit with adapters, with what would do.
+    A single GPU does both. Of several, the trainer gets a quarter (of 8: 6 sample, 2 train), or as many as
+    the model needs. Raises UsageError, with a remedy, for a model that does not fit even with adapters.
     """
     memory = gpus.memory_gb * 1e9
     if gpus.count == 1:
         return _one(parameters, memory, gpus)
     least = math.ceil(_SERVED_BYTES * parameters / (_ENGINE_ROOM * memory))
-    tp = 1 << max(0, least - 1).bit_length()  # attention heads are shared out to 1, 2, 4, 8 GPUs
+    tp = 1 << max(0, least - 1).bit_length()  # attention heads can be divided among 1, 2, 4 or 8 GPUs
     for lora in (False, True):
         least = math.ceil(_trained_bytes(parameters, lora=lora) / (_TRAINER_ROOM * memory))
         train = max(least, gpus.count // _TRAINING_SHARE, 1)

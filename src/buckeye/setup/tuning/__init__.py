@@ -1,1 +1,1 @@
-"""`buckeye rl tune`: a learning rate, found by short forks of a run."""
+"""`buckeye rl tune`: find a learning rate with short forks of a run."""

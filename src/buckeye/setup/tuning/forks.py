@@ -1,4 +1,4 @@
-"""Short runs of one configuration with other learning rates: each is a run of its own, in its own process."""
+"""Short runs of one configuration with other learning rates, each a separate run in its own process."""
 
 from __future__ import annotations
 
@@ -32,8 +32,10 @@ _PARTS = 4
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fork:
-    """A short run that has ended: the rewards of its groups by step, and its seconds in all and for a step.
-    `why` is the reason why it failed."""
+    """A finished short run: the rewards of its groups by step, its total seconds, and its seconds per step.
+
+    `why` is the reason if it failed, else "".
+    """
 
     rate: float
     directory: Path
@@ -44,26 +46,32 @@ class Fork:
 
     @property
     def score(self) -> float | None:
-        """Its mean reward, in which the second half counts ten times as much as the first: so speed only
-        decides between forks that come equally far. None where it failed."""
+        """Weighted mean reward, or None if the fork failed.
+
+        The second half counts ten times as much as the first, so speed decides only between forks that end
+        equally well.
+        """
         means, early = list(map(statistics.fmean, self.rewards)), len(self.rewards) // 2
         weights = [1.0] * early + [_LATER] * (len(means) - early)
         return None if self.why else statistics.fmean(means, weights)
 
     @property
     def last(self) -> Sequence[float]:
-        """The rewards of the last quarter, at least of a step."""
+        """Rewards of the last quarter, at least one step."""
         return self._quarters()[-1]
 
     @property
     def every(self) -> Sequence[float]:
-        """The rewards of all steps."""
+        """Rewards of all steps."""
         return self._pooled(0, len(self.rewards))
 
     @property
     def fell(self) -> bool:
-        """Return True if the last quarter earned less than the best one, beyond chance, or a few steps in a
-        row less than the first one: then the fork had lost all, though it may have recovered."""
+        """True if the fork lost reward significantly.
+
+        That is, the last quarter is below the best one, or a few consecutive steps are below the first step,
+        even if it recovered later.
+        """
         if self.why:
             return False
         ends = range(_IN_A_ROW + 1, len(self.rewards) + 1)
@@ -72,7 +80,7 @@ class Fork:
 
     @property
     def outcome(self) -> dict[str, Any]:
-        """Its score, the mean reward of its last quarter, whether it fell, its seconds, and why it failed."""
+        """Score, mean reward of the last quarter, whether it fell, seconds, and reason of failure."""
         return {
             "score": self.score,
             "reward_at_end": None if self.why else statistics.fmean(self.last),
@@ -90,8 +98,10 @@ class Fork:
 
 
 def train_fork(config: RLConfig, directory: Path, rate: float, steps: int, *, seconds: float) -> Fork:
-    """Train `steps` steps in the new `directory`, for at most `seconds`: with the run's scheduler where that
-    is all of the run, else with a constant learning rate."""
+    """Train `steps` steps in the new `directory`, for at most `seconds`.
+
+    Uses the run's scheduler if that is the whole run, else a constant learning rate.
+    """
     file = directory.with_name(f"{directory.name}.json")
     settings = _settings(config, directory, rate, steps)
     write_file(file, json.dumps(settings, indent=1) + "\n", mode=0o600)
@@ -120,7 +130,7 @@ def drop_weights(fork: Fork) -> None:
 
 
 def _settings(config: RLConfig, directory: Path, rate: float, steps: int) -> dict[str, Any]:
-    """The configuration with all that makes it this fork."""
+    """Return the configuration with the changes for this fork."""
     made: dict[str, Any] = json.loads(to_json(config))
     for section in (made, made["trainer"], made["orchestrator"], made["inference"] or {}):
         section |= {name: None for name in TRACKER_FOLDERS if name in section}
@@ -130,7 +140,7 @@ def _settings(config: RLConfig, directory: Path, rate: float, steps: int) -> dic
         section |= {"max_steps": steps} if "max_steps" in section else {}
     made["orchestrator"] |= {"eval": None}
     made["trainer"]["optim"]["lr"] = rate
-    if steps != config.max_steps:  # a part of the run: where it falls is not reached
+    if steps != config.max_steps:  # only a part of the run, which ends before the rate decays
         made["trainer"]["scheduler"] = {"type": "constant"}
     made["trainer"]["trained"]["keep"] = None
     return made

@@ -1,4 +1,4 @@
-"""Which learning rate to try next. Decisions alone: the caller measures."""
+"""Search for a learning rate: decides which rate to try next, while the caller measures."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import math
 from collections.abc import Callable, Mapping
 
 FACTOR = 3.0
-"""Between two learning rates that are tried by training."""
+"""Ratio of two neighboring learning rates that are tried by training."""
 
 STEPS = 12
-"""The fewest of a fork, by default."""
+"""Default minimum number of steps of a fork."""
 
 _FAR = 30.0
 _NEAR = 1.5
@@ -18,9 +18,11 @@ _NEAR = 1.5
 def approach(
     change: Callable[[float], float], start: float, target: float, *, tries: int, more: Callable[[], bool]
 ) -> dict[float, float]:
-    """Try learning rates, beginning with `start`, until the policy's change a step is within a factor of 1.5
-    of `target`, or there are to be no `more`. Return each with its change, which is NaN where a rate breaks
-    the model."""
+    """Try learning rates until the policy's change per step is within a factor of 1.5 of `target`.
+
+    Begins with `start`, and stops earlier when `more` returns False. Returns each rate with its change, which
+    is NaN if the rate breaks the model.
+    """
     found = dict[float, float]()
     rate, below, above = start, 0.0, math.inf
     for _ in range(tries):
@@ -29,28 +31,31 @@ def approach(
             break
         below, above = (max(below, rate), above) if seen < target else (below, min(above, rate))
         rate = _next(rate, seen, target)
-        if not below < rate < above:  # noise, or a change that does not grow with the rate
+        if not below < rate < above:  # noise, or the change does not grow with the rate
             rate = math.sqrt(below * above) if below > 0.0 and above < math.inf else rate
     return found
 
 
 def _next(rate: float, seen: float, target: float) -> float:
-    """Where the target should be: while a change is small, it grows as the square of the rate."""
+    """Return the rate expected to hit the target: while a change is small, it grows with the rate squared."""
     if not math.isfinite(seen) or seen <= 0.0:
         return rate * _FAR if seen <= 0.0 else rate / _FAR
     return rate * min(max(math.sqrt(target / seen), 1.0 / _FAR), _FAR)
 
 
 def nearest(found: Mapping[float, float], target: float) -> float:
-    """The rate whose change is nearest to the target, by ratio; the smallest where all have broken."""
+    """Return the rate whose change is closest to the target, by ratio; the smallest rate if all broke."""
     known = {rate: change for rate, change in found.items() if math.isfinite(change) and change > 0.0}
     return min(known, key=lambda rate: abs(math.log(known[rate] / target)), default=min(found))
 
 
 def climb(score: Callable[[float], float | None], start: float) -> dict[float, float]:
-    """Try learning rates a FACTOR apart from `start` on, each next to the best one, until that has a worse
-    one at each side, or `score` is None (no time is left). Return them with their scores. A score is -inf
-    where a rate is too high: then all others are lower."""
+    """Try learning rates a FACTOR apart, from `start`, each next to the best so far.
+
+    Stops when the best has a worse neighbor on each side, or when `score` returns None because no time is
+    left. Returns the rates with their scores. A score of -inf means that the rate is too high: then only
+    lower rates are tried.
+    """
     found = dict[int, float]()
     power: int | None = 0
     while power is not None and (known := score(start * FACTOR**power)) is not None:

@@ -1,4 +1,4 @@
-"""A learning rate for a configuration: how far rates move the policy, then which earns most."""
+"""Find a learning rate: first by how far rates move the policy, then by the reward after training."""
 
 from __future__ import annotations
 
@@ -21,22 +21,24 @@ from buckeye.setup.tuning.forks import Fork, drop_weights, train_fork
 from buckeye.setup.tuning.search import STEPS, approach, climb, nearest
 
 TARGET = 0.01
-"""The change of the policy a step from which rates are tried by training: KL divergence, nats a token."""
+"""Change of the policy per step at which training trials begin: KL divergence, in nats per token."""
 _BATCHES = 3
-_STILL = 1e-12  # a learning rate that changes nothing
+_STILL = 1e-12  # a learning rate that does not change the policy
 _TRIES = 6
 _LEARNT = 3.0  # standard errors
 _FORKS = 5
-_MOST_STEPS = 100  # of a fork, where the run has no end
-_LONGEST = 1.5  # times the time that a fork is expected to take
+_MOST_STEPS = 100  # of a fork, if the run has no max_steps
+_LONGEST = 1.5  # timeout of a fork, as a multiple of its expected time
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tuned:
-    """The setting that was found, every rate with the policy's change a step, and the forks. `by_training` is
-    True if the rate was chosen by training, and not by the policy's change alone: then the rewards of the
-    best fork's last quarter (`reward_at_end` is their mean) are above those that the untrained policy earned
-    (`reward_at_start`), beyond chance. Without a fork that did not fail or fall `reward_at_end` is None."""
+    """The learning rate found, every tried rate with the policy's change per step, and the forks.
+
+    `by_training` is True if training decided, and not only the policy's change. Then the rewards in the last
+    quarter of the best fork (mean: `reward_at_end`) are significantly above those of the untrained policy
+    (mean: `reward_at_start`). `reward_at_end` is None if every fork failed or fell.
+    """
 
     lr: float
     by_training: bool
@@ -59,7 +61,7 @@ class Tuning:
     _begun: float = field(default_factory=time.monotonic)
 
     def run(self) -> Tuned:
-        """Do it all. Raises UsageError if the folder is there, RunError if there is nothing to learn from."""
+        """Find the rate. Raises UsageError if the folder exists, RunError if the first fork fails."""
         if self.root.exists():
             raise UsageError(f"{self.root} exists already. Name a new folder: -o DIR")
         self.root.mkdir(parents=True)
@@ -96,8 +98,11 @@ class Tuning:
         )
 
     def _still(self) -> Fork:
-        """A fork that trains nothing: the policy's changes are computed on its batches, and its rewards are
-        those at the start. Forks that train run their own rollouts."""
+        """Run a fork that does not change the policy, and return it.
+
+        Its batches measure the policy's changes, and its rewards are the initial ones. Forks that train run
+        their own rollouts.
+        """
         still = train_fork(self.config, self.root / "still", _STILL, _BATCHES, seconds=self._left())
         if still.score is None:
             raise RunError(f"Nothing can be tried: {still.why}. See {self.root / 'still.log'}")
@@ -105,20 +110,22 @@ class Tuning:
         return still
 
     def _change(self, still: Fork, rate: float) -> float:
-        """The policy's change a step: the median, as the first is the optimizer's own."""
+        """Return the policy's change per step: the median, because the optimizer's first step is atypical."""
         found = policy_changes(still.directory, rate)
         change = statistics.median(found) if math.isfinite(found[-1]) else math.nan
         self._note("change", rate=rate, change=change)
         return change
 
     def _fork_steps(self, still: Fork) -> int:
-        """Of each fork: as many as there is time for, if there are to be _FORKS of them."""
+        """Return the number of steps per fork that leaves time for _FORKS forks."""
         room = (self._left() / _FORKS - _fork_seconds(still, 0)) / still.step_seconds
         return min(self.config.max_steps or _MOST_STEPS, max(STEPS, int(room)))
 
     def _score(self, still: Fork, rate: float, steps: int) -> float | None:
-        """The score of a fork with this rate: -inf where it lost again what it had gained; None where there
-        is no time for it."""
+        """Return the score of a fork with this rate.
+
+        -inf means that it failed or fell; None that no time is left for it.
+        """
         known = [fork.seconds for fork in self.forks if fork.score is not None]
         needed = max(known, default=_fork_seconds(still, steps))
         if self._left() < needed:
@@ -135,7 +142,7 @@ class Tuning:
         return self.budget - (time.monotonic() - self._begun)
 
     def _note(self, what: str, **details: Any) -> None:
-        """Record a decision with the figures it was made by, and tell it."""
+        """Record a decision with its figures, and report it."""
         write_event(self.root, "tune", attempt=1, what=what, **details)
         shown = [
             f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}"
@@ -146,5 +153,5 @@ class Tuning:
 
 
 def _fork_seconds(still: Fork, steps: int) -> float:
-    """The seconds that a fork of `steps` steps takes: its start and its end as long as the still one's."""
+    """Return the expected seconds of a fork: start and end as for the still fork, plus its steps."""
     return max(0.0, still.seconds - still.step_seconds * _BATCHES) + still.step_seconds * steps

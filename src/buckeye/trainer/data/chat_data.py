@@ -111,6 +111,9 @@ class ChatFormat:
     ) -> Iterator[_Turn]:
         """Yield each turn as the text that the template adds to the rendered prompt before it, up to and
         including the last end-of-turn token. The reply is tokenized separately, as when a policy samples it.
+
+        If the template ends a turn with the first token of the next message, or not at all, the reply ends
+        with that token or with the tokenizer's own: a policy that is never trained on an end never stops.
         """
         write, encode = self._renderer.template.text, self._renderer.encode
         text = ""
@@ -124,9 +127,16 @@ class ChatFormat:
                 )
             continues = bool(text) and prompt.startswith(text)
             end = _end_of_turn(done, len(prompt), self._stops)
+            if end is None and index + 1 < len(messages):
+                following = write(messages[: index + 2], tools, prompt=False)
+                done += next((stop for stop in self._stops if following.startswith(done + stop)), "")
+                end = _end_of_turn(done, len(prompt), self._stops)
             context = prompt[len(text) :] if continues else prompt
-            yield _Turn(context=encode(context), reply=encode(done[len(prompt) : end]), continues=continues)
-            text = done[:end]
+            reply = encode(done[len(prompt) : end])
+            if end is None:
+                reply += self._renderer.stop_token_ids[:1]
+            yield _Turn(context=encode(context), reply=reply, continues=continues)
+            text = "" if end is None else done[:end]  # no later prompt has that token
 
 
 @dataclass(slots=True)
@@ -195,7 +205,8 @@ class ChatFile:
         """Return the samples of `count` conversations from `position` on, in endless shuffled epochs."""
         first, last = position // len(self), (position + count - 1) // len(self)
         epochs = [
-            np.random.default_rng((self._seed, e)).permutation(len(self)) for e in range(first, last + 1)
+            np.random.default_rng((self._seed % 2**64, e)).permutation(len(self))
+            for e in range(first, last + 1)
         ]
         start = position - first * len(self)
         order = np.concatenate(epochs)[start : start + count]
@@ -232,7 +243,7 @@ class ChatFile:
     def _parse_lines(self, content: bytes) -> list[tuple[int, dict[str, Any]]]:
         """Return the conversations with their line numbers. Count and skip those with a broken call."""
         try:
-            lines = content.decode("utf-8").split("\n")
+            lines = content.decode("utf-8-sig").split("\n")
         except UnicodeDecodeError as error:
             raise UsageError(f"The chat data {self.path} cannot be read: {error}") from error
         if not any(line.strip() for line in lines):
@@ -276,9 +287,9 @@ def _cut(ids: Sequence[int], mask: Sequence[bool]) -> ChatSample:
     return ChatSample(token_ids=np.array(ids[:end], np.int32), loss_mask=np.array(mask[:end], np.bool_))
 
 
-def _end_of_turn(text: str, start: int, stop_tokens: Sequence[str]) -> int:
+def _end_of_turn(text: str, start: int, stop_tokens: Sequence[str]) -> int | None:
     ends = [at + len(token) for token in stop_tokens if (at := text.rfind(token, start)) >= 0]
-    return max(ends, default=len(text))
+    return max(ends, default=None)
 
 
 def _read(path: Path) -> bytes:

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from buckeye.errors import CheckpointError, UsageError
-from buckeye.trainer.output.export import read_tokenizer_files, save_model
+from buckeye.trainer.output.export import read_tokenizer_files, save_model, write_tokenizer_files
 from buckeye.transport.checkpoint.base_digest import BASE_KEY, base_digest
 
 ADAPTER = "default"
@@ -68,8 +68,7 @@ def save_adapter(
     save_file(stored, directory / WEIGHTS_FILE, metadata=metadata)
     content = json.dumps(config, indent=2, sort_keys=True)
     (directory / CONFIG_FILE).write_text(content + "\n", encoding="utf-8")
-    for name, data in tokenizer.items():
-        (directory / name).write_bytes(data)
+    write_tokenizer_files(directory, tokenizer)
 
 
 @torch.no_grad()

@@ -119,6 +119,17 @@ def flash_available(device: torch.device) -> bool:
     )
 
 
+def attention_here() -> str:
+    """Return the attention that a trainer on this machine uses, unless a setting asks for SDPA. The package
+    flash-attn is never imported: the kernels are those in torch."""
+    if not torch.cuda.is_available():
+        return "SDPA, as there is no GPU"
+    device = torch.device("cuda")
+    if flash_available(device):
+        return f"flash attention of torch {torch.__version__}"
+    return f"SDPA, as torch {torch.__version__} has none for {torch.cuda.get_device_name(device)}"
+
+
 def packed_attention(
     module: nn.Module,
     query: Tensor,

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.utils import cached_file
+from transformers.utils.hub import CHAT_TEMPLATE_DIR, list_repo_templates
 
 from buckeye.base.foreign_files import NotRegularError, own_files, read_regular
 from buckeye.errors import UsageError
@@ -29,7 +30,7 @@ _TOKENIZER_FILES = (
 
 
 def read_tokenizer_files(name: str) -> dict[str, bytes]:
-    """Return the tokenizer files of a model directory or hub name, chat template included, as name ->
+    """Return the tokenizer files of a model directory or hub name, all chat templates included, as name ->
     content. Raise `UsageError` for a link to a file outside the directory.
 
     The contents stay in memory, because the source may be a checkpoint that is deleted later.
@@ -37,15 +38,30 @@ def read_tokenizer_files(name: str) -> dict[str, bytes]:
     folder = Path(name)
     if folder.is_dir():
         try:
-            paths = [path for path in own_files(folder) if path.parent == folder]
-            return {path.name: read_regular(path) for path in paths if path.name in _TOKENIZER_FILES}
+            paths = {path.relative_to(folder).as_posix(): path for path in own_files(folder)}
+            return {file: read_regular(path) for file, path in paths.items() if _is_tokenizers(file)}
         except NotRegularError as error:
             raise UsageError(f"{error}: the tokenizer is not copied") from None
+    templates = [
+        f"{CHAT_TEMPLATE_DIR}/{stem}.jinja" for stem in list_repo_templates(name, local_files_only=True)
+    ]
     found = {
         file: cached_file(name, file, local_files_only=True, _raise_exceptions_for_missing_entries=False)
-        for file in _TOKENIZER_FILES
+        for file in (*_TOKENIZER_FILES, *templates)
     }
     return {file: Path(path).read_bytes() for file, path in found.items() if path}
+
+
+def write_tokenizer_files(directory: Path, contents: Mapping[str, bytes]) -> None:
+    """Write what `read_tokenizer_files` has read."""
+    for name, content in contents.items():
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        (directory / name).write_bytes(content)
+
+
+def _is_tokenizers(file: str) -> bool:
+    folder, _, name = file.rpartition("/")
+    return file in _TOKENIZER_FILES or (folder == CHAT_TEMPLATE_DIR and name.endswith(".jinja"))
 
 
 def save_model(
@@ -66,12 +82,7 @@ def save_model(
         tensors = gather(model.state_dict(keep_vars=True), keep=True, dtype=dtype)
     model.save_pretrained(directory, state_dict=dict(tensors), max_shard_size="256MB")
     _state_dtype(directory / "config.json", dtype)
-    _write_files(directory, tokenizer)
-
-
-def _write_files(directory: Path, contents: Mapping[str, bytes]) -> None:
-    for name, content in contents.items():
-        (directory / name).write_bytes(content)
+    write_tokenizer_files(directory, tokenizer)
 
 
 def _state_dtype(config: Path, dtype: torch.dtype) -> None:

@@ -18,7 +18,7 @@ from buckeye.errors import RunError, UsageError
 from buckeye.trainer.data.chat_data import ChatFormat
 from buckeye.trainer.model.adapter_files import ADAPTER_DIRECTORY, CONFIG_FILE, check_base, merge_adapter
 from buckeye.trainer.model.policy import Policy, load_policy
-from buckeye.trainer.output.export import read_tokenizer_files, save_model
+from buckeye.trainer.output.export import read_tokenizer_files, save_model, write_tokenizer_files
 from buckeye.transport.checkpoint import MODEL_DIRECTORY
 
 _PASSAGES = 4
@@ -96,8 +96,7 @@ def write_merged(state: Path, out: Path, *, base: Path, passages: Passages) -> V
     adapter = state / ADAPTER_DIRECTORY
     reference = _of_adapter(base, adapter, passages)
     merge_adapter(str(base), adapter, out)
-    for name, content in read_tokenizer_files(str(adapter)).items():
-        (out / name).write_bytes(content)
+    write_tokenizer_files(out, read_tokenizer_files(str(adapter)))
     return reference.verify(AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32), out)
 
 

@@ -204,8 +204,8 @@ def _install_alone(installer: Installer, scratch: Path, source: Source) -> None:
         key = hub_key()
         if key is None:
             raise BuckeyeError(
-                f"{error}\n{source.env_id}{source.specifier} is not in the hub's public index, "
-                f"{source.index}. If it is private, set {KEY_VARIABLE} and try again."
+                f"{error}\nThe hub's public index, {source.index}, did not give "
+                f"{source.env_id}{source.specifier}. If it is private, set {KEY_VARIABLE} and try again."
             ) from None
     fetched = fetch_private(source, key, scratch)
     installer.install(str(fetched), dependencies=False, folder=scratch)

@@ -14,6 +14,7 @@ from urllib.parse import urljoin, urlsplit
 
 import httpx
 
+from buckeye.base.keys import key
 from buckeye.errors import BuckeyeError
 from buckeye.workers.installed.source import Source
 
@@ -24,10 +25,11 @@ _SECONDS = 120.0
 
 
 def hub_key() -> str | None:
-    """Return the key in PRIME_API_KEY, else the key that `prime login` has stored, else None."""
-    key = os.environ.get(KEY_VARIABLE)
-    if key:
-        return key
+    """Return PRIME_API_KEY from the environment, `.env` or `buckeye auth set`, else the key that
+    `prime login` has stored, else None.
+    """
+    if known := key(KEY_VARIABLE):
+        return known
     try:
         stored = json.loads((Path.home() / ".prime" / "config.json").read_text("utf-8"))
     except (OSError, ValueError):

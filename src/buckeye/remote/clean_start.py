@@ -1,0 +1,269 @@
+"""`python -m buckeye.remote.clean_start`: whether a run could start from the files, the keys and the packages
+that another machine gets. Started by `proof`, in a folder with these files alone.
+
+Packages that only this machine has cannot be imported, as if they were not installed.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import site
+import sys
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+from packaging.utils import canonicalize_name
+
+from buckeye.base.distribution import CODE_FOLDER, DISTRIBUTION
+from buckeye.base.keys import key, variables
+from buckeye.base.request_gate import is_loopback
+from buckeye.config.load import load_config
+from buckeye.config.rl import RLConfig
+from buckeye.envs.base import Environment
+from buckeye.envs.settings import WorkerSettings
+from buckeye.errors import BuckeyeError, EnvironmentNotFoundError, UsageError
+from buckeye.launch.mcp_gateways import mcp_tasks
+from buckeye.launch.plan import make_plan
+from buckeye.launch.preflight.check import Check, failed, skipped
+from buckeye.launch.preflight.devices import Machine
+from buckeye.launch.preflight.model import MODEL, check_model, check_tokenizer, find_model
+from buckeye.launch.preflight.places import STORE, check_keys, check_store
+from buckeye.launch.preflight.ports import AnyPorts
+from buckeye.launch.preflight.tasks import check_tasks
+from buckeye.launch.preflight.trainer_checks import trainer_warnings
+from buckeye.launch.run_keys import played_environments
+from buckeye.mcp.gateway.settings import API_KEY_VARIABLE
+from buckeye.mcp.tasks.dataset import images_of
+from buckeye.mcp.tasks.lock import lock_in
+from buckeye.mcp.tasks.task_schema import McpTask, StdioServer
+from buckeye.mcp.tasks.variables import resolve
+from buckeye.remote.software import BUILDS, reached
+from buckeye.transport.object_store import MODULES
+from buckeye.workers.opening import open_environment
+
+_TASKS = "servers of the tasks"
+_THERE = ("uv", "uvx")  # programs beside `python` on every machine that was set up
+_INSTALLERS = ("pip", "setuptools")
+
+
+class Start(msgspec.Struct, kw_only=True, frozen=True):
+    """What a start elsewhere has: the words after `rl`, what is installed for it as requirements, and the
+    number of its GPUs (None: unknown). `wheels` is a folder of unpacked ones. A `rented` machine has nothing
+    else; `only_here` are folders that it lacks."""
+
+    arguments: list[str]
+    requirements: list[str]
+    gpus: int | None
+    rented: bool
+    wheels: str
+    only_here: list[str]
+
+
+def main() -> None:
+    """Read a Start from standard input, and write a line of JSON for every check to the file that the only
+    argument names."""
+    start = msgspec.json.decode(sys.stdin.buffer.read(), type=Start)
+    hide_others(start.requirements, start.wheels)
+    with Path(sys.argv[1]).open("w", encoding="utf-8") as file:
+        for check in checks(start):
+            file.write(f"{json.dumps(asdict(check))}\n")
+            file.flush()
+        file.write("null\n")
+
+
+def checks(start: Start) -> Iterator[Check]:
+    """Yield what a start from the working directory would meet, as far as it can be known here."""
+    try:
+        config = load_config(RLConfig, start.arguments)
+    except BuckeyeError as error:
+        yield failed("configuration", str(error), "")
+        return
+    path = find_model(config.trainer.model.name)
+    with_vllm = bool(start.gpus) and config.inference is not None and config.inference.backend != "torch"
+    model = check_model(config, vllm=with_vllm)
+    yield from [model] if model.state != "skipped" else ()
+    tokenizer = check_tokenizer(config)
+    yield from [tokenizer] if path is not None else _on_hub(config.trainer.model.name)
+    refused = trainer_warnings(config, path, on_gpu=bool(start.gpus))
+    yield from (failed("settings", line, "") for line in refused)
+    if start.gpus is not None:
+        yield from _plan(config, start.gpus, path)
+    yield from _on_fresh_machine(config, start.only_here) if start.rented else ()
+    yield from _variables(config)
+    is_known = tokenizer.state == "ok" and importlib.util.find_spec("tokenizers") is not None
+    yield from check_tasks(config, path if is_known else None, open_one=_open)
+
+
+def _plan(config: RLConfig, gpus: int, path: Path | None) -> Iterator[Check]:
+    machine = Machine(cores=os.cpu_count() or 1, gpus=tuple(range(gpus)))
+    try:
+        make_plan(config, machine, model_path=path, ports=AnyPorts())
+    except UsageError as error:
+        yield failed("GPUs", f"of the machine: {error}", "")
+
+
+def _on_fresh_machine(config: RLConfig, only_here: Sequence[str]) -> Iterator[Check]:
+    """Yield what a machine needs that has only what it is given."""
+    yield check_keys(config, here=False)
+    near = [url for url in config.orchestrator.client.base_url if is_loopback(urlsplit(url).hostname or "")]
+    if config.inference is None and near:
+        yield failed(
+            "inference servers", f"the run starts none, and {near[0]} is this machine", "[inference]"
+        )
+    if config.trainer.ckpt is not None and config.trainer.ckpt.store is not None:
+        yield _store(config, config.trainer.ckpt.store)
+    yield from _programs(config, only_here)
+    yield from _images(config)
+
+
+def _images(config: RLConfig) -> Iterator[Check]:
+    """Yield a failed check for each image of the tasks that is in no registry."""
+    lock = lock_in(Path())
+    for image in images_of(_tasks(config)):
+        if "/" not in image:
+            push = f"buckeye env push --image REGISTRY/ORG/{image}, and put that name into the tasks"
+            yield failed(_TASKS, f"the image {image} has no registry in its name", push)
+        elif lock is not None and lock.has_unpushed(image):
+            yield failed(_TASKS, f"{image} was built here and not pushed since", "buckeye env push")
+
+
+def _on_hub(name: str) -> Iterator[Check]:
+    """Yield a check of a model that is not here, if the hub refuses it or is not reached."""
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import RepositoryNotFoundError
+
+    try:
+        hf_hub_download(name, "config.json", token=key("HF_TOKEN") or None)
+    except RepositoryNotFoundError as error:  # also one behind a licence that this token has not accepted
+        reason = next(iter(str(error).strip().splitlines()), "")
+        yield failed(
+            MODEL, f"the Hugging Face hub does not give {name}: {reason}", "set HF_TOKEN, or its name"
+        )
+    except Exception as error:  # the network of this machine is not that of the other one
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        yield skipped(MODEL, f"{name} is not here, and the Hugging Face hub was not reached: {reason}")
+
+
+def _store(config: RLConfig, url: str) -> Check:
+    module = MODULES.get(url.partition("://")[0])
+    if module is not None and importlib.util.find_spec(module) is None:
+        return skipped(STORE, f"{module} is not installed here to try {url}")
+    check = check_store(config)
+    if check.state != "failed":
+        return check
+    return failed(
+        STORE, check.seen, "of keys only variables go along (AWS_ACCESS_KEY_ID), no files of ~/.aws"
+    )
+
+
+def _programs(config: RLConfig, only_here: Sequence[str]) -> Iterator[Check]:
+    """Yield a check of the programs that tasks start, and of the files that they are given."""
+    servers = [s for s in _servers(config) if isinstance(s, StdioServer)]
+    words = dict.fromkeys(w for s in servers for w in (s.command, *s.args, s.cwd or ""))
+    own = str(Path(sys.executable).parent) if sys.prefix != sys.base_prefix else os.devnull
+    for word in words:
+        path = Path(word)
+        if path.is_absolute() and path.exists() and any(path.is_relative_to(folder) for folder in only_here):
+            yield failed(
+                _TASKS, f"{word} is on this machine only", "put it into `files`, and name it by {workdir}"
+            )
+    names = {s.command for s in servers if "/" not in s.command}
+    names = {name for name in names if not name.startswith("python") and name not in _THERE}
+    elsewhere = os.pathsep.join(f for f in os.get_exec_path() if f != own)
+    beside = sorted(n for n in names if Path(own, n).exists() and shutil.which(n, path=elsewhere) is None)
+    for name in beside:
+        yield failed(_TASKS, f"{name} is installed beside this Python only", f"start it by `uvx {name}`")
+    if unknown := sorted(names - set(beside)):
+        yield skipped(_TASKS, f"the image of the machine must have {', '.join(unknown)}")
+
+
+def _variables(config: RLConfig) -> Iterator[Check]:
+    """Yield a failed check if the servers of the tasks are given variables that do not go along."""
+    try:
+        known = {API_KEY_VARIABLE: "made there", **variables()}
+        resolve([server.model_dump() for server in _servers(config)], known)
+    except UsageError as error:
+        yield failed(_TASKS, str(error), "")
+
+
+def _servers(config: RLConfig) -> list[Any]:
+    """Return the servers of all tasks, each once."""
+    found = [server for task in _tasks(config) for server in task.mcp_config.values()]
+    return list({server.model_dump_json(): server for server in found}.values())
+
+
+def _tasks(config: RLConfig) -> list[McpTask]:
+    """Return the tasks of MCP servers; none of those that cannot be read: another check says so."""
+    with suppress(UsageError):
+        return mcp_tasks(played_environments(config))
+    return []
+
+
+def _open(env_id: str, args: Mapping[str, Any], settings: WorkerSettings) -> Environment | None:
+    """Open an environment; None for one that is not here and will be installed there."""
+    try:
+        return open_environment(env_id, args, settings)
+    except EnvironmentNotFoundError:
+        return None
+
+
+def hide_others(requirements: Iterable[str], wheels: str) -> None:
+    """Let this process import nothing but the standard library, its working directory, Buckeye, the packages
+    in the folder `wheels`, and what the requirements lead to."""
+    allowed = {*reached(requirements), *BUILDS, *_INSTALLERS, canonicalize_name(DISTRIBUTION)}
+    hidden = {
+        top
+        for top, names in metadata.packages_distributions().items()
+        if not any(_is_allowed(canonicalize_name(name), allowed) for name in names)
+    }
+    packages = [*site.getsitepackages(), site.getusersitepackages()]
+    base = {str(Path(folder)) for folder in (sys.base_prefix, sys.base_exec_prefix)}
+    kept = [
+        entry
+        for entry in sys.path
+        if entry in packages or any(Path(entry).is_relative_to(folder) for folder in base)
+    ]
+    sys.path[:] = [os.getcwd(), wheels, str(Path(CODE_FOLDER).parent), *kept]
+    sys.meta_path[:] = [_Without(finder, hidden) for finder in sys.meta_path if not _is_editable(finder)]
+
+
+def _is_allowed(name: str, allowed: Collection[str]) -> bool:
+    return name in allowed or name.startswith("nvidia-")
+
+
+def _is_editable(finder: object) -> bool:
+    """Return True for a finder of a package that is installed as a pointer to its source folder."""
+    return "editable" in str(getattr(finder, "__module__", "") or "").lower()
+
+
+class _Without:
+    """A finder of modules that does not find the `hidden` ones, unless they are in the working directory or
+    in a wheel: their names are first in `sys.path`."""
+
+    def __init__(self, finder: Any, hidden: Collection[str]) -> None:
+        self._finder, self._hidden = finder, hidden
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        """Return what the finder finds, if it may."""
+        spec = self._finder.find_spec(name, path, target)
+        if spec is None or name.partition(".")[0] not in self._hidden:
+            return spec
+        where = [spec.origin or "", *(spec.submodule_search_locations or ())]
+        return spec if any(Path(w).is_relative_to(own) for w in where for own in sys.path[:2]) else None
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        """Return the finder's other methods, such as those for metadata."""
+        return getattr(self._finder, name)  # type: ignore[no-any-return]
+
+
+if __name__ == "__main__":
+    main()

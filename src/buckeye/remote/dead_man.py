@@ -1,0 +1,37 @@
+"""The timer on a machine, which ends a run that no command here follows any more."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from buckeye.errors import UsageError
+from buckeye.remote.pods import RentedPod
+from buckeye.remote.providers.prime_account import prime_account
+
+DEAD_MAN_VARIABLE = "BUCKEYE_DEAD_MAN_MINUTES"
+
+_MINUTES = 30.0
+_GRACE_SECONDS = 900.0
+
+
+def dead_man_timer(pod: RentedPod, minutes: float, *, rents: bool) -> dict[str, Any]:
+    """Return what the timer on the machine is told; see `pod.watchdog`."""
+    return {
+        "seconds": 60 * minutes,
+        "expires": pod.expires,
+        "grace": _GRACE_SECONDS,
+        "machine": {"url": f"{prime_account().url}/api/v1/pods/{pod.id}"} if rents else None,
+    }
+
+
+def dead_man_minutes() -> float:
+    """Return how long the machine waits for a sign from here. Raises UsageError for a wrong variable."""
+    text = os.environ.get(DEAD_MAN_VARIABLE, str(_MINUTES))
+    try:
+        minutes = float(text)
+    except ValueError:
+        minutes = 0.0
+    if not 0 < minutes < 60 * 24 * 7:
+        raise UsageError(f"{DEAD_MAN_VARIABLE}={text}: write a number of minutes, as 30.")
+    return minutes

@@ -1,0 +1,223 @@
+"""The proof that a run can start on another machine, before one is ordered for it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from io import BytesIO
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import msgspec
+from packaging.utils import canonicalize_name, parse_wheel_filename
+
+from buckeye.base.distribution import requirements
+from buckeye.base.process import run_program
+from buckeye.errors import UsageError
+from buckeye.launch.preflight.check import Check, failed, skipped
+from buckeye.mcp.tasks.trust import TRUSTED_VARIABLE, trusted_digests
+from buckeye.remote.base import RemoteRequest
+from buckeye.remote.bootstrap import EXTRAS, TOOLS
+from buckeye.remote.clean_start import Start
+from buckeye.remote.environments import NeededEnvironment
+from buckeye.remote.manifest import Manifest
+from buckeye.remote.project import Project
+from buckeye.remote.software import pins
+from buckeye.workers.installed.record import ENVIRONMENTS_VARIABLE, environments_home
+from buckeye.workers.installed.source import parse_source
+from buckeye.workers.installed.venv import find_uv, python_needed
+
+_START_SECONDS = 600.0
+_RESOLVE_SECONDS = 300.0
+_COPIED_BYTES = 2**20
+_PLATFORM = ("--python-version", "3.12", "--python-platform", "x86_64-manylinux_2_28")
+_UNSOLVED = "No solution found"
+_NOT_SEARCHED = ("network was disabled", "no usable wheels", "no wheels with a matching", "is disabled")
+_KEPT = ("PATH", "LANG", "LC_ALL", "TMPDIR", "USER", "LOGNAME", "SHELL", "TERM")
+_NETWORK = (
+    *("HF_ENDPOINT", "HF_HUB_OFFLINE", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"),
+    *("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"),
+)
+_PACKAGES, _START = "packages", "start"
+_OF_HOST = ("tasks of", "servers of the tasks")
+
+Tell = Callable[[str], None]
+
+
+def prove(project: Project, request: RemoteRequest, *, rents: bool, tell: Tell) -> None:
+    """Raise UsageError, with all reasons, if the run could not start on the machine that is asked for. What
+    cannot be known here is told, a line each.
+
+    The run is loaded from the files that are sent, with the keys that go along; what is installed for it on a
+    rented machine must be there for its platform.
+    """
+    tell("Checking that the run can start there ...")
+    checks = [*start_checks(project, request, rents=rents), *(package_checks(project) if rents else ())]
+    failures = [check for check in checks if check.state == "failed"]
+    # a host of the user's may have variables, keys and files of its own
+    doubtful = [check for check in failures if not rents and check.name.startswith(_OF_HOST)]
+    for check in checks:
+        if check.state == "skipped":
+            tell(f"not proved: {check.line}")
+        elif check.state == "warning" or check in doubtful:
+            tell(f"warning: {check.line}")
+    broken = dict.fromkeys(check.line for check in failures if check not in doubtful)
+    if broken:
+        nothing = "Nothing was ordered" if rents else "Nothing was started"
+        raise UsageError("\n".join([*broken, f"{nothing}: the run would fail on the machine"]))
+
+
+def start_checks(project: Project, request: RemoteRequest, *, rents: bool) -> list[Check]:
+    """Return the checks of `clean_start`, in a folder that has what is sent and nothing else."""
+    with TemporaryDirectory(prefix="buckeye-proof-") as name:
+        folder, wheels, home = (Path(name, part) for part in ("project", "wheels", "home"))
+        for made in (folder, wheels, home):
+            made.mkdir()
+        lay_out(project.manifest, folder)
+        packed = [env for env in project.environments if env.beside and env.wheel is not None]
+        for environment in packed:
+            zipfile.ZipFile(BytesIO(environment.wheel or b"")).extractall(wheels)
+        own = [parse_wheel_filename(environment.what)[0] for environment in packed]
+        start = Start(
+            arguments=list(project.arguments),
+            requirements=[*_requirements(project), *own],
+            gpus=request.gpus.count if request.gpus is not None else None,
+            rented=rents,
+            wheels=str(wheels),
+            only_here=_only_here(project.root),
+        )
+        return _started(start, folder, _environment(project, home))
+
+
+def _only_here(root: Path) -> list[str]:
+    """Return folders of this machine that no other one has."""
+    found = [root, Path.home(), *([Path(sys.prefix)] if sys.prefix != sys.base_prefix else [])]
+    return [str(folder) for folder in found if folder != Path("/")]
+
+
+def lay_out(manifest: Manifest, folder: Path) -> None:
+    """Make `folder` what the project's folder will be there. Large files are links to those here."""
+    for name, path in manifest.files.items():
+        place = folder / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if path.stat().st_size > _COPIED_BYTES:
+            place.symlink_to(path.resolve())
+        else:
+            place.write_bytes(path.read_bytes())
+    for name, target in manifest.links.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).symlink_to(target)
+    for name in manifest.folders:
+        (folder / name).mkdir(parents=True, exist_ok=True)
+
+
+def _environment(project: Project, home: Path) -> dict[str, str]:
+    """Return the variables of a process that has what the machine will have; the caches of models and the
+    installed environments are those here."""
+    kept = {name: os.environ[name] for name in (*_KEPT, *_NETWORK) if name in os.environ}
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return {
+        **kept,
+        "HOME": str(home),
+        "BUCKEYE_HOME": str(home),
+        "HF_HOME": os.environ.get("HF_HOME") or str(Path(cache, "huggingface")),
+        ENVIRONMENTS_VARIABLE: str(environments_home()),
+        TRUSTED_VARIABLE: ",".join(sorted(trusted_digests())),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        **project.secrets,
+    }
+
+
+def _started(start: Start, folder: Path, env: dict[str, str]) -> list[Check]:
+    found = folder.with_name("found")
+    argv = [sys.executable, "-m", "buckeye.remote.clean_start", str(found)]
+    try:
+        done = subprocess.run(  # noqa: S603  a list of words, without a shell
+            argv,
+            input=msgspec.json.encode(start),
+            cwd=folder,
+            env=env,
+            capture_output=True,
+            timeout=_START_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return [skipped(_START, f"the environments are not loaded after {_START_SECONDS:g} s")]
+    lines = found.read_text(encoding="utf-8").splitlines() if found.exists() else []
+    own = json.dumps(f"{folder}/")[1:-1]
+    checks = [Check(**json.loads(line.replace(own, ""))) for line in lines if line != "null"]
+    if lines[-1:] != ["null"]:
+        last = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
+        checks.append(failed(_START, f"ended with code {done.returncode}: {''.join(last)}", ""))
+    return checks
+
+
+def package_checks(project: Project, uv: str | None = None) -> Iterator[Check]:
+    """Yield whether what the machine installs can be had for it, without fetching it: for Buckeye with what
+    it imports, and for each environment in an interpreter of its own."""
+    uv = uv or find_uv()
+    if uv is None:
+        yield skipped(_PACKAGES, "uv is not here to look for them", "pip install uv")
+        return
+    with TemporaryDirectory(prefix="buckeye-proof-") as name:
+        beside = [_wheel(Path(name), env) for env in project.environments if env.beside]
+        needed = _requirements(project)
+        yield from _resolved(uv, "of the run", [*needed, *beside], pins(needed), None)
+        for env in project.environments:
+            if not env.beside:
+                source = parse_source(env.what) if env.wheel is None else None
+                line = source.requirement if source is not None else _wheel(Path(name), env)
+                lock = (env.lock or b"").decode(errors="replace").splitlines()
+                index = source.index if source is not None else None
+                yield from _resolved(uv, f"of {env.what}", [line], lock, index)
+
+
+def _requirements(project: Project) -> list[str]:
+    return sorted({*requirements({*EXTRAS, *project.extras}), *TOOLS})
+
+
+def _wheel(folder: Path, env: NeededEnvironment) -> str:
+    """Return the requirement of an environment: its wheel, written into `folder`, or NAME==VERSION."""
+    if env.wheel is None:
+        return env.what
+    file = folder / env.what
+    file.write_bytes(env.wheel)
+    return f"{canonicalize_name(parse_wheel_filename(env.what)[0])} @ {file.as_uri()}"
+
+
+def _resolved(
+    uv: str, what: str, lines: Sequence[str], bounds: Iterable[str], index: str | None
+) -> Iterator[Check]:
+    """Yield a check that has failed, or was skipped, if there are no versions that fit together: those here,
+    or else, as on the machine, any."""
+    for tried in (list(bounds), []):
+        try:
+            code, said = _compile(uv, lines, tried, index)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            yield skipped(_PACKAGES, f"{what}: uv: {error}")
+            return
+        if code == 0:
+            return
+    last = " ".join(line.strip() for line in said.splitlines() if line.strip())[:1000]
+    is_certain = _UNSOLVED in said and not any(words in said for words in _NOT_SEARCHED)
+    if is_certain and python_needed(said) is None:
+        yield failed(_PACKAGES, f"{what}: {last}", "")
+    else:
+        yield skipped(_PACKAGES, f"{what}: {last}")
+
+
+def _compile(uv: str, lines: Sequence[str], bounds: Sequence[str], index: str | None) -> tuple[int, str]:
+    """Have uv find versions for the machine; its exit code and what it says."""
+    with TemporaryDirectory(prefix="buckeye-proof-") as folder:
+        wanted, limits = Path(folder, "wanted.in"), Path(folder, "bounds.txt")
+        wanted.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        limits.write_text("\n".join(bounds) + "\n", encoding="utf-8")
+        where = ["--index", index] if index is not None else []
+        words = ["--quiet", "--no-header", *_PLATFORM, "--only-binary", ":all:", *where]
+        argv = [uv, "pip", "compile", *words, "--constraint", str(limits), str(wanted)]
+        done = run_program(argv, seconds=_RESOLVE_SECONDS)
+    return done.returncode, done.stderr
