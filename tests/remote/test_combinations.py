@@ -1,8 +1,8 @@
 """Every combination of dataset, tracker, environment and store that a plan accepts, for a rented machine.
 
-What each needs is computed; each distinct set of requirements is installed once, in a clean virtual
-environment; and ten combinations, drawn at random, run to their end on machines that are rented for them.
-Only who rents them out is not real, nor are the hub, the object store and the program that runs images.
+The requirements of each are computed, and each distinct set is installed once, in a clean virtual
+environment. Ten random combinations run to their end on rented machines. Only the provider, the hub, the
+object store and the program that runs images are fake.
 """
 
 from __future__ import annotations
@@ -179,14 +179,14 @@ class World:
         self.trusted.append(uses_of(read_tasks(file)).digest)
 
     def install_verifiers(self):
-        """An environment of `verifiers`, as a wheel of ours, in an interpreter of its own."""
+        """Install a `verifiers` environment from a local wheel, in a separate interpreter."""
         code = (ROOT / "tests/workers/adapters/packages/sums_v0.py").read_text()
         code = code.replace("for_letters: bool = False", "for_letters: bool = True")
         made = wheel(self.folder, "sums-env", files={"sums_env.py": code}, requires=VERIFIERS)
         install_environment(InstallRequest(what=str(made)), tell=lambda _: None)
 
     def write(self, plan):
-        """The file of a run, alone in the folder's name for it."""
+        """Write the settings file of a run, named after its plan."""
         name = f"{self.project}/run-{PLANS.index(plan)}.toml"
         taskset = {"json": "{}.json", "folder": "data-{}", "hub": f"{HUB}-{{}}"}.get(plan.dataset or "", "")
         environment = {
@@ -207,7 +207,7 @@ class World:
         return tuple(sorted({*EXTRAS, *extras_of(load_config(RLConfig, ["@", self.write(plan)]))}))
 
     def install(self, extras):
-        """Install what a run with these extras needs, where its machines look for it. Returns the Python."""
+        """Install the requirements of a run with these extras where machines look; return the Python."""
         step = next(one for one in steps(extras=extras) if one.title == "packages")
         place = self.software / "software" / f"packages-{step.key}"
         python = place / "bin/python"
@@ -252,7 +252,7 @@ def world(tmp_path_factory, server):
 
 
 def expected(plan):
-    """The extras that a combination needs, by hand."""
+    """Return the extras that a combination needs, listed by hand."""
     found = {*EXTRAS, "model"} | ({"hub"} if plan.dataset in ("folder", "hub") else set())
     found |= {plan.tracker, plan.store} - {"none"}
     return tuple(sorted(found))
@@ -284,7 +284,7 @@ def test_each_set_of_requirements_is_installed_once_and_keeps_its_promise(world)
 
 
 class Pods:
-    """A landlord whose pods are ssh servers on the loopback."""
+    """Fake provider whose pods are ssh servers on the loopback."""
 
     def __init__(self, world):
         self._world, self._stack = world, contextlib.ExitStack()
@@ -324,7 +324,7 @@ class Pods:
 
 @pytest.fixture(scope="module")
 def drawn():
-    """Ten combinations. BUCKEYE_TESTS_SEED draws the same ones again."""
+    """Ten random combinations; BUCKEYE_TESTS_SEED repeats a choice."""
     seed = int(os.environ.get("BUCKEYE_TESTS_SEED", secrets.randbelow(10**6)))
     print(f"BUCKEYE_TESTS_SEED={seed}")
     return random.Random(seed).sample(PLANS, RUNS)

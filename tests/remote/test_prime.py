@@ -371,7 +371,7 @@ class TestAccount:
         path.parent.mkdir()
         path.write_text("")
         assert prime_account({}).ssh_key_path == path
-        self.write(api_key="file", ssh_key_path="~/gone.pem")  # chosen, so that its absence is told
+        self.write(api_key="file", ssh_key_path="~/gone.pem")  # explicit, so that a missing file is reported
         assert prime_account({}).ssh_key_path == self.folder.parent / "gone.pem"
 
     def test_the_file_env_is_read(self):

@@ -41,7 +41,7 @@ MCP = '{ taskset = "tasks.json", config_path = "configs/my-env.yaml" }'
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A project that can run, but for what a test changes, and a user without keys."""
+    """Project that can run until a test changes it, and a user without keys."""
     for name in ("HF_TOKEN", "WANDB_API_KEY", "BUCKEYE_API_KEY", "AWS_ACCESS_KEY_ID", "PRIME_API_KEY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
@@ -64,7 +64,7 @@ def tasks(**changes):
 
 
 def found(*words, gpus=2, rented=True, only_here=()):
-    """What is wrong with a start: name -> line."""
+    """Return the failed checks of a start, as name -> line."""
     start = Start(
         arguments=["@", "run.toml", *words],
         requirements=[],
@@ -77,7 +77,7 @@ def found(*words, gpus=2, rented=True, only_here=()):
 
 
 def without_model(wrong):
-    """The fixture's model has no weights and no tokenizer."""
+    """Return failures except those of the fixture's model, which has no weights and no tokenizer."""
     return {name: line for name, line in wrong.items() if name not in ("model", "tokenizer")}
 
 
@@ -171,7 +171,7 @@ def test_keys_of_the_store_go_along_and_only_with_it(folder, monkeypatch):
 
 @pytest.fixture
 def own_imports(tmp_path, monkeypatch):
-    """A process whose imports may be changed."""
+    """Restore the imports of this process after the test."""
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
     monkeypatch.chdir(tmp_path)
@@ -217,7 +217,7 @@ UNSOLVED = "error: No solution found when resolving dependencies\n  cause: a is 
 
 
 def packages(monkeypatch, *answers, environments=()):
-    """The states of the checks, where uv answers so one after another; what it was asked."""
+    """Return the states of the checks and the requests to uv, if uv gives these answers in order."""
     asked, left = [], list(answers)
     monkeypatch.setattr(proof, "_compile", lambda uv, *given: asked.append(given) or left.pop(0))
     project = read_project(Path("run.toml"), resume=False)
@@ -329,7 +329,7 @@ def spoil_dataset():
     ],
 )
 def test_no_order_is_placed_for_a_plan_that_cannot_run(folder, landlord, run_rl, monkeypatch, spoil, word):
-    """What is here is not there: a package, an ignored file, a variable; and a dataset that is cut off."""
+    """A local package, an ignored file or a local variable is missing there, or a dataset is truncated."""
     monkeypatch.setenv("MINE", "1")
     spoil()
     code, _, err = run_rl("@", "run.toml", "--provider", "prime", "--gpus", "2xA100", "--yes")

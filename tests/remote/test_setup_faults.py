@@ -1,5 +1,7 @@
-"""A machine that is refused, lost, or interrupted at each step of its set-up: nothing stays rented, and one
-message has one command to go on, which works."""
+"""Machine that is refused, lost, or interrupted at each stage of its set-up.
+
+No machine stays rented, and the only message has one command to continue, which works.
+"""
 
 import asyncio
 import os
@@ -28,7 +30,7 @@ GO_ON = "buckeye rl @ run.toml --provider prime --gpus 2xA100_80GB --yes"
 
 
 class Faults:
-    """What happens at a stage of the set-up: `fault(stage)` is called when it is reached."""
+    """Fault of the set-up: `fault()` is called when the stage `at` is reached."""
 
     def __init__(self):
         self.at, self.fault, self.reached = None, None, []
@@ -40,7 +42,7 @@ class Faults:
 
 
 class FakeLink:
-    """ssh, to a machine where every step works until a fault."""
+    """Fake ssh link to a machine on which every step succeeds until a fault."""
 
     scripts: ClassVar = {step.text(): step.title for step in ALL_STEPS}
 
@@ -62,7 +64,7 @@ class FakeLink:
 
 @pytest.fixture
 def faults(tmp_path, monkeypatch):
-    """A project, a landlord on the loopback, and a machine; a clock that moves when it is slept."""
+    """Project, fake provider on the loopback, machine, and a fake clock that `sleep` advances."""
     found, time = Faults(), FakeTime()
     monkeypatch.chdir(tmp_path)
     for name in ("HOME", "BUCKEYE_HOME", "XDG_STATE_HOME"):
@@ -114,7 +116,7 @@ def assert_told_once(err):
 
 
 def goes_on(faults, run_rl, err):
-    """The command that was printed works, in the same folder."""
+    """Assert that the printed command continues the run in the same folder."""
     faults.at = None
     faults.reached.clear()
     command = next(line[line.index(GO_ON[:10]) :] for line in err.splitlines() if GO_ON[:12] in line)
@@ -159,7 +161,7 @@ ALL = [
     for at, stage in enumerate(SETUP)
     for number, fault in enumerate(FAULTS)
 ]
-"""Every fault at every stage; those that are not slow have every stage and every fault."""
+"""All combinations of faults and stages; the fast tests cover every stage and every fault."""
 
 
 @pytest.mark.parametrize(("stage", "fault"), ALL)

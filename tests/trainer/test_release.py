@@ -23,7 +23,7 @@ def test_a_model_that_is_trained_in_bfloat16_is_exported(tmp_path, tiny_model, m
 
 
 def test_every_chat_template_of_a_model_goes_with_it(tmp_path, tiny_model):
-    """transformers takes the one for conversations with tools from a folder of its own."""
+    """transformers reads the template for tool conversations from a separate folder."""
     model_folder = shutil.copytree(tiny_model, tmp_path / "state" / "model")
     written = model_folder / "additional_chat_templates" / "tool_use.jinja"
     written.parent.mkdir()

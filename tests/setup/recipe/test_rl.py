@@ -345,7 +345,7 @@ def test_a_run_elsewhere_gets_the_file_and_all_that_was_asked_for(rl, project, r
 def test_the_file_of_a_run_that_was_refused_before_an_order_is_removed(
     rl, project, remote, monkeypatch, error, stays
 ):
-    """What fails after it names the file in the command that goes on."""
+    """An error after the order names the file in the command that continues the run."""
 
     def fail(*_, **__):
         raise error("it cannot be")
