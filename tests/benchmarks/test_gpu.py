@@ -16,6 +16,8 @@ sys.path.insert(0, str(BENCHMARKS))
 import gpu  # noqa: E402
 import gpu_cases  # noqa: E402
 import gpu_correctness  # noqa: E402
+import gpu_engine  # noqa: E402
+import gpu_trainer  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +39,7 @@ def test_the_trainer_takes_steps(model, tmp_path, monkeypatch, kind):
     case = next(c for c in gpu.all_cases(tiny=True, backend="torch") if c.name == f"trainer/{kind}")
     rows = [row | {"steps": 1} for row in case.settings["rows"]]
     settings = {**model, **case.settings, "rows": rows, "folder": str(tmp_path)}
-    figures = _rows(gpu_cases.train, settings)["64"]
+    figures = _rows(gpu_trainer.measure, settings)["64"]
     # two samples of 64 tokens: 6 (with an adapter on frozen matrices 4) P T + 6 L H D sum(t^2)
     attention = 6 * 2 * 2 * 32 * 2 * 64**2
     matrices = 65536 + 2 * (12288 + 24576)
@@ -52,7 +54,7 @@ def test_the_trainer_takes_steps(model, tmp_path, monkeypatch, kind):
 @pytest.mark.e2e
 def test_the_engine_decodes(model, monkeypatch):
     monkeypatch.setenv("BUCKEYE_THREADS", "1")
-    rows = _rows(gpu_cases.decode, {**model, "counts": [3], "prompt": 8, "new_tokens": 12})
+    rows = _rows(gpu_engine.measure, {**model, "counts": [3], "prompt": 8, "new_tokens": 12})
     figures = rows["3"]
     assert (figures["slots"], figures["dtype"], figures["peak_gib"]) == (3, "float32", None)
     assert figures["tokens_per_second"] * figures["step_ms"] == pytest.approx(3 * 1000)

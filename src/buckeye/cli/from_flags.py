@@ -234,14 +234,14 @@ def _begin(plan: Plan, place: Place, flags: TrainFlags, start: Start, *, asks: b
             return start_remote(file, flags)
         return start(plan.config, ["buckeye", "rl", "@", str(file)])
     except (BuckeyeError, KeyboardInterrupt) as error:
-        if not place.remote or isinstance(error, UsageError):  # else a message names the file, to go on
+        if not place.remote or isinstance(error, UsageError):  # else a message names the file
             _take_back(file)
         raise
 
 
 def _take_back(file: Path) -> None:
-    """Remove the file that was written for a run that did not begin, so that the next try does not find its
-    folder taken. A job elsewhere has begun, whatever of it is here."""
+    """Remove the file of a run that did not start, so that its folder is free for the next try. A run with a
+    remote job has started."""
     away = read_elsewhere(file.parent)
     if files_of_a_run(file.parent) or (away is not None and away.job is not None):
         return

@@ -60,7 +60,7 @@ def _texts(value: Any) -> list[str]:
 
 
 def keys_of_run(config: RLConfig) -> dict[str, str]:
-    """Return those keys, and those of the store for checkpoints, as far as they are set."""
+    """Return the keys of the run that are set, including those of its checkpoint store."""
     known, ckpt = variables(), config.trainer.ckpt
     store = ckpt.store if ckpt is not None and ckpt.store is not None else ""
     names = [*names_of_keys(config), *_OF_STORES.get(store.partition("://")[0], ())]

@@ -21,7 +21,7 @@ from buckeye.mcp.grading.of_task import check_graded
 from buckeye.mcp.tasks.task_schema import McpTask, StdioServer
 from buckeye.mcp.tasks.trust import read_taskset
 from buckeye.mcp.workdir.surroundings import left_behind
-from buckeye.monitor.signals import is_told
+from buckeye.monitor.signals import is_power_of_ten
 
 if TYPE_CHECKING:
     from buckeye.mcp.isolation.plays import Isolation
@@ -149,7 +149,7 @@ class McpEnvironment:
     def _tell(self, lost: str) -> None:
         """Warn of calls that break a server: the first time, and at each power of ten."""
         self._lost[lost] += 1
-        if is_told(count := self._lost[lost]):
+        if is_power_of_ten(count := self._lost[lost]):
             said = "%s: a call of the model broke its server, in %d rollouts until now: %s"
             log.warning(said, self.name, count, lost)
 

@@ -16,7 +16,7 @@ NEARLY_ALL = 0.9
 _POWERS_OF_TEN = {10**power for power in range(12)}
 
 
-def is_told(count: int) -> bool:
+def is_power_of_ten(count: int) -> bool:
     """Return True if a repeated warning is logged at this count: the first time and at each power of ten."""
     return count in _POWERS_OF_TEN
 

@@ -22,7 +22,7 @@ from buckeye.monitor.log import SUCCESS, run_log, setup_logging
 from buckeye.monitor.metrics import MetricsLog
 from buckeye.monitor.rollouts import ROLLOUTS_FOLDER, rollouts_file
 from buckeye.monitor.run_watch import RunWatch
-from buckeye.monitor.signals import is_told
+from buckeye.monitor.signals import is_power_of_ten
 from buckeye.orchestrator.advantages import RewardShaping, check_advantage, reward_shaping
 from buckeye.orchestrator.batch import (
     Advantages,
@@ -353,7 +353,7 @@ def report_losses(step: int, collected: Collected, unaccounted: int, *, poor_ste
     """
     errors = collected.errors
     level, unusable = collected.level()
-    if level == logging.WARNING and not is_told(poor_steps):
+    if level == logging.WARNING and not is_power_of_ten(poor_steps):
         level = logging.INFO
     if level != SUCCESS:
         log.log(level, "Step %d: next to nothing to learn from%s", step, unusable)

@@ -1,4 +1,4 @@
-"""The words of remote training: what is asked for, what is offered, what is rented, and who rents it out."""
+"""Types of remote training: request, offer, pod, and the protocol of a provider."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 NAME_PREFIX = "buckeye-"
-"""How the name of every pod begins that Buckeye creates."""
+"""Prefix of the name of each pod that Buckeye creates."""
 
 PodState = Literal["starting", "ready", "failed", "ending", "gone"]
 """`ready`: it has an address for ssh. `failed`: it will never be ready, and may cost all the same. `gone`:
@@ -37,26 +37,26 @@ class GpuRequest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RemoteRequest:
-    """What a user asks for: machine, price, time. Prices are in US dollars an hour for the whole machine."""
+    """Machine, price and time of a remote run. Prices are in US dollars an hour for the whole machine."""
 
     gpus: GpuRequest | None = None
-    """None for hosts, which have what they have."""
+    """None for hosts, whose GPUs are fixed."""
     provider: Literal["prime", "ssh"] = "prime"
     hosts: tuple[str, ...] = ()
     """`[user@]host[:port]`, for the provider `ssh`."""
     max_price: float | None = None
-    """The most that the machine may cost an hour."""
+    """Highest price of the machine, per hour."""
     max_hours: float | None = None
-    """When the pod is ended, however far the run is."""
+    """Hours until the pod is ended, even if the run is not finished."""
     keep: bool = False
-    """Leave the pod as it is at the end; it goes on to cost."""
+    """Leave the pod running at the end. It continues to cost."""
     yes: bool = False
     """The price is confirmed."""
     regions: tuple[str, ...] = ()
     disk_gb: int | None = None
-    """None is what the run is estimated to need."""
+    """None: the estimate for the run."""
     identity_file: Path | None = None
-    """The private key for ssh; None looks for one, and makes one."""
+    """Private key for ssh; None: an existing one, else a new one."""
 
     def flags(self) -> list[str]:
         """Return the flags of `buckeye rl` that ask for this."""
@@ -78,8 +78,11 @@ class RemoteRequest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Offer:
-    """A machine that is offered. `price_per_hour` in US dollars is for all of it, `disk_gb` included; `unfit`
-    says why it cannot be used as it is. `row` is the provider's own description, which an order repeats."""
+    """A machine that a provider offers.
+
+    `price_per_hour` in US dollars includes `disk_gb`. `unfit` is the reason why the machine cannot be used.
+    `row` is the provider's description, which an order repeats.
+    """
 
     provider: str
     gpus: GpuRequest
@@ -99,17 +102,17 @@ class Offer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PodSpec:
-    """What is said when a pod is ordered, beside the offer."""
+    """Details of an order in addition to the offer."""
 
     name: str
     public_key: str | None = None
-    """Who may log in, as a line of `authorized_keys`; None is whom the account names."""
+    """Key that may log in, as a line of `authorized_keys`; None: the keys of the account."""
     max_price: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SshTarget:
-    """Where ssh goes."""
+    """Address of a machine for ssh."""
 
     user: str
     host: str
@@ -135,8 +138,11 @@ class Pod:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PodStatus:
-    """How a pod is. `detail` is the state in the provider's words, `progress` from 0 to 1, `ssh` one address
-    a node, `failure` why it will never be ready."""
+    """State of a pod.
+
+    `detail` is the provider's name of the state, `progress` is from 0 to 1, and `ssh` has one address per
+    node. `failure` is the reason why the pod will never be ready.
+    """
 
     state: PodState
     detail: str = ""
@@ -147,8 +153,11 @@ class PodStatus:
 
 
 class Provider(Protocol):
-    """Where pods come from. Every call has a deadline, and raises RemoteError with one message: what was
-    asked, what came back, what to do. Calls block; none prints."""
+    """A source of machines.
+
+    Each call has a deadline. It raises RemoteError with the request, the reply and what to do. Calls block
+    and do not print.
+    """
 
     name: str
     rents: bool
@@ -167,7 +176,7 @@ class Provider(Protocol):
         ...
 
     def status(self, pod_id: str) -> PodStatus:
-        """How a pod is; one that does not exist is `gone`."""
+        """Return the state of a pod; one that does not exist is `gone`."""
         ...
 
     def terminate(self, pod_id: str) -> None:

@@ -1,7 +1,7 @@
-"""What another machine needs before it can train, in numbered steps.
+"""Set-up of another machine for training, in numbered steps.
 
-Each one leaves a marker under the hash of what went into it, so that a second run, or one after a cut,
-repeats nothing that is done.
+Each step leaves a marker named after the hash of its inputs. A second run, or one after a lost connection,
+skips finished steps.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ TOOLS = ("uv>=0.9",)
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step: what it is called, the hash of what goes into it, a script, and what the script reads."""
+    """One step: title, hash of its inputs, script, and standard input of the script."""
 
     title: str
     key: str
@@ -44,7 +44,7 @@ class Step:
     data: bytes = b""
 
     def text(self) -> str:
-        """The script as it is run: nothing if it was done, one at a time."""
+        """Return the script with its lock. It does nothing if the step is finished."""
         slug = re.sub(r"[^a-z0-9]+", "-", self.title.lower())
         marker = f'"$root/done/{slug}-{self.key}"'
         lock = f'"$root/done/{slug}.lock"'
@@ -57,9 +57,12 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Software:
-    """Where things are there. `python` knows this version of Buckeye; `environments` is the folder of the
-    installed ones, None where none is needed; `vllm` is a Python with vLLM, None if that does not work;
-    `attention` says what the trainer uses, for people."""
+    """Paths of installed software on the machine.
+
+    `python` has this version of Buckeye. `environments` is the folder of installed environments, None if the
+    run needs none. `vllm` is a Python with vLLM, None if vLLM does not work. `attention` describes the
+    trainer's attention kernel.
+    """
 
     python: str
     environments: str | None
@@ -144,7 +147,7 @@ async def bootstrap(
 
 
 async def _carry_out(link: Link, step: Step, tell: Callable[[str], None]) -> bool:
-    """Whether it was done before. A step that was cut off is begun again."""
+    """Run a step, and retry it after a lost connection. Return True if it was finished before."""
     for attempt in range(_CUTS + 1):
         try:
             await link.connect(patience=_PATIENCE)

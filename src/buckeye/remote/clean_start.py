@@ -1,7 +1,7 @@
-"""`python -m buckeye.remote.clean_start`: whether a run could start from the files, the keys and the packages
-that another machine gets. Started by `proof`, in a folder with these files alone.
+"""`python -m buckeye.remote.clean_start`: check that a run can start with the files, keys and packages that
+another machine gets. `proof` starts it in a folder that has only these files.
 
-Packages that only this machine has cannot be imported, as if they were not installed.
+Packages that the other machine lacks cannot be imported.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ from buckeye.transport.object_store import MODULES
 from buckeye.workers.opening import open_environment
 
 _TASKS = "servers of the tasks"
-_THERE = ("uv", "uvx")  # programs beside `python` on every machine that was set up
+_THERE = ("uv", "uvx")  # next to `python` on each machine that was set up
 _INSTALLERS = ("pip", "setuptools")
 
 
 class Start(msgspec.Struct, kw_only=True, frozen=True):
-    """What a start elsewhere has: the words after `rl`, what is installed for it as requirements, and the
-    number of its GPUs (None: unknown). `wheels` is a folder of unpacked ones. A `rented` machine has nothing
-    else; `only_here` are folders that it lacks."""
+    """Inputs of a remote start: the arguments of `rl`, the requirements that are installed for it, and the
+    number of its GPUs (None: unknown). `wheels` is a folder of unpacked wheels. A `rented` machine has
+    nothing else. It lacks the folders `only_here`."""
 
     arguments: list[str]
     requirements: list[str]
@@ -181,7 +181,7 @@ def _programs(config: RLConfig, only_here: Sequence[str]) -> Iterator[Check]:
     elsewhere = os.pathsep.join(f for f in os.get_exec_path() if f != own)
     beside = sorted(n for n in names if Path(own, n).exists() and shutil.which(n, path=elsewhere) is None)
     for name in beside:
-        yield failed(_TASKS, f"{name} is installed beside this Python only", f"start it by `uvx {name}`")
+        yield failed(_TASKS, f"{name} is installed next to this Python only", f"start it by `uvx {name}`")
     if unknown := sorted(names - set(beside)):
         yield skipped(_TASKS, f"the image of the machine must have {', '.join(unknown)}")
 

@@ -1,4 +1,4 @@
-"""The timer on a machine, which ends a run that no command here follows any more."""
+"""Timer on the machine: it ends a run after the command that follows the run is lost."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _GRACE_SECONDS = 900.0
 
 
 def dead_man_timer(pod: RentedPod, minutes: float, *, rents: bool) -> dict[str, Any]:
-    """Return what the timer on the machine is told; see `pod.watchdog`."""
+    """Return the settings of the timer, which `pod.watchdog` reads."""
     return {
         "seconds": 60 * minutes,
         "expires": pod.expires,
@@ -26,7 +26,7 @@ def dead_man_timer(pod: RentedPod, minutes: float, *, rents: bool) -> dict[str, 
 
 
 def dead_man_minutes() -> float:
-    """Return how long the machine waits for a sign from here. Raises UsageError for a wrong variable."""
+    """Return the minutes without a heartbeat until the timer acts. Raises UsageError for a wrong value."""
     text = os.environ.get(DEAD_MAN_VARIABLE, str(_MINUTES))
     try:
         minutes = float(text)

@@ -55,11 +55,10 @@ Tell = Callable[[str], None]
 
 
 def run_remote(config_path: Path, request: RemoteRequest, *, resume: bool = False) -> int:
-    """Carry out the run of a file on a machine that is rented for it, or on a host; the exit code of the run.
+    """Train on a rented machine or on a host, with the configuration of a file. Return the run's exit code.
 
-    With `resume` it goes on from the newest checkpoint that is here, wherever it was made. Whatever happens,
-    a rented machine is ended, unless `request.keep`. Raises UsageError before anything was ordered,
-    RemoteError for what happens on the way.
+    With `resume` the run continues from the newest local checkpoint. A rented machine is ended in every case,
+    unless `request.keep` is set. Raises UsageError before an order, RemoteError for later failures.
     """
     check_installed()
     if request.identity_file is not None:
@@ -78,7 +77,7 @@ def run_remote(config_path: Path, request: RemoteRequest, *, resume: bool = Fals
         notes = Notes(project.output_dir, run_id, _tell)
         register(project.output_dir, run_id)
         with (
-            _noted(notes, lambda: _way_to_go_on(project, config_path, request, resume=resume)),
+            _noted(notes, lambda: _command_to_continue(project, config_path, request, resume=resume)),
             open_provider(request.provider, request.hosts) as provider,
             rented(
                 provider,
@@ -280,7 +279,7 @@ class _RemoteRun:
         )
 
     async def _leave(self, job: jobs.Job) -> None:
-        """What must not stay behind on a machine that stays: the job and the keys."""
+        """Stop the job and delete the keys on a machine that is not ended."""
         self._notes.tell(f"Ending: the job there is told to stop, at most {_LAST_SECONDS:.0f} s")
         with suppress(BuckeyeError, OSError, TimeoutError):
             async with asyncio.timeout(_LAST_SECONDS):
@@ -290,7 +289,7 @@ class _RemoteRun:
 
 
 def _records(output: Path) -> set[str]:
-    """What was sent of a run that is resumed: it goes on there, and comes back."""
+    """Return the files of a resumed run that were sent. The machine extends them, and they come back."""
     if not (output / RUN_FILE).exists():
         return set()
     return {path.relative_to(output).as_posix() for path in output.rglob("*") if path.is_file()} - {
@@ -299,7 +298,7 @@ def _records(output: Path) -> set[str]:
 
 
 def _ids(project: Project, *, resume: bool) -> tuple[str, str]:
-    """Of the run, and of its job, which is another one whenever it goes on."""
+    """Return the ids of the run and of its job. Each resume has a new job."""
     if not resume:
         fresh = secrets.token_hex(4)
         return fresh, fresh
@@ -308,8 +307,8 @@ def _ids(project: Project, *, resume: bool) -> tuple[str, str]:
 
 
 @contextmanager
-def _noted(notes: Notes, way_to_go_on: Callable[[], str]) -> Iterator[None]:
-    """Note how it has ended, and say how to go on; outermost, since also the end of a machine may fail."""
+def _noted(notes: Notes, command_to_continue: Callable[[], str]) -> Iterator[None]:
+    """Record the end and report how to continue. It is the outermost step: ending a machine may fail too."""
     try:
         yield
     except BaseException as error:
@@ -317,9 +316,9 @@ def _noted(notes: Notes, way_to_go_on: Callable[[], str]) -> Iterator[None]:
         words = "interrupted" if is_interrupt else str(error) or type(error).__name__
         notes.update(state="over", doing=words.splitlines()[0])
         if is_interrupt:
-            _tell(way_to_go_on())
+            _tell(command_to_continue())
         elif isinstance(error, RemoteError):
-            raise type(error)(f"{error}\n{way_to_go_on()}") from None
+            raise type(error)(f"{error}\n{command_to_continue()}") from None
         raise
     notes.update(state="over")
 
@@ -341,7 +340,7 @@ def check_installed() -> None:
 
 @contextmanager
 def _handlers_kept() -> Iterator[None]:
-    """Give signals back to whom they had: the loop leaves them to the system, which would end us at once."""
+    """Restore the signal handlers. The loop resets them, and a default handler would end this process."""
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.getsignal(number) for number in numbers}
     try:
@@ -351,8 +350,8 @@ def _handlers_kept() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _way_to_go_on(project: Project, config_path: Path, request: RemoteRequest, *, resume: bool) -> str:
-    """Return the command that starts the run once more, from the newest checkpoint that is here."""
+def _command_to_continue(project: Project, config_path: Path, request: RemoteRequest, *, resume: bool) -> str:
+    """Return a message with the command that restarts the run from the newest local checkpoint."""
     output = project.output_dir
     has_begun = (output / RUN_FILE).is_file() and (resume or not is_unstarted(output))
     checkpoint = where_it_left_off(output) if has_begun else None

@@ -49,16 +49,16 @@ Tell = Callable[[str], None]
 
 
 def prove(project: Project, request: RemoteRequest, *, rents: bool, tell: Tell) -> None:
-    """Raise UsageError, with all reasons, if the run could not start on the machine that is asked for. What
-    cannot be known here is told, a line each.
+    """Raise UsageError with all reasons if the run cannot start on the requested machine. Report each point
+    that cannot be proved here in one line.
 
-    The run is loaded from the files that are sent, with the keys that go along; what is installed for it on a
-    rented machine must be there for its platform.
+    The run is loaded from the files that are sent, with the keys that are sent. Packages that a rented
+    machine installs must exist for its platform.
     """
     tell("Checking that the run can start there ...")
     checks = [*start_checks(project, request, rents=rents), *(package_checks(project) if rents else ())]
     failures = [check for check in checks if check.state == "failed"]
-    # a host of the user's may have variables, keys and files of its own
+    # a host of the user may have its own variables, keys and files
     doubtful = [check for check in failures if not rents and check.name.startswith(_OF_HOST)]
     for check in checks:
         if check.state == "skipped":
@@ -100,7 +100,7 @@ def _only_here(root: Path) -> list[str]:
 
 
 def lay_out(manifest: Manifest, folder: Path) -> None:
-    """Make `folder` what the project's folder will be there. Large files are links to those here."""
+    """Copy the project into `folder` as it will be on the machine. Large files become links."""
     for name, path in manifest.files.items():
         place = folder / name
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -157,8 +157,8 @@ def _started(start: Start, folder: Path, env: dict[str, str]) -> list[Check]:
 
 
 def package_checks(project: Project, uv: str | None = None) -> Iterator[Check]:
-    """Yield whether what the machine installs can be had for it, without fetching it: for Buckeye with what
-    it imports, and for each environment in an interpreter of its own."""
+    """Yield checks that the machine's packages exist for it, without a download: those of Buckeye and of the
+    environments that it imports, and those of each environment in a separate interpreter."""
     uv = uv or find_uv()
     if uv is None:
         yield skipped(_PACKAGES, "uv is not here to look for them", "pip install uv")
@@ -192,8 +192,8 @@ def _wheel(folder: Path, env: NeededEnvironment) -> str:
 def _resolved(
     uv: str, what: str, lines: Sequence[str], bounds: Iterable[str], index: str | None
 ) -> Iterator[Check]:
-    """Yield a check that has failed, or was skipped, if there are no versions that fit together: those here,
-    or else, as on the machine, any."""
+    """Yield a failed or skipped check if no versions fit together: first the versions of this machine, then,
+    as on the other machine, any versions."""
     for tried in (list(bounds), []):
         try:
             code, said = _compile(uv, lines, tried, index)
@@ -211,7 +211,7 @@ def _resolved(
 
 
 def _compile(uv: str, lines: Sequence[str], bounds: Sequence[str], index: str | None) -> tuple[int, str]:
-    """Have uv find versions for the machine; its exit code and what it says."""
+    """Let uv find versions for the machine. Return its exit code and error output."""
     with TemporaryDirectory(prefix="buckeye-proof-") as folder:
         wanted, limits = Path(folder, "wanted.in"), Path(folder, "bounds.txt")
         wanted.write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -26,7 +26,7 @@ _RESERVE = 2**30  # bytes of the disk here that are left to others
 
 
 class Request(Protocol):
-    """How the other machine is asked; see `Questions.request`."""
+    """Signature of `Questions.request`, which sends a request to the other machine."""
 
     def __call__(self, question: str, **words: Any) -> Awaitable[tuple[dict[str, Any], bytes]]: ...
 
@@ -60,21 +60,21 @@ def listing(files: Any) -> list[There]:
 
 @dataclass(slots=True)
 class Mirror:
-    """The run here, at `folder`. What is in `own` was sent from here and is not fetched. `tell` gets a line
-    for every checkpoint that has arrived."""
+    """The local copy of a remote run, in `folder`. Files in `own` were sent from here and are not fetched.
+    `tell` gets a line for each checkpoint that has arrived."""
 
     folder: Path
     own: Collection[str]
     tell: Callable[[str], None]
     place: str = "another machine"
-    """Where the run is, for people."""
+    """Location of the run, for messages."""
     _left: int = 0
     _whole: dict[str, tuple[int, int]] = field(default_factory=dict)
     _steps: dict[str, int] = field(default_factory=dict)
 
     async def update(self, files: Sequence[There], request: Request, *, final: bool = False) -> None:
-        """Make the run here what it is there: the newest checkpoint with all of its files, records and logs;
-        `final` also older checkpoints, the newest weights, and what is large."""
+        """Fetch the newest complete checkpoint, records and logs; if `final`, also older checkpoints, the
+        newest weights, and large files."""
         files = self._admitted(files)
         plain = [one for one in files if one.path.split("/")[0] not in _STEPS]
         for one in plain:
@@ -90,7 +90,7 @@ class Mirror:
         self._prune(files)
 
     def _admitted(self, files: Sequence[There]) -> list[There]:
-        """Those that come home; how many do not is told. Raises RemoteError if there is no room for them."""
+        """Return the files to fetch, and report the number left. Raises RemoteError if the disk is full."""
         home = [one for one in files if _is_welcome(one)]
         left = len(files) - len(home)
         if left > self._left:
@@ -217,7 +217,7 @@ async def _fetch_whole(target: Path, one: There, request: Request) -> None:
 
 
 async def _is_here(target: Path, commit: There, request: Request) -> bool:
-    """Whether this very checkpoint arrived before."""
+    """Return True if this checkpoint has already arrived."""
     try:
         _, content = await request("read", path=commit.path, offset=0, length=PIECE)
         return (target / COMMITTED).read_bytes() == content

@@ -1,4 +1,4 @@
-"""Which files of a run on another machine are accepted, and their content as data.
+"""Accepted files of a run on another machine, and their content as data.
 
 The owner of that machine can list and send anything. So a name has to be one of those that a run writes,
 and a record that decides something here is built anew from its fields.
@@ -27,7 +27,7 @@ _ATTEMPT = re.compile(r"attempt_\d{1,6}", re.ASCII)
 _RUN_ID = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
 _TOP = {METRICS_FILE, EVENTS_FILE, RUN_FILE, STATUS_FILE, "micro_batch.json"}
 CLEANED = frozenset({RUN_FILE, STATUS_FILE})
-"""The records that are made anew here."""
+"""Records that are written again on this machine."""
 _RECORDS = {"rollouts", "evals", "evaluations"}
 _MODELS = {"checkpoints", "weights"}
 _OF_LOGS = (".log", ".stdout", ".stderr", ".jsonl")
@@ -38,7 +38,7 @@ _WITHOUT_SUFFIX = {"COMMITTED", "LICENSE", "NOTICE", "weights"}
 
 
 def comes_home(path: str) -> bool:
-    """Whether a file of that name is one that a run writes and that nobody executes or starts from."""
+    """Return True for the name of a file that a run writes and that no program executes or loads as code."""
     parts = path.split("/")
     if len(parts) > _MAX_PARTS or not all(_NAME.fullmatch(part) and len(part) <= _MAX_NAME for part in parts):
         return False
@@ -58,16 +58,16 @@ def comes_home(path: str) -> bool:
 
 
 def link_comes_home(path: str, target: str) -> bool:
-    """Whether a link is one that a run makes: a log by its name, of the attempt that wrote it last."""
+    """Return True for a link that a run makes: the name of a log, pointing to its last attempt."""
     folder, _, name = path.rpartition("/")
     attempt, _, same = target.partition("/")
     return folder == "logs" and comes_home(path) and same == name and _ATTEMPT.fullmatch(attempt) is not None
 
 
 def cleaned(path: str, content: bytes, place: str) -> bytes:
-    """A record as it is kept here. What says how a run is, and which, is for showing only: it names no
-    process of this machine, no folder of it and no words to start something with. `place` is where the run
-    is. Raises RemoteError for a record that is none."""
+    """Return a record as it is stored on this machine, without processes, folders and commands: it is for
+    display only. `place` is the location of the run. Raises RemoteError for a malformed record.
+    """
     try:
         if path == STATUS_FILE:
             record = msgspec.json.decode(content, type=RunRecord, strict=True)

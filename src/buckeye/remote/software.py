@@ -12,7 +12,7 @@ from packaging.utils import canonicalize_name
 from buckeye.base.distribution import CODE_FOLDER, DISTRIBUTION
 
 BUILDS = ("torch", "triton")
-"""Distributions of which one version has a build for every kind of machine."""
+"""Distributions with a separate build for each kind of machine."""
 
 
 def code_files() -> dict[str, bytes]:

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 
 import torch
 
-from buckeye.monitor.signals import is_told
+from buckeye.monitor.signals import is_power_of_ten
 from buckeye.trainer.data.packing import PackedMicroBatch
 from buckeye.trainer.micro_batch_size import MicroBatchSize
 from buckeye.trainer.model.adapter_files import has_adapter
@@ -143,7 +143,7 @@ class Learner:
         if not (skipped or empty):
             clip_gradients(parameters.values(), norm, self.max_norm)
             self.optimizer.step(rate)
-        elif empty and is_told(count := self.progress.empty + 1):
+        elif empty and is_power_of_ten(count := self.progress.empty + 1):
             logger.warning(
                 "Step %d has a gradient of 0 (%d such steps so far): no trained token has an advantage, or "
                 "the loss masks all that have one. The weights are unchanged.",

@@ -131,7 +131,7 @@ def _bundles(config: RLConfig, ray: Any) -> list[dict[str, float]]:
     """Return the resources that the run reserves on each of its other nodes.
 
     The number of GPUs follows from the device ids. It is 0 on nodes whose GPUs vLLM gets from Ray itself. One
-    processor stands for all.
+    processor is reserved for all processes of a node.
     """
     ids = [*config.trainer_gpu_ids, *(config.inference_gpu_ids if config.inference is not None else [])]
     on_gpu = config.trainer.model.device != "cpu" and any(
