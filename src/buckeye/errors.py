@@ -24,6 +24,9 @@ All errors can be pickled, so they can pass between processes.
 
 from __future__ import annotations
 
+import copy
+from typing import Self
+
 DEBUG_VARIABLE = "BUCKEYE_DEBUG"
 """Environment variable: 1 prints errors with their traceback."""
 
@@ -32,19 +35,57 @@ FOREIGN_ERRORS: tuple[type[BaseException], ...] = (Exception, SystemExit)
 
 
 class BuckeyeError(Exception):
-    """Base of all errors for people to read. `exit_code` is the exit code of a command; `final` means that a
-    restart cannot fix it.
+    """Base of all errors for people to read.
+
+    `exit_code` is the exit code of a command; `final` means that a restart cannot fix it. `code` names the kind
+    of the error: a section of `explanations.md`, which `buckeye explain CODE` prints.
+
+    Args:
+        message: what failed, and why.
+        code: replaces the code of the class.
+        at: where: `FILE:LINE (KEY)`, a flag, or an address. None if the message names it.
+        hint: what to do: a sentence in the imperative.
     """
 
-    code = "failed"
+    code: str = "BK-FAILED"
     exit_code = 1
     final = False
+
+    def __init__(
+        self, message: str, *, code: str | None = None, at: str | None = None, hint: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.message, self.at, self.hint = message, at, hint
+        if code is not None:
+            self.code = code
+
+    def prefixed(self, prefix: str) -> Self:
+        """Return this error with `prefix: ` before its message; its other fields stay."""
+        error = copy.copy(self)
+        error.message = f"{prefix}: {self.message}"
+        error.args = (error.message, *self.args[1:])
+        return error
+
+    def __str__(self) -> str:
+        """Return message, place and hint as one text, for logs and for other messages."""
+        text = f"{self.at}: {self.message}" if self.at else self.message
+        if not self.hint:
+            return text
+        return f"{text.rstrip().removesuffix('.')}. {self.hint[:1].upper()}{self.hint[1:]}"
+
+    @property
+    def text(self) -> str:
+        """The error as a terminal shows it: message, place, hint, and the command that explains its code."""
+        lines = [f"error: {self.message}"]
+        lines += [f"  at {self.at}"] if self.at else []
+        lines += [f"hint: {self.hint}"] if self.hint else []
+        return "\n".join([*lines, f"more: buckeye explain {self.code}"])
 
 
 class UsageError(BuckeyeError):
     """Invalid input of the caller; nothing was started."""
 
-    code = "usage"
+    code = "BK-USAGE"
     exit_code = 2
     final = True
 
@@ -52,98 +93,95 @@ class UsageError(BuckeyeError):
 class ConfigError(UsageError):
     """Configuration that cannot be used. The message lists every problem found, one per paragraph."""
 
-    code = "config"
+    code = "BK-CONFIG"
 
 
 class EnvironmentNotFoundError(UsageError):
     """No installed environment has the id; the message has the install command."""
 
-    code = "environment-not-found"
+    code = "BK-ENV-UNKNOWN"
 
 
 class InferenceError(BuckeyeError):
     """An inference server refused a request, replied with invalid data, or did not reply in time."""
 
-    code = "inference"
+    code = "BK-INFERENCE"
 
 
 class PortTakenError(InferenceError):
     """A server cannot listen on its port, because another process does."""
 
-    code = "port-taken"
+    code = "BK-PORT-TAKEN"
 
 
 class PromptTooLongError(InferenceError):
     """The first prompt of a rollout is longer than the context."""
 
-    code = "prompt-too-long"
+    code = "BK-PROMPT-TOO-LONG"
 
 
 class TransportError(BuckeyeError):
     """A batch or weights directory is missing, incomplete, corrupted, or from another run."""
 
-    code = "transport"
+    code = "BK-TRANSPORT"
 
 
 class CheckpointError(BuckeyeError):
     """No usable checkpoint exists where one was requested."""
 
-    code = "checkpoint"
+    code = "BK-CHECKPOINT"
 
 
 class StoreError(BuckeyeError):
     """An object store is unreachable, or refuses. `denied` means that a retry is useless."""
 
-    code = "store"
+    code = "BK-STORE"
 
-    def __init__(self, message: str, denied: bool = False) -> None:
-        super().__init__(message, denied)
+    def __init__(self, message: str, *, denied: bool = False, hint: str | None = None) -> None:
+        super().__init__(message, code="BK-STORE-DENIED" if denied else None, hint=hint)
         self.denied = denied
-
-    def __str__(self) -> str:
-        return str(self.args[0])
 
 
 class DiskFullError(BuckeyeError):
     """A disk is full, and the wait for space has ended."""
 
-    code = "disk-full"
+    code = "BK-DISK-FULL"
     final = True
 
 
 class RemoteError(BuckeyeError):
     """A remote machine, the connection to it, or its provider has failed."""
 
-    code = "remote"
+    code = "BK-REMOTE"
 
 
 class AccountError(RemoteError):
     """The account at a provider does not permit it: key, rights or money."""
 
-    code = "account"
+    code = "BK-ACCOUNT"
     final = True
 
 
 class OfferRefusedError(RemoteError):
     """An offered machine is unavailable, or not as offered. Another one may be available."""
 
-    code = "offer-refused"
+    code = "BK-OFFER-REFUSED"
 
 
 class PodGoneError(RemoteError):
     """A pod no longer exists, or will never be ready."""
 
-    code = "pod-gone"
+    code = "BK-POD-GONE"
 
 
 class RunError(BuckeyeError):
     """A process of a run failed, stalled, or could not be started."""
 
-    code = "run"
+    code = "BK-RUN"
 
 
 class FinalRunError(RunError):
     """A run failed for a reason that a restart does not change."""
 
-    code = "run-final"
+    code = "BK-RUN"
     final = True

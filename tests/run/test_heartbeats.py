@@ -102,7 +102,7 @@ def test_stacks_are_written_on_request(processes):
 def test_the_last_word_is_heard_after_the_end(processes):
     child = start(
         processes,
-        "heartbeat.failed('unknown: ' + 'ä\\n' * 4000, error='FinalRunError', final=True); "
+        "heartbeat.failed('unknown: ' + 'ä\\n' * 4000, error='FinalRunError', final=True, code='BK-RUN'); "
         "heartbeat.leave(1)",
     )
     assert child.process.wait() == 1

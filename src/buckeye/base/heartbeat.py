@@ -74,12 +74,12 @@ def ready() -> None:
     _send()
 
 
-def failed(message: str, *, error: str, final: bool) -> None:
-    """Report why this process is about to end. `error` is the class of the error; `final` means that a
-    restart cannot fix it.
+def failed(message: str, *, error: str, final: bool, code: str) -> None:
+    """Report why this process is about to end. `error` is the class of the error and `code` its stable code;
+    `final` means that a restart cannot fix it.
     """
     cut = message.encode(errors="replace")[:_LONGEST_MESSAGE].decode(errors="ignore")
-    _write({"failed": {"message": cut, "error": error, "final": final}})
+    _write({"failed": {"message": cut, "error": error, "final": final, "code": code}})
 
 
 def leave(code: int) -> None:

@@ -169,6 +169,12 @@ def _demo() -> Functions:
     return demo.COMMANDS
 
 
+def _explain() -> Functions:
+    from buckeye.cli import explain
+
+    return explain.COMMANDS
+
+
 _MODULES: dict[str, Callable[[], Functions]] = {
     "rl": _train,
     "rl init": _init,
@@ -214,6 +220,7 @@ _MODULES: dict[str, Callable[[], Functions]] = {
     "vllm install": _vllm,
     "ui": _ui,
     "demo": _demo,
+    "explain": _explain,
     "worker trainer": _worker,
     "worker orchestrator": _worker,
 }

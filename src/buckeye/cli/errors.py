@@ -26,16 +26,15 @@ def run_command(command: Callable[[], int | None]) -> None:
         code = _carry_out(command) or 0
         sys.stdout.flush()
     except BuckeyeError as error:
-        heartbeat.failed(str(error), error=type(error).__name__, final=error.final)
-        code = _report(str(error), error.exit_code)
+        code = _report(error)
     except KeyboardInterrupt:
-        code = _report("interrupted", 130)
+        print("error: interrupted", file=sys.stderr)
+        code = 130
     except BrokenPipeError:  # `| head` closed the pipe: this is not an error, and further output is lost
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
     except Exception as error:
-        heartbeat.failed(str(error), error=type(error).__name__, final=False)
-        code = _report(_unforeseen(error), 1)
+        code = _report(_unforeseen(error), kind=type(error).__name__)
     heartbeat.leave(code)
     sys.exit(code)
 
@@ -118,21 +117,24 @@ def _prepare_streams() -> None:
             stream.reconfigure(errors="backslashreplace")  # for characters that the encoding does not have
 
 
-def _unforeseen(error: Exception) -> str:
-    """Return the message for an error that is not Buckeye's: a full disk, or a bug."""
+def _unforeseen(error: Exception) -> BuckeyeError:
+    """Return the error to show for one that is not Buckeye's: a full disk, a missing permission, or a bug."""
     from buckeye.base.disk import disk_is_full
 
     if disk_is_full(error):
-        return (
-            f"the disk is full ({error}). Free some space (`buckeye rl clean RUN` may help), and try again."
-        )
+        hint = "free some space (`buckeye rl clean RUN` may help), and try again"
+        return BuckeyeError(f"the disk is full ({error})", code="BK-DISK-FULL", hint=hint)
     if isinstance(error, PermissionError) and error.filename is not None:
-        return f"{error.filename}: permission denied. Its owner can do this, or let you."
-    return f"unexpected {type(error).__name__}: {error} (add --debug for the traceback)"
+        hint = "ask its owner for permission, or name another path"
+        return BuckeyeError(f"{error.filename}: permission denied", code="BK-FILE-PERMISSION", hint=hint)
+    hint = "add --debug for the traceback"
+    return BuckeyeError(f"unexpected {type(error).__name__}: {error}", code="BK-UNEXPECTED", hint=hint)
 
 
-def _report(message: str, code: int) -> int:
+def _report(error: BuckeyeError, kind: str | None = None) -> int:
+    """Print an error and report it to the launcher; return the exit code. `kind` is its class there."""
+    heartbeat.failed(str(error), error=kind or type(error).__name__, final=error.final, code=error.code)
     if os.environ.get(DEBUG_VARIABLE):
         traceback.print_exc()
-    print(f"error: {message}", file=sys.stderr)
-    return code
+    print(error.text, file=sys.stderr)
+    return error.exit_code

@@ -198,7 +198,9 @@ def _loaded(text: str, *, dry_run: bool) -> RLConfig:
         try:
             config, warnings = load_with_warnings(RLConfig, ["@", str(file), f"--dry-run={dry_run}".lower()])
         except ConfigError as error:
-            raise ConfigError(in_it.sub(_COMPOSED, str(error))) from None
+            place = error.at and in_it.sub(_COMPOSED, error.at)
+            message = in_it.sub(_COMPOSED, error.message)
+            raise ConfigError(message, code=error.code, at=place, hint=error.hint) from None
     for warning in warnings:
         print(f"warning: {in_it.sub(_COMPOSED, warning)}", file=sys.stderr)
     return config

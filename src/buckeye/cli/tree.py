@@ -68,6 +68,7 @@ COMMANDS = (
     Command("vllm install", "install vLLM in its own environment"),
     Command("ui", "see runs in a browser"),
     Command("demo", "train a small model and show that it improved"),
+    Command("explain", "what an error code or a finding means, and what to do"),
     Command("worker trainer", "the trainer of a run", takes_settings=True, hidden=True),
     Command("worker orchestrator", "the orchestrator of a run", takes_settings=True, hidden=True),
 )
@@ -90,7 +91,7 @@ TITLES = {
         "Train": ("rl", "sft", "hf", "auth", "demo"),
         "Environments": ("env", "gateway", "eval"),
         "Models": ("chat", "serve", "export", "model", "vllm"),
-        "Runs": ("ui",),
+        "Runs": ("ui", "explain"),
     },
     "env": {
         "Write": ("new", "check", "play"),

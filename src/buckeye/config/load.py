@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from buckeye.config.adapter import start_from_adapter
 from buckeye.config.flags import apply, parse_flags
-from buckeye.config.problems import Problem, report
+from buckeye.config.problems import Problem, config_error
 from buckeye.config.resolve import resolve_run
 from buckeye.config.rl import RLConfig
 from buckeye.config.settings import KeyPath, Settings
@@ -49,7 +49,7 @@ def load_with_warnings(model: type[T], argv: Sequence[str]) -> tuple[T, list[str
     settings, problems = _gather(model, argv)
     config, wrong = validate(model, settings, resolve_run if issubclass(model, RLConfig) else None)
     if config is None or problems:
-        raise ConfigError(report([*problems, *wrong]))
+        raise config_error([*problems, *wrong])
     config = start_from_adapter(config)
     return config, list(dict.fromkeys(_warnings(config, (), settings)))
 
@@ -66,7 +66,7 @@ def _warnings(config: BaseConfig, path: KeyPath, settings: Settings) -> Iterator
 def _gather(model: type[BaseConfig], argv: Sequence[str]) -> tuple[Settings, list[Problem]]:
     """Merge all sources. Raise `ConfigError` at once for unreadable files: their settings are unknown."""
     flags = parse_flags(model, argv)
-    settings, unread = Settings(), []
+    settings, unread = Settings(), list[ConfigError]()
     for reference in flags.files:
         try:
             content = read_file(reference.file, reference.place)
@@ -75,9 +75,9 @@ def _gather(model: type[BaseConfig], argv: Sequence[str]) -> tuple[Settings, lis
                 drop_unknown(section or shape_of(model), content.values)
             settings.merge(content, at=reference.section)
         except ConfigError as error:
-            unread.append(Problem(message=str(error)))
+            unread.append(error)
     if unread:
-        raise ConfigError(report([*unread, *flags.problems]))
+        raise config_error([*unread, *flags.problems])
     problems = [*flags.problems, *apply(flags.assignments, settings)]
     read_none(settings, model)
     return settings, problems

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from buckeye.config.settings import KeyPath, Place, dotted, flag_of
+from buckeye.errors import ConfigError
 
 Level = Literal["error", "warning"]
 
@@ -15,28 +16,42 @@ Level = Literal["error", "warning"]
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Problem:
     """Problem of the setting at `path` (empty: of the whole configuration), written at `place` if it was
-    written. A warning does not stop the run.
+    written. A warning does not stop the run. `code` and `hint` are those of the error.
     """
 
     path: KeyPath = ()
     place: Place | None = None
     message: str
+    hint: str | None = None
+    code: str = "BK-CONFIG-VALUE"
     level: Level = "error"
+
+    @property
+    def at(self) -> str | None:
+        """Where it was written, with its key: `run.toml:3 (max_steps)` or `--max-steps`; None if nowhere."""
+        where, key = self.place.text if self.place is not None else None, dotted(self.path)
+        if where is None or not key or where.replace("_", "-") == flag_of(self.path):
+            return where or key or None
+        return f"{where} ({key})"
 
     def __str__(self) -> str:
         """Return one message: where, what, what to do."""
-        where = self.place.text if self.place is not None else None
-        if where is not None and where.replace("_", "-") == flag_of(self.path):
-            return f"{where}: {self.message}"
-        return ": ".join(part for part in (where, dotted(self.path), self.message) if part)
+        return str(_error(self))
 
 
-def report(problems: Iterable[Problem]) -> str:
-    """Return all problems as one text, each once, one paragraph each."""
-    texts = list(dict.fromkeys(map(str, problems)))
-    if len(texts) == 1:
-        return texts[0]
-    return "\n".join([f"{len(texts)} problems in the configuration", *(f"  {_indent(t)}" for t in texts)])
+def config_error(problems: Iterable[Problem | ConfigError]) -> ConfigError:
+    """Return one error for all problems, each once. Several are listed, one per paragraph."""
+    found = (_error(one) if isinstance(one, Problem) else one for one in problems)
+    errors = list({str(error): error for error in found}.values())
+    if len(errors) == 1:
+        return errors[0]
+    lines = [f"{len(errors)} problems in the configuration", *(f"  {_indent(str(e))}" for e in errors)]
+    codes = {error.code for error in errors}
+    return ConfigError("\n".join(lines), code=codes.pop() if len(codes) == 1 else None)
+
+
+def _error(problem: Problem) -> ConfigError:
+    return ConfigError(problem.message, code=problem.code, at=problem.at, hint=problem.hint)
 
 
 def _indent(text: str) -> str:

@@ -108,10 +108,10 @@ class Attempts:
         text = diagnosis(child, code, self._memory, self._launch.config.output_dir)
         failure = child.heartbeats.failure
         if not self._limits.restart or code == UsageError.exit_code or (failure and failure.final):
-            raise RunError(text)
+            raise RunError(text, code=failure.code if failure else None)
         verdict = self._budget.after(now, cause=named_cause(child, code), step=step)
         if isinstance(verdict, GiveUp):
-            raise RunError(f"{text}\n{verdict.why}")
+            raise RunError(f"{text}\n{verdict.why}", code=failure.code if failure else None)
         log.warning(
             "%s\nTrainer and orchestrator are started again in %s", text, described(verdict, self._limits)
         )

@@ -33,6 +33,7 @@ class Failure(msgspec.Struct, kw_only=True, frozen=True):
     message: str
     error: str
     final: bool
+    code: str
 
 
 class _Last(msgspec.Struct, kw_only=True):

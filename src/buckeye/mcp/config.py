@@ -10,12 +10,11 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
-from buckeye.config.problems import Problem, report
+from buckeye.config.problems import Problem, config_error
 from buckeye.config.settings import Layer, Place, Settings
 from buckeye.config.shared import BaseConfig, conflict
 from buckeye.config.validation import validate
 from buckeye.config.yaml_source import read_yaml
-from buckeye.errors import ConfigError
 from buckeye.mcp.actions.check import ActionTable, compile_actions
 from buckeye.mcp.actions.mapping import Action
 from buckeye.mcp.grading.reading import as_written, read_graders
@@ -147,7 +146,7 @@ class GymConfig(BaseConfig):
         """Compiled actions of `action_mappings`, and `done`. Raises ConfigError for an invalid one."""
         actions, wrong = compile_actions(self.action_mappings)
         if wrong:
-            raise ConfigError(report(_problem(_ACTIONS, one, Settings()) for one in wrong))
+            raise config_error(_problem(_ACTIONS, one, Settings()) for one in wrong)
         return actions
 
     @cached_property
@@ -155,7 +154,7 @@ class GymConfig(BaseConfig):
         """Graders of `grade`. Raises ConfigError for an invalid one."""
         graders, wrong = read_graders(self.grade)
         if wrong:
-            raise ConfigError(report(_problem(_GRADE, one, Settings()) for one in wrong))
+            raise config_error(_problem(_GRADE, one, Settings()) for one in wrong)
         return graders
 
 
@@ -173,7 +172,7 @@ def load_gym_config(path: Path) -> GymConfig:
     problems += [_problem(_GRADE, one, settings) for one in unfit]
     if config is None or problems:
         whole = Place(str(path), Layer.FILE)
-        raise ConfigError(report(one if one.place else replace(one, place=whole) for one in problems))
+        raise config_error(one if one.place else replace(one, place=whole) for one in problems)
     config = config.model_copy(update={_GRADE: as_written(graders)}) if graders else config
     return beside(config, path)
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Self
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, model_validator
 
 from buckeye.base.storage import write_file
-from buckeye.config.problems import Problem, report
+from buckeye.config.problems import Problem, config_error
 from buckeye.config.settings import Layer, Place
 from buckeye.config.shared import BaseConfig, conflict
 from buckeye.config.validation import validate
@@ -116,7 +116,7 @@ def read_lock(path: Path) -> Lock:
         raise ConfigError(f"{path} has version {version}, of a newer Buckeye. Update Buckeye to read it.")
     lock, problems = validate(Lock, settings)
     if lock is None or problems:
-        raise ConfigError(report(_in_file(problem, path) for problem in problems))
+        raise config_error(_in_file(problem, path) for problem in problems)
     return lock
 
 

@@ -10,11 +10,11 @@ from typing import Any
 import tomli_w
 
 from buckeye.config.flags import apply, parse_flags
-from buckeye.config.problems import report
+from buckeye.config.problems import config_error
 from buckeye.config.rl import RLConfig
 from buckeye.config.settings import KeyPath, Settings, dotted
 from buckeye.config.structure import shape_at
-from buckeye.errors import ConfigError, UsageError
+from buckeye.errors import UsageError
 from buckeye.mcp.environment import NAME
 from buckeye.setup.recipe.model import ModelFacts
 from buckeye.setup.recipe.sizes import Sizes, learning_rate
@@ -90,7 +90,7 @@ def run_text(recipe: Recipe, words: Sequence[str] = ()) -> str:
     flags = parse_flags(RLConfig, words)
     problems = [*flags.problems, *apply(flags.assignments, settings)]
     if problems:
-        raise ConfigError(report(problems))
+        raise config_error(problems)
     given = {one.path for one in flags.assignments}
     for path, value in list(settings.leaves()):
         if value is None:

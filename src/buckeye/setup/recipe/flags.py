@@ -11,13 +11,13 @@ from pydantic import Field, PositiveFloat, PositiveInt
 
 from buckeye.config.flag_values import parse_bool
 from buckeye.config.flags import apply, parse_flags
-from buckeye.config.problems import closest, report
+from buckeye.config.problems import closest, config_error
 from buckeye.config.rl import RLConfig
 from buckeye.config.settings import Settings
 from buckeye.config.shared import BaseConfig
 from buckeye.config.structure import fields_of, resolve
 from buckeye.config.validation import validate
-from buckeye.errors import ConfigError, UsageError
+from buckeye.errors import UsageError
 
 _WITH_FILES = {"dry_run", "provider", "yes"}
 _RESUME = "--resume"
@@ -110,7 +110,7 @@ class Words:
         """
         parsed = parse_flags(RLConfig, self.settings)
         if parsed.problems:
-            raise ConfigError(report(parsed.problems))
+            raise config_error(parsed.problems)
         for one in parsed.assignments:
             if one.path == ("model",) and not one.value:
                 raise UsageError("--model: needs a value: a folder, or a name on the Hugging Face hub")
@@ -186,7 +186,7 @@ def read_words(argv: Sequence[str]) -> Words:
     flags, wrong = validate(TrainFlags, values)
     problems += wrong
     if flags is None or problems:
-        raise ConfigError(report(problems))
+        raise config_error(problems)
     return Words(flags, tuple(settings))
 
 

@@ -317,7 +317,7 @@ def _parse(line: str, where: str) -> dict[str, Any]:
     try:
         return {**value, "messages": [read_message(m, i) for i, m in enumerate(messages)]}
     except UsageError as error:
-        raise type(error)(f"{where}: {error}") from error
+        raise error.prefixed(where) from None
 
 
 def _is_unicode(value: Any) -> bool:

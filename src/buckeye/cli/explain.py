@@ -1,0 +1,47 @@
+"""`buckeye explain`: the meaning of an error code or a finding."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from importlib import resources
+from typing import Annotated
+
+import typer
+
+from buckeye.config.problems import did_you_mean
+from buckeye.errors import UsageError
+
+_HEADING = re.compile(r"^## (.+)$", re.M)
+
+
+def explain(
+    code: Annotated[
+        str | None,
+        typer.Argument(metavar="CODE", help="As BK-PORT-TAKEN or stale_weights. Default: list all."),
+    ] = None,
+) -> None:
+    """Print what an error code or a finding of `rl diagnose` means, and what to do."""
+    known = explanations()
+    if code is None:
+        width = max(map(len, known))
+        for name, text in known.items():
+            typer.echo(f"{name:<{width}}  {text.splitlines()[0].removesuffix('.')}")
+        return
+    names = {name.lower(): name for name in known}
+    wanted = code.lower()
+    if wanted not in names:
+        near = [names[name] for name in difflib.get_close_matches(wanted, names)]
+        hint = did_you_mean(near).strip() or "`buckeye explain` lists all codes"
+        raise UsageError(f"no error code or finding is named {code!r}", code="BK-CLI-ARGUMENT", hint=hint)
+    typer.echo(f"{names[wanted]}\n\n{known[names[wanted]]}")
+
+
+def explanations() -> dict[str, str]:
+    """Return the text about each error code and each finding, in the order of the file."""
+    text = resources.files("buckeye").joinpath("explanations.md").read_text(encoding="utf-8")
+    parts = _HEADING.split(text)[1:]
+    return {name: body.strip() for name, body in zip(parts[::2], parts[1::2], strict=True)}
+
+
+COMMANDS = {"explain": explain}
