@@ -37,8 +37,8 @@ FOREIGN_ERRORS: tuple[type[BaseException], ...] = (Exception, SystemExit)
 class BuckeyeError(Exception):
     """Base of all errors for people to read.
 
-    `exit_code` is the exit code of a command; `final` means that a restart cannot fix it. `code` names the kind
-    of the error: a section of `explanations.md`, which `buckeye explain CODE` prints.
+    `exit_code` is the exit code of a command; `final` means that a restart cannot fix it. `code` names the
+    kind of the error: a section of `explanations.md`, which `buckeye explain CODE` prints.
 
     Args:
         message: what failed, and why.
