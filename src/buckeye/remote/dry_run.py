@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from buckeye.base.columns import counted
 from buckeye.base.disk import human_bytes
 from buckeye.config.rl import RLConfig
 from buckeye.errors import BuckeyeError, UsageError
@@ -52,7 +53,7 @@ def _machine_text(project: Project, request: RemoteRequest) -> str:
 def _offers_text(provider: Provider, request: RemoteRequest, needed: int) -> str:
     fitting = fitting_offers(provider, request, disk_gb=needed)
     first = fitting.offers[0]
-    hours = "" if request.max_hours is None else f", for at most {request.max_hours:g} hours"
+    hours = "" if request.max_hours is None else f", for at most {counted(request.max_hours, 'hour')}"
     lines = [
         offer_table(fitting.offers),
         f"would be ordered now: {first.gpus} from {first.cloud} with {needed} GB of disk, "
@@ -67,7 +68,7 @@ def _sent_text(project: Project) -> str:
     manifest = project.manifest
     sizes = {name: path.stat().st_size for name, path in manifest.files.items()}
     largest = sorted(sizes, key=lambda name: (-sizes[name], name))[:_MOST_FILES]
-    lines = [f"would be sent: {len(sizes)} files, {human_bytes(manifest.size)}, of {project.root}"]
+    lines = [f"would be sent: {counted(len(sizes), 'file')}, {human_bytes(manifest.size)}, of {project.root}"]
     lines += [f"  {human_bytes(sizes[name]):>9}  {name}" for name in largest]
     if len(sizes) > len(largest):
         lines.append(f"  and {len(sizes) - len(largest)} smaller ones")
