@@ -143,6 +143,20 @@ def test_a_run_that_cannot_begin_leaves_its_folder_free(rl, project, monkeypatch
     assert (files(project), (project / "outputs" / "my-env").exists()) == (before, False)
 
 
+@pytest.mark.parametrize("kept", ["", "a", "a/b", "a/b/c"])
+def test_a_run_that_cannot_begin_removes_the_folders_that_it_made_and_no_others(
+    rl, project, monkeypatch, kept
+):
+    def fail(*_):
+        raise UsageError("there is no such model")
+
+    (project / kept).mkdir(parents=True, exist_ok=True)
+    monkeypatch.setattr(train, "start", fail)
+    assert rl("--yes", "--output", "a/b/c")[0] == 2
+    left = [path.relative_to(project).as_posix() for path in (project / "a").rglob("*")]
+    assert ((project / "a").exists(), left) == (kept != "", ["a/b", "a/b/c"][: kept.count("/")])
+
+
 @pytest.mark.parametrize("ordered", [False, True])
 def test_a_run_that_cannot_begin_elsewhere_leaves_its_folder_free(rl, project, monkeypatch, ordered):
     def fail(file, flags):
