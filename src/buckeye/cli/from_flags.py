@@ -208,7 +208,7 @@ def _show_rest(plan: Plan, place: Place, flags: TrainFlags) -> None:
     """Show the parts of the plan that matter only if nothing is started."""
     if place.remote and not flags.as_json and not flags.quiet:
         print()
-        show_remote(plan.recipe.file, plan.config, flags)
+        show_remote(plan.recipe.file, plan.config, flags, text=plan.text)
     if not flags.as_json and not flags.quiet:
         print(f"\n{plan.recipe.file} would be:\n\n{plan.text}")
     if place.problem is not None:
