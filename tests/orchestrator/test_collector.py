@@ -108,6 +108,18 @@ def test_a_failed_rollout_is_retried_and_then_leaves_a_smaller_group():
     assert len(batch.errors) == 1
 
 
+def test_an_invalid_task_is_not_retried_and_ends_the_run_before_any_pause():
+    class Invalid(LetterEnvironment):
+        async def rollout(self, task, policy):
+            self.attempts[task.id] = self.attempts.get(task.id, 0) + 1
+            return Outcome(reward=None, error="no server has a tool 'nothing_such'", boundary="task")
+
+    env = Invalid(size=1)
+    with pytest.raises(FinalRunError, match="nothing_such"):
+        first_batch(env, groups=1, size=4, retries=3)
+    assert env.attempts == {"letters-0": 8}  # two groups are in flight
+
+
 class LongOnesFail(LetterEnvironment):
     """Environment in which half of the replies are long, and three in five long ones fail after the reply."""
 

@@ -105,6 +105,20 @@ def test_a_run_in_which_nothing_has_ever_worked_ends_at_once(pauses):
         pauses.check()
 
 
+def test_an_invalid_task_ends_a_run_at_once_if_nothing_has_worked(pauses):
+    fail(pauses, "a", boundary="task")
+    with pytest.raises(FinalRunError, match="it broke"):
+        pauses.check()
+
+
+def test_an_invalid_task_of_a_working_environment_is_left_out(pauses, caplog):
+    work(pauses, "a")
+    fail(pauses, "a", 9, boundary="task")
+    pauses.check()
+    assert pauses.held() == set()
+    assert caplog.text.count("it broke") == 9
+
+
 def test_a_run_in_which_everything_has_failed_for_too_long_ends(pauses, clock):
     work(pauses, "a")
     fail(pauses, "a", 2)

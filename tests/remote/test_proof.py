@@ -7,13 +7,17 @@ from pathlib import Path
 
 import pytest
 
+from buckeye.config.load import load_config
+from buckeye.config.rl import RLConfig
 from buckeye.errors import UsageError
+from buckeye.inference.vllm.interpreter import SUPPORTED
 from buckeye.launch.preflight.check import failed, ok, skipped, warning
 from buckeye.mcp.tasks.dataset import write_dataset
 from buckeye.mcp.tasks.files import read_tasks
 from buckeye.remote import clean_start, proof
 from buckeye.remote.base import GpuRequest, RemoteRequest
 from buckeye.remote.clean_start import Start, checks, hide_others
+from buckeye.remote.dry_run import describe
 from buckeye.remote.environments import NeededEnvironment
 from buckeye.remote.manifest import project_manifest
 from buckeye.remote.project import read_project
@@ -216,10 +220,11 @@ def test_a_clean_folder_has_what_is_sent_and_no_more(folder, tmp_path):
 UNSOLVED = "error: No solution found when resolving dependencies\n  cause: a is not to be had"
 
 
-def packages(monkeypatch, *answers, environments=()):
+def packages(monkeypatch, *answers, environments=(), backend="torch"):
     """Return the states of the checks and the requests to uv, if uv gives these answers in order."""
     asked, left = [], list(answers)
     monkeypatch.setattr(proof, "_compile", lambda uv, *given: asked.append(given) or left.pop(0))
+    Path("run.toml").write_text(f'{Path("run.toml").read_text()}backend = "{backend}"\n')
     project = read_project(Path("run.toml"), resume=False)
     object.__setattr__(project, "environments", tuple(environments))
     return [check.state for check in package_checks(project, "uv")], asked
@@ -242,6 +247,46 @@ def test_packages_that_cannot_be_had_are_known_before(folder, monkeypatch, answe
     assert any(line.startswith("torch") for line in asked[0][0])
     assert any(line.startswith("httpx==") for line in asked[0][1])
     assert all(bounds == [] for _, bounds, _ in asked[1:])
+
+
+@pytest.mark.parametrize(
+    ("backend", "answer", "states"),
+    [
+        ("vllm", (1, UNSOLVED), ["failed"]),
+        ("auto", (1, UNSOLVED), ["warning"]),  # the machine then runs the built-in engine
+        ("vllm", (2, "error: Failed to fetch"), ["skipped"]),
+        ("auto", (2, "error: Failed to fetch"), ["skipped"]),
+        ("vllm", (0, ""), []),
+    ],
+)
+def test_the_vllm_that_the_machine_installs_is_looked_for(folder, monkeypatch, backend, answer, states):
+    found_states, asked = packages(monkeypatch, (0, ""), answer, backend=backend)
+    assert found_states == states
+    assert asked[1] == ([f"vllm{SUPPORTED}"], [], None)
+
+
+def test_a_wheel_that_needs_a_build_is_not_looked_for(folder, monkeypatch):
+    unbuilt = NeededEnvironment(what="e-1.0-py3-none-any.whl", wheel=b"", beside=True)
+    states, asked = packages(monkeypatch, (0, ""), environments=[unbuilt])
+    assert (states, len(asked)) == (["skipped"], 1)
+    assert not any("file:" in line for line in asked[0][0])
+
+
+def test_a_dry_run_makes_the_proof_without_a_key_and_without_the_file(folder, monkeypatch):
+    """The provider cannot be asked, and the tasks import a module that does not exist anywhere."""
+    monkeypatch.setattr(proof, "package_checks", lambda project: [skipped("packages", "no uv")])
+    (folder / "letters.py").write_text("import no_such_module\n")
+    config = load_config(RLConfig, ["@", "run.toml"])
+    text = (folder / "run.toml").read_text()
+    (folder / "run.toml").unlink()
+    before = sorted(folder.rglob("*"))
+    shown, warnings = describe(Path("outputs/new/run.toml"), config, REQUEST, resume=False, text=text)
+    assert "letters.py" in shown
+    assert [line for line in warnings if "no_such_module" in line]
+    assert not [line for line in warnings if line.startswith("configuration")]
+    assert [line for line in warnings if line.startswith("not checked: ") and "PRIME_API_KEY" in line]
+    assert "not proved: packages: no uv" in warnings
+    assert sorted(folder.rglob("*")) == before
 
 
 def test_packages_of_environments_are_looked_for_where_they_will_come_from(folder, monkeypatch):

@@ -137,6 +137,21 @@ def test_every_process_raises_its_limit_of_open_files():
     assert int(shown.stdout) == (hard if hard != resource.RLIM_INFINITY else 65_536)
 
 
+@pytest.mark.parametrize(("given", "bars"), [({}, True), ({"HF_HUB_DISABLE_PROGRESS_BARS": "0"}, False)])
+def test_no_process_draws_progress_bars_into_a_pipe_unless_it_is_told_to(given, bars):
+    code = (
+        "import os; from buckeye.cli.errors import run_command\n"
+        "def show():\n"
+        "    from huggingface_hub.utils import are_progress_bars_disabled\n"
+        "    print(are_progress_bars_disabled(), os.environ['HF_DATASETS_DISABLE_PROGRESS_BARS'])\n"
+        "run_command(show)"
+    )
+    names = ("HF_HUB_DISABLE_PROGRESS_BARS", "HF_DATASETS_DISABLE_PROGRESS_BARS")
+    env = {name: value for name, value in os.environ.items() if name not in names} | given
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env)
+    assert shown.stdout.split() == [str(bars), "1"]
+
+
 def test_shared_memory(tmp_path):
     assert check_shared_memory(needed=True, path=tmp_path / "none").state == "skipped"
     assert check_shared_memory(needed=False, path=tmp_path).state == "ok"

@@ -172,6 +172,9 @@ def call(place, recorder, landlord, monkeypatch):
     """Return a function that runs a command under the recorder, including programs that replace it."""
     project, home, environment = place
 
+    # the proof starts a process for the clean start, and uv: tests/remote/test_proof.py
+    monkeypatch.setattr("buckeye.remote.dry_run.obstacles", lambda *given, **named: [])
+
     def run(words):
         replaced = []
         landlord.requests.clear()

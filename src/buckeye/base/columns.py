@@ -1,4 +1,4 @@
-"""Aligned columns as plain text: full width in a file or a pipe, folded to fit a terminal."""
+"""Plain text for people: counts, and aligned columns (full width in a pipe, folded in a terminal)."""
 
 from __future__ import annotations
 
@@ -8,6 +8,12 @@ import textwrap
 from collections.abc import Sequence
 
 _NARROWEST = 8
+
+
+def counted(number: float, noun: str) -> str:
+    """Return a number with its noun, in the plural unless the number is shown as 1: `1 task`, `2.5 steps`."""
+    shown = f"{number:,}" if isinstance(number, int) else f"{number:,.3g}"
+    return f"{shown} {noun}{'' if shown == '1' else 's'}"
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> str:

@@ -292,6 +292,8 @@ def clean_environment(given: Mapping[str, str]) -> dict[str, str]:
     return {name: os.environ[name] for name in kept if name in os.environ} | dict(given)
 
 
+PROGRESS_BAR_SWITCHES = ("HF_HUB_DISABLE_PROGRESS_BARS", "HF_DATASETS_DISABLE_PROGRESS_BARS")
+"""Variables that switch off progress bars: of huggingface_hub and transformers, and of `datasets`."""
 _NAME = re.compile(
     r"(.*_)?(API)?(KEY|KEYS|TOKEN|TOKENS|SECRET|SECRETS|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?|PAT)(_.*)?",
     re.I,

@@ -65,6 +65,13 @@ class Guard:
         """Return a value of `MARK` for the environment of a program to kill with this process."""
         return f"{self._mark}.{secrets.token_hex(8)}"
 
+    def mark_children(self) -> None:
+        """Kill every program that this process starts from now on when this process ends. Linux only."""
+        with self._lock:
+            if self._process is None:
+                self._start()
+        os.environ[MARK] = f"{self._mark}.{MARK}"
+
     def watch(self, group: int) -> None:
         """Kill the group when this process ends."""
         with self._lock:

@@ -9,6 +9,7 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict
 
+from buckeye.base.columns import counted
 from buckeye.base.terminal import status_line
 from buckeye.cli.load import load
 from buckeye.config.rl import RLConfig
@@ -67,7 +68,8 @@ def doctor_text(checks: Sequence[Check], *, width: int) -> str:
         state: sum(check.state == state for check in checks) for state in ("failed", "warning", "skipped")
     }
     lines.append(
-        f"\n{len(checks)} checks: {count['failed']} failed, {count['warning']} warnings, "
+        f"\n{counted(len(checks), 'check')}: {count['failed']} failed, "
+        f"{counted(count['warning'], 'warning')}, "
         f"{count['skipped']} skipped"
     )
     return "\n".join(lines)

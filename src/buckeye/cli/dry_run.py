@@ -1,6 +1,7 @@
 """`rl --dry-run`: show the plan, the resolved configuration, and warnings about what a start would need.
 
-A dry run writes nothing and needs no network and no GPU.
+A dry run writes nothing and needs no network and no GPU. For another machine it asks the provider for offers
+and the package index for versions, if it can.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def _directory_warnings(config: RLConfig, command: Sequence[str]) -> list[str]:
     return []
 
 
-_FOR_CHILDREN = {"HF_HUB_OFFLINE": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+_FOR_CHILDREN = {"HF_HUB_OFFLINE": "1", "PYTHONDONTWRITEBYTECODE": "1", "UV_NO_CACHE": "1"}
 
 
 def carry_out(config: RLConfig, *, show: Callable[[], None], start: Callable[[], int]) -> int:
@@ -95,7 +96,9 @@ def show_described(text: str, warnings: Iterable[str]) -> None:
 
 @contextmanager
 def nothing_written() -> Iterator[None]:
-    """Run the block without leaving files: no compiled Python modules, no downloads into the hub's cache."""
+    """Run the block without leaving files: no compiled Python modules, and no downloads into the caches of
+    the hub and of uv.
+    """
     bytecode, variables = sys.dont_write_bytecode, dict(os.environ)
     offline = _set_offline(True)
     sys.dont_write_bytecode = True

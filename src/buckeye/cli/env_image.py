@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from buckeye.base.columns import counted
 from buckeye.base.terminal import confirm, status_line
 from buckeye.errors import UsageError
 
@@ -53,7 +54,9 @@ def env_build(
         typer.echo(json.dumps(found))
     elif not quiet:
         digest = f" ({built.digest[:19]})" if built.digest else ""
-        typer.echo(f"{built.image}{digest}: {len(built.tools)} tools, starts in {built.start_seconds:g} s")
+        typer.echo(
+            f"{built.image}{digest}: {counted(len(built.tools), 'tool')}, starts in {built.start_seconds:g} s"
+        )
         rows = [(tool.name, tool.description.strip().partition("\n")[0]) for tool in built.tools]
         print_table(("tool", "what it does"), rows)
         typer.echo(f"{built.lock_file}: written")

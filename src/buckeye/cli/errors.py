@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from buckeye.base import heartbeat
-from buckeye.base.process import raise_open_files_limit, take_secrets
+from buckeye.base.process import PROGRESS_BAR_SWITCHES, raise_open_files_limit, take_secrets
 from buckeye.errors import DEBUG_VARIABLE, BuckeyeError, UsageError
 
 
@@ -22,6 +22,7 @@ def run_command(command: Callable[[], int | None]) -> None:
     take_secrets()
     raise_open_files_limit()
     _prepare_streams()
+    _switch_off_progress_bars()
     try:
         code = _carry_out(command) or 0
         sys.stdout.flush()
@@ -97,6 +98,13 @@ def take_debug_flag(argv: list[str]) -> list[str]:
     if "--debug" in argv[:end]:
         os.environ[DEBUG_VARIABLE] = "1"
     return [word for word in argv[:end] if word != "--debug"] + argv[end:]
+
+
+def _switch_off_progress_bars() -> None:
+    """Let the Hugging Face libraries draw progress bars only in a terminal: a log would get thousands."""
+    if not sys.stderr.isatty():
+        for name in PROGRESS_BAR_SWITCHES:
+            os.environ.setdefault(name, "1")
 
 
 def _prepare_streams() -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from buckeye.base.columns import counted
 from buckeye.base.terminal import status_line
 from buckeye.cli.env_args import Variables, variable_names
 from buckeye.errors import UsageError
@@ -106,7 +107,8 @@ def _text(report: EvalReport) -> str:
     resumed = f", {report.resumed} of them from before" if report.resumed else ""
     lines += [
         "",
-        f"{figures.scored} rollouts of {figures.tasks} tasks scored{resumed}, {figures.errored} errored; "
+        f"{counted(figures.scored, 'rollout')} of {counted(figures.tasks, 'task')} scored"
+        f"{resumed}, {figures.errored} errored; "
         f"95 % intervals over tasks",
         f"ended by: {stops}",
     ]

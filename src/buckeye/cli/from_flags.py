@@ -7,7 +7,7 @@ import re
 import shlex
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -210,7 +210,7 @@ def _show_rest(plan: Plan, place: Place, flags: TrainFlags) -> None:
     """Show the parts of the plan that matter only if nothing is started."""
     if place.remote and not flags.as_json and not flags.quiet:
         print()
-        show_remote(plan.recipe.file, plan.config, flags)
+        show_remote(plan.recipe.file, plan.config, flags, text=plan.text)
     if not flags.as_json and not flags.quiet:
         print(f"\n{plan.recipe.file} would be:\n\n{plan.text}")
     if place.problem is not None:
@@ -228,6 +228,7 @@ def _begin(plan: Plan, place: Place, flags: TrainFlags, start: Start, *, asks: b
     if is_unstarted(file.parent):
         with locked(file.parent):
             put_aside(file.parent, also=[file])
+    made = [folder for folder in (file.parent, *file.parent.parents) if not folder.exists()]
     write_file(file, plan.text)
     if not flags.quiet:
         print(f"{file}: written; it starts this run again: buckeye rl @ {file}", file=sys.stderr)
@@ -237,17 +238,18 @@ def _begin(plan: Plan, place: Place, flags: TrainFlags, start: Start, *, asks: b
         return start(plan.config, ["buckeye", "rl", "@", str(file)])
     except (BuckeyeError, KeyboardInterrupt) as error:
         if not place.remote or isinstance(error, UsageError):  # else a message names the file
-            _take_back(file)
+            _take_back(file, made)
         raise
 
 
-def _take_back(file: Path) -> None:
-    """Remove the file of a run that did not start, so that its folder is free for the next try. A run with a
-    remote job has started."""
+def _take_back(file: Path, made: Sequence[Path]) -> None:
+    """Remove the file of a run that did not start, and the folders that were made for it, so that the next
+    try finds no trace. A run with a remote job has started."""
     away = read_elsewhere(file.parent)
     if files_of_a_run(file.parent) or (away is not None and away.job is not None):
         return
     file.unlink(missing_ok=True)
     with suppress(OSError):  # there is something else in it
-        file.parent.rmdir()
+        for folder in made:
+            folder.rmdir()
     print(f"{file}: removed again, as the run did not begin", file=sys.stderr)

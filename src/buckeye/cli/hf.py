@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from buckeye.base.columns import counted
 from buckeye.base.distribution import need
 from buckeye.base.keys import key
 from buckeye.errors import RunError, UsageError
@@ -109,7 +110,7 @@ def _usual_file() -> Path:
 
 
 def _tasks(count: int) -> str:
-    return f"{count} task{'' if count == 1 else 's'}"
+    return counted(count, "task")
 
 
 def _lock_file(tasks: Path) -> Path | None:
@@ -147,9 +148,15 @@ def _check_folder(folder: Path, *, yes: bool) -> None:
 
 def _agree(repository: DatasetRepository, *, yes: bool) -> None:
     files = repository.files
-    if not files or yes or _confirmed(f"{repository.name} has {len(files)} files. Replace its data?"):
+    if (
+        not files
+        or yes
+        or _confirmed(f"{repository.name} has {counted(len(files), 'file')}. Replace its data?")
+    ):
         return
-    raise UsageError(f"{repository.name} has {len(files)} files already. Add --yes to replace its data")
+    raise UsageError(
+        f"{repository.name} has {counted(len(files), 'file')} already. Add --yes to replace its data"
+    )
 
 
 def _confirmed(question: str) -> bool:

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
+from buckeye.base.columns import counted
 from buckeye.cli.env_args import print_table
 from buckeye.errors import RemoteError, UsageError
 from buckeye.launch.preflight.devices import parse_gpus
@@ -199,9 +200,7 @@ def _show_ended(ended: Sequence[Entry], as_json: bool) -> None:
         return
     for entry in ended:
         typer.echo(cost_text(entry, now))
-    typer.echo(
-        f"{len(ended)} pod{'' if len(ended) == 1 else 's'} ended." if ended else "There is nothing to end."
-    )
+    typer.echo(f"{counted(len(ended), 'pod')} ended." if ended else "There is nothing to end.")
 
 
 def _tell(text: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,11 +22,15 @@ def start_remote(config_path: Path, flags: TrainFlags, *, resume: bool = False) 
     return run_remote(config_path, _request(flags), resume=resume)
 
 
-def show_remote(config_path: Path, config: RLConfig, flags: TrainFlags, *, resume: bool = False) -> None:
-    """Print the orders and uploads of `start_remote`. The configuration file need not exist yet."""
+def show_remote(
+    config_path: Path, config: RLConfig, flags: TrainFlags, *, resume: bool = False, text: str | None = None
+) -> None:
+    """Print the orders and uploads of `start_remote`. `text` is the content of a configuration file that is
+    not written yet."""
     from buckeye.remote.dry_run import describe
 
-    show_described(*describe(config_path, config, _request(flags), resume=resume))
+    print("Checking that the run can start there ...", file=sys.stderr)
+    show_described(*describe(config_path, config, _request(flags), resume=resume, text=text))
 
 
 def _request(flags: TrainFlags) -> RemoteRequest:

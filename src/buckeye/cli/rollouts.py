@@ -16,7 +16,7 @@ import typer
 
 from buckeye import runs
 from buckeye.analysis.exchange.export import Format, export_rollouts, unreadable_in
-from buckeye.base.columns import aligned
+from buckeye.base.columns import aligned, counted
 from buckeye.base.json_lines import printable
 from buckeye.errors import BuckeyeError, UsageError
 from buckeye.monitor.metrics import Step, read_run
@@ -142,7 +142,7 @@ def rollouts(
 def _export(run: Path, kind: Format, out: Path | None, wanted: RolloutFilter, step: int | None) -> None:
     opened, directory = runs.open(run), out or run / "exports" / f"rollouts-{kind}"
     written = export_rollouts(opened, kind, directory, step=step, accepts=wanted.accepts)
-    print(f"{directory}: {written} rollouts")
+    print(f"{directory}: {counted(written, 'rollout')}")
     for problem in unreadable_in(opened):
         typer.echo(f"warning: left out: {problem}", err=True)
 
@@ -154,7 +154,8 @@ def _chosen_step(run: Path, step: int | None) -> int:
         raise BuckeyeError(f"{run} holds no rollouts: none was played yet, or they were deleted (rl clean)")
     if step is not None and step not in steps:
         raise UsageError(
-            f"--step {step}: {run} has rollouts of {len(steps)} steps, from {steps[0]} to {steps[-1]}"
+            f"--step {step}: {run} has rollouts of "
+            f"{counted(len(steps), 'step')}, from {steps[0]} to {steps[-1]}"
         )
     return steps[-1] if step is None else step
 
@@ -202,7 +203,8 @@ def _header(run: Path, step: int, played: Sequence[PlayedRollout]) -> str:
     reward = f", reward {known.reward:.4f}" if known.reward is not None else ""
     cut, errored = sum(one.truncated for one in played), sum(one.reward is None for one in played)
     return (
-        f"{run.absolute().name}, step {step}: {state}{reward}\n{len(played)} rollouts, {cut} cut off, "
+        f"{run.absolute().name}, step {step}: {state}{reward}\n"
+        f"{counted(len(played), 'rollout')}, {cut} cut off, "
         f"{errored} errored"
     )
 

@@ -139,9 +139,9 @@ NO_OPTIONS = CallOptions()
 """Options of a call that requests nothing beyond its messages."""
 
 
-Boundary = Literal["load", "reset", "step", "model", "score", "agent", "worker", "timeout"]
+Boundary = Literal["load", "reset", "step", "model", "score", "agent", "worker", "timeout", "task"]
 """Place of a rollout's failure: loading the environment, starting an episode, running it, calling the model,
-scoring it, or the agent program; also its worker process, and its deadline.
+scoring it, or the agent program; also its worker process, and its deadline; and the task itself.
 """
 
 
@@ -152,7 +152,7 @@ class Outcome:
     An errored rollout has an `error` and no `reward`: it is never scored 0. `components` are logged but not
     rewarded. `stop_reason` is a short text such as "answered" or "truncated". The optional `turn_rewards`
     have one entry per call of `Policy.chat` and add up to `reward`. `boundary` is the place of an errored
-    rollout's failure.
+    rollout's failure; after "task" no rollout is retried, because the task itself is invalid.
 
     Only a `GroupEnvironment` leaves a rollout `pending`, under its own id for it: neither reward nor error
     until the group is finished. `explanations` describe, for people, how components came about, by their

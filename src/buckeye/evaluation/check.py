@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from buckeye.base.process_guard import GUARD
 from buckeye.envs.base import Environment, split_names
 from buckeye.envs.settings import with_variables
 from buckeye.errors import RunError
@@ -161,6 +162,7 @@ async def check_environment(env_id: str, args: Mapping[str, Any], options: Check
     """
     started = time.monotonic()
     settings, seed = with_variables(options.variables), options.seed
+    GUARD.mark_children()
     environment = open_environment(env_id, args, settings)
     names = split_names(environment)
     options.progress("reading tasks")

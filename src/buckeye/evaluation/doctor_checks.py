@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from buckeye.base.columns import counted
 from buckeye.config.environments import TrainEnvConfig
 from buckeye.config.inference import InferenceConfig, ServedModelConfig
 from buckeye.config.rl import RLConfig
@@ -61,7 +62,7 @@ def _check_environment(this: Examination, env: TrainEnvConfig) -> Check:
     if wrong:
         more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
         return warning(name, f"{wrong[0].name}: {shortened(wrong[0].detail)}{more}", again, lines)
-    return ok(name, f"{len(lines)} checks on a sample of {_SAMPLE}", lines)
+    return ok(name, f"{counted(len(lines), 'check')} on a sample of {_SAMPLE}", lines)
 
 
 def check_spread(this: Examination) -> Iterable[Check]:
@@ -72,7 +73,7 @@ def check_spread(this: Examination) -> Iterable[Check]:
         return [skipped(SPREAD, "what has failed must be in order first")]
     if this.model_path is None:
         return [skipped(SPREAD, "the model is not on this machine")]
-    this.progress(f"running {this.sample} groups with {this.run.trainer.model.name}")
+    this.progress(f"running {counted(this.sample, 'group')} with {this.run.trainer.model.name}")
     try:
         results = asyncio.run(_run_groups(this.run, this.sample))
     except BuckeyeError as error:
@@ -160,7 +161,7 @@ def spread_check(result: EvalResult) -> Check:
         f"mean reward {mean:.3f}, {spread.truncated:.0%} truncated"
     )
     if spread.errored:
-        seen += f", {spread.errored} rollouts errored"
+        seen += f", {counted(spread.errored, 'rollout')} errored"
     if verdict(len(result.played), spread.errored) == "failed":
         return failed(name, seen, f"see why: buckeye env check {result.env_name}")
     if not spread.spread:

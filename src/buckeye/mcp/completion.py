@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from buckeye.mcp.client.errors import EvaluateError, McpFault
+from buckeye.mcp.client.errors import EvaluateError, McpFault, TaskError
 from buckeye.mcp.client.sessions_of_rollout import Sessions
 from buckeye.mcp.config import GymConfig
 from buckeye.mcp.grading.grade import Played, verdict_of
@@ -78,6 +78,8 @@ async def _evaluated(task: McpTask, config: GymConfig, sessions: Sessions) -> tu
     for call in task.evaluate_tool:
         try:
             result = await fixed_call(call, sessions, config.defaults.tool_timeout)
+        except TaskError as error:
+            raise TaskError(f"evaluate_tool {error}") from None
         except McpFault as fault:
             raise EvaluateError(f"evaluate_tool {call.name}: {fault}") from fault
         outcome = reward_of(f"evaluate_tool {call.name}", result)

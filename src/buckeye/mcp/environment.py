@@ -131,7 +131,7 @@ class McpEnvironment:
         return self._made[split]
 
     async def rollout(self, task: Task, policy: Policy) -> Outcome:
-        """Run one rollout. A failure of the environment gives an outcome with an error, which is retried."""
+        """Run one rollout. A failure of the environment gives an outcome with an error."""
         from buckeye.mcp.rollout import LOST, play  # importing the SDK takes a second
 
         try:
@@ -144,6 +144,7 @@ class McpEnvironment:
                 reward=None,
                 stop_reason=fault.stop_reason,
                 error=f"{type(fault).__name__}: {fault}",
+                boundary="task" if fault.final else None,
             )
 
     def _tell(self, lost: str) -> None:
@@ -162,8 +163,12 @@ class McpEnvironment:
     async def check_isolation(self) -> str:
         """Test before training if rollouts share state, and return the result as one line.
 
-        Raises UsageError if they do. With `shared_state` the test is skipped.
+        Raises UsageError if they do, or if a task names a tool that none of its servers has. With
+        `shared_state` only the tools are checked.
         """
+        from buckeye.mcp.stage import check_servers
+
+        await check_servers([task for tasks in self._splits.values() for task in tasks], self._config)
         if self._config.shared_state:
             return "shared_state is set: whether rollouts see each other is not looked at"
         found = await self.isolation(_ISOLATION_SECONDS)

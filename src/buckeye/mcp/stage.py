@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
-from buckeye.mcp.client.errors import McpFault, SetupError, StartError
-from buckeye.mcp.client.session import CallResult, Deadlines
+from buckeye.errors import UsageError
+from buckeye.mcp.client.errors import McpFault, SetupError, TaskError
+from buckeye.mcp.client.session import CallResult, Deadlines, ToolInfo
 from buckeye.mcp.client.sessions_of_rollout import Sessions, open_sessions
 from buckeye.mcp.config import GymConfig
+from buckeye.mcp.grading.of_task import graders_of
 from buckeye.mcp.tasks.task_schema import McpTask, ToolCall, call_arguments
 from buckeye.mcp.workdir.folder import Workdir, open_workdir
 
 _LISTEN_SECONDS = 60.0  # `setup_timeout` may be shorter
+_MOST_CHECKED = 4  # different servers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,12 +36,11 @@ async def open_stage(task: McpTask, config: GymConfig) -> AsyncIterator[Stage]:
     Raises StartError, SetupError, or a more specific McpFault.
     """
     limits = config.defaults
-    deadlines = Deadlines(start=limits.setup_timeout, call=limits.tool_timeout, listen=_LISTEN_SECONDS)
     async with (
         open_workdir(task, config) as workdir,
-        open_sessions(task, deadlines, preload=limits.preload, workdir=workdir) as sessions,
+        open_sessions(task, _deadlines(config), preload=limits.preload, workdir=workdir) as sessions,
     ):
-        _check_actions(config, sessions)
+        _check_tools(task, config, sessions.tools)
         said = await _set_up(task, config, sessions)
         yield Stage(sessions=sessions, workdir=workdir, said=said)
 
@@ -54,13 +57,42 @@ async def untouched_fault(task: McpTask, config: GymConfig) -> McpFault | None:
         return fault
 
 
+async def check_servers(tasks: Sequence[McpTask], config: GymConfig) -> None:
+    """Start the servers of some tasks, and check the tools that each task with the same servers names.
+
+    Raises UsageError if a task cannot run. Other faults are ignored: the rollouts retry and report them.
+    """
+    with_servers: dict[str, list[McpTask]] = {}
+    for task in tasks:
+        with_servers.setdefault(task.model_dump_json(include={"mcp_config"}), []).append(task)
+    for alike in list(with_servers.values())[:_MOST_CHECKED]:
+        checked = alike[0]
+        try:
+            async with (
+                open_workdir(checked, config) as workdir,
+                open_sessions(
+                    checked, _deadlines(config), preload=config.defaults.preload, workdir=workdir
+                ) as sessions,
+            ):
+                for task in alike:
+                    checked = task
+                    _check_tools(task, config, sessions.tools)
+        except McpFault as fault:
+            if fault.final:
+                raise UsageError(f"task {checked.id}: {fault}") from None
+
+
 async def fixed_call(call: ToolCall, sessions: Sessions, timeout: float) -> CallResult:
-    """Run a call that the task itself defines. Raises McpFault."""
-    if call.name not in sessions.tools:
-        known = ", ".join(sorted(sessions.tools)) or "none"
-        raise StartError(f"no server has this tool; there are: {known}")
-    arguments = call_arguments(call, sessions.tools[call.name].input_schema)
-    return await sessions.call(call.name, arguments, timeout=timeout)
+    """Run a call that the task itself defines. Raises McpFault.
+
+    If it fails and its arguments do not match the tool's schema, that is a TaskError.
+    """
+    schema = sessions.tools[call.name].input_schema
+    arguments = call_arguments(call, schema)
+    result = await sessions.call(call.name, arguments, timeout=timeout)
+    if result.is_error and (mismatch := _mismatch(arguments, schema)):
+        raise TaskError(f"{call.name}: {mismatch}; the server answered: {result.text[:500]}")
+    return result
 
 
 def bounded(text: str, most: int) -> tuple[str, int]:
@@ -69,13 +101,42 @@ def bounded(text: str, most: int) -> tuple[str, int]:
     return (f"{text[:most]}\n(cut: {cut} more characters)" if cut else text), cut
 
 
-def _check_actions(config: GymConfig, sessions: Sessions) -> None:
+def _deadlines(config: GymConfig) -> Deadlines:
+    limits = config.defaults
+    return Deadlines(start=limits.setup_timeout, call=limits.tool_timeout, listen=_LISTEN_SECONDS)
+
+
+def _check_tools(task: McpTask, config: GymConfig, tools: Mapping[str, ToolInfo]) -> None:
+    """Raise TaskError if the configuration or the task names a tool that no server has."""
+    for key, tool in _named_tools(task, config):
+        if tool not in tools:
+            known = ", ".join(sorted(tools)) or "none"
+            raise TaskError(f"{key}: no server has a tool {tool!r}; there are: {known}")
+
+
+def _named_tools(task: McpTask, config: GymConfig) -> Iterator[tuple[str, str]]:
+    """Yield every tool that a rollout of the task may call, with the key that names it."""
     for action in config.actions.values():
-        if action.tool is not None and action.tool not in sessions.tools:
-            known = ", ".join(sorted(sessions.tools)) or "none"
-            raise StartError(
-                f"action_mappings.{action.name}: no server has a tool {action.tool!r}; there are: {known}"
-            )
+        if action.tool is not None:
+            yield f"action_mappings.{action.name}", action.tool
+    for key, calls in (("setup_tool", task.setup_tool), ("evaluate_tool", task.evaluate_tool)):
+        for call in calls:
+            yield key, call.name
+    for grader in graders_of(task, config):
+        if grader.state is not None and grader.state.tool is not None:
+            yield f"grade {grader.name}", grader.state.tool
+
+
+def _mismatch(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> str:
+    """Return the difference between the names of arguments and those of a tool's schema, or ""."""
+    missing = [name for name in schema.get("required") or () if name not in arguments]
+    known = schema.get("properties") or {}
+    unknown = [name for name in arguments if name not in known]
+    if missing:
+        return f"it needs the argument {missing[0]!r}"
+    if unknown and schema.get("additionalProperties") is False:
+        return f"it has no argument {unknown[0]!r}"
+    return ""
 
 
 async def _set_up(task: McpTask, config: GymConfig, sessions: Sessions) -> str:
@@ -84,6 +145,8 @@ async def _set_up(task: McpTask, config: GymConfig, sessions: Sessions) -> str:
     for call in task.setup_tool:
         try:
             result = await fixed_call(call, sessions, config.defaults.setup_timeout)
+        except TaskError as error:
+            raise TaskError(f"setup_tool {error}") from None
         except McpFault as fault:
             raise SetupError(f"setup_tool {call.name}: {fault}") from fault
         if result.is_error:

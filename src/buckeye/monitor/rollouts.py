@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from buckeye.base.columns import counted
 from buckeye.base.json_lines import printable, read_json_lines
 
 ROLLOUTS_FOLDER = "rollouts"
@@ -120,7 +121,7 @@ def whole_rollout(one: PlayedRollout, longest: int | None) -> Iterator[str]:
         "ended by": f"{one.stop_reason}{' (cut off)' if one.truncated else ''}",
         "error": one.error or "",
         "dropped": one.dropped or "",
-        "sampled": f"{one.completion_tokens} tokens in {one.turns} turns",
+        "sampled": f"{counted(one.completion_tokens, 'token')} in {counted(one.turns, 'turn')}",
         "policy version": "" if one.oldest_version is None else str(one.oldest_version),
     }
     yield ""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from buckeye.base.keys import check_variables
+from buckeye.base.process_guard import GUARD
 from buckeye.config.environments import EnvConfig, TrainEnvConfig
 from buckeye.envs.base import TRAIN, Environment, Message, Task, split_names
 from buckeye.envs.settings import WorkerSettings, placed
@@ -61,9 +62,10 @@ def load_environments(
 
     `rollout_timeout` (seconds) applies to environments that do not set their own. Workers write their output
     to `log_dir`. Raise `UsageError` if two environments have the same name, or if a variable for an
-    environment is not set.
+    environment is not set. Programs that the environments start end with this process.
     """
     names = names_of(settings)
+    GUARD.mark_children()
     return [
         NamedEnvironment(
             name=name,

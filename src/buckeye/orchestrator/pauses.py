@@ -40,6 +40,7 @@ class EnvironmentPauses:
         self._settings = settings
         self._clock = clock
         self._states = {name: _State() for name in names}
+        self._invalid_task = ""  # error of a task that cannot run, of an environment that has never worked
 
     def held(self) -> frozenset[str]:
         """Return the environments that may not start a group now."""
@@ -55,13 +56,18 @@ class EnvironmentPauses:
         state.tried = state.pauses > 0
 
     def ended(self, name: str, group: Group) -> None:
-        """Record the end of a group. Groups with an inference failure do not count as failed."""
+        """Record the end of a group.
+
+        A group with an inference failure or an invalid task does not count as failed.
+        """
         state = self._states[name]
         state.tried = False
         if group.scored:
             if state.pauses:
                 log.info("Environment %s works again", name)
             self._states[name] = _State(works=True)
+        elif any(rollout.outcome.boundary == "task" for rollout in group.rollouts):
+            self._invalid(state, group)
         elif all(rollout.outcome.boundary != "model" for rollout in group.rollouts):
             self._failed(name, state, group.errors[-1])
 
@@ -71,7 +77,12 @@ class EnvironmentPauses:
         return max(0.0, min(ends) - self._clock()) if ends else 0.0
 
     def check(self) -> None:
-        """Raise `FinalRunError` if every environment has failed for too long, or has never worked."""
+        """Raise `FinalRunError` if every environment has failed for too long, or has never worked.
+
+        An invalid task ends the run at once if nothing of its environment has worked.
+        """
+        if self._invalid_task:
+            raise FinalRunError(f"a task cannot run: {self._invalid_task}")
         states = self._states
         if not all(state.pauses for state in states.values()):
             return
@@ -98,6 +109,13 @@ class EnvironmentPauses:
             state.until = None
             log.info("Environment %s is tried again after its pause", name)
         return state.until is not None or state.tried
+
+    def _invalid(self, state: _State, group: Group) -> None:
+        error = group.errors[-1]
+        if state.works:
+            log.warning("A task cannot run, and its group is left out: %s", error)
+        else:
+            self._invalid_task = error
 
     def _failed(self, name: str, state: _State, error: str) -> None:
         state.last_error = error

@@ -145,9 +145,9 @@ class TaskPlayer:
         """Return True if the rollout failed, and its replies and their duration cannot be the cause.
 
         That is so for a failure before the first request to the policy, without an answer from an engine, or
-        of a worker process that the rollout shares.
+        of a worker process that the rollout shares. A failure of the task itself never changes.
         """
-        if rollout.outcome.error is None:
+        if rollout.outcome.error is None or rollout.outcome.boundary == "task":
             return False
         return rollout.outcome.boundary in _NOT_OF_THE_POLICY or not rollout.sampling_seconds
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from buckeye.base.columns import counted
 from buckeye.base.disk import human_bytes
 from buckeye.config.rl import RLConfig
 from buckeye.errors import BuckeyeError, UsageError
@@ -12,6 +13,7 @@ from buckeye.remote.disk_size import disk_gb
 from buckeye.remote.launch import check_installed, check_single_node
 from buckeye.remote.offers import fitting_offers, left_out_text, offer_table, price_text
 from buckeye.remote.project import Project, project_of
+from buckeye.remote.proof import obstacles
 from buckeye.remote.providers.choose import open_provider
 from buckeye.run_files.directory import refuse_used
 
@@ -19,19 +21,27 @@ _MOST_FILES = 20
 
 
 def describe(
-    config_path: Path, config: RLConfig, request: RemoteRequest, *, resume: bool
+    config_path: Path, config: RLConfig, request: RemoteRequest, *, resume: bool, text: str | None = None
 ) -> tuple[str, list[str]]:
     """Return the machine with its current price and the files to send, and warnings about obstacles.
 
-    Raises UsageError for a project that cannot be sent.
+    The obstacles include those of the proof before an order. `text` is the content of a configuration file
+    that is not written yet. Raises UsageError for a project that cannot be sent.
     """
     check_installed()
     project = project_of(config, config_path, resume=resume, pack=False)
     parts, warnings = [_sent_text(project)], []
     try:
+        check_single_node(config.cluster, hosts=len(request.hosts) or 1)
+    except UsageError as error:
+        warnings.append(str(error))
+    try:
         parts.insert(0, _machine_text(project, request))
     except BuckeyeError as error:
-        warnings.append(str(error))
+        warnings.append(f"not checked: the offers and their price: {error}")
+    rents, notes = request.provider != "ssh", list[str]()
+    broken = obstacles(project, request, rents=rents, tell=notes.append, text=text)
+    warnings += [*broken, *(note.removeprefix("warning: ") for note in notes)]
     if not resume:
         try:
             refuse_used(config.output_dir, resume_command=f"buckeye rl @ {config_path} --resume ...")
@@ -41,7 +51,6 @@ def describe(
 
 
 def _machine_text(project: Project, request: RemoteRequest) -> str:
-    check_single_node(project.config.cluster, hosts=len(request.hosts) or 1)
     needed = disk_gb(project.config) if request.disk_gb is None else request.disk_gb
     with open_provider(request.provider, request.hosts) as provider:
         if provider.rents:
@@ -52,7 +61,7 @@ def _machine_text(project: Project, request: RemoteRequest) -> str:
 def _offers_text(provider: Provider, request: RemoteRequest, needed: int) -> str:
     fitting = fitting_offers(provider, request, disk_gb=needed)
     first = fitting.offers[0]
-    hours = "" if request.max_hours is None else f", for at most {request.max_hours:g} hours"
+    hours = "" if request.max_hours is None else f", for at most {counted(request.max_hours, 'hour')}"
     lines = [
         offer_table(fitting.offers),
         f"would be ordered now: {first.gpus} from {first.cloud} with {needed} GB of disk, "
@@ -67,7 +76,7 @@ def _sent_text(project: Project) -> str:
     manifest = project.manifest
     sizes = {name: path.stat().st_size for name, path in manifest.files.items()}
     largest = sorted(sizes, key=lambda name: (-sizes[name], name))[:_MOST_FILES]
-    lines = [f"would be sent: {len(sizes)} files, {human_bytes(manifest.size)}, of {project.root}"]
+    lines = [f"would be sent: {counted(len(sizes), 'file')}, {human_bytes(manifest.size)}, of {project.root}"]
     lines += [f"  {human_bytes(sizes[name]):>9}  {name}" for name in largest]
     if len(sizes) > len(largest):
         lines.append(f"  and {len(sizes) - len(largest)} smaller ones")

@@ -61,7 +61,7 @@ def needed_environments(envs: Iterable[EnvConfig], *, pack: bool = True) -> tupl
     """Return the environments that must be installed for these.
 
     Files and folders of the project are sent with it and need no installation. Neither do environments with a
-    configured interpreter. With `pack=False` no wheels are made, because that may require a build.
+    configured interpreter. With `pack=False` nothing is built: a wheel that needs a build is empty.
 
     Raises UsageError for an environment that the other machine could not find, and RemoteError if its wheel
     cannot be built.
@@ -70,7 +70,7 @@ def needed_environments(envs: Iterable[EnvConfig], *, pack: bool = True) -> tupl
     for env in envs:
         if env.id == AGENT or is_mcp(env.id) or env.python is not None:
             continue
-        needed = _needed(env.id, wheel_of if pack else lambda _: None)
+        needed = _needed(env.id, wheel_of if pack else _unbuilt_wheel)
         if needed is not None:
             found[needed.what] = needed
     return tuple(found.values())
@@ -139,6 +139,13 @@ def wheel_of(distribution: metadata.Distribution) -> tuple[str, bytes] | None:
         return None
     name = f"{distribution.name.replace('-', '_')}-{distribution.version}"
     return f"{name}-py3-none-any.whl", _packed(dict(_files(distribution)))
+
+
+def _unbuilt_wheel(distribution: metadata.Distribution) -> tuple[str, bytes] | None:
+    """Return the result of `wheel_of` without a build, with an empty wheel if it needs one."""
+    if _editable(distribution) is None:
+        return wheel_of(distribution)
+    return f"{distribution.name.replace('-', '_')}-{distribution.version}-py3-none-any.whl", b""
 
 
 def _editable(distribution: metadata.Distribution) -> Path | None:

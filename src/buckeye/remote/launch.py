@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from buckeye.base.columns import counted
 from buckeye.base.disk import human_bytes
 from buckeye.base.distribution import need
 from buckeye.base.process import INTERRUPTED
@@ -364,7 +365,9 @@ def _command_to_continue(project: Project, config_path: Path, request: RemoteReq
 
 def _tell_project(project: Project) -> None:
     manifest = project.manifest
-    _tell(f"Goes along: {len(manifest.files)} files, {human_bytes(manifest.size)}, of {project.root}")
+    _tell(
+        f"Goes along: {counted(len(manifest.files), 'file')}, {human_bytes(manifest.size)}, of {project.root}"
+    )
     if manifest.outside:
         _tell(
             f"warning: {len(manifest.outside)} links that lead out of it stay here: "
@@ -376,7 +379,7 @@ def _tell_project(project: Project) -> None:
 
 def _sent_text(sent: Sent) -> str:
     return (
-        f"Sent {sent.files} files, {human_bytes(sent.bytes)}; {sent.same} were there, "
+        f"Sent {counted(sent.files, 'file')}, {human_bytes(sent.bytes)}; {sent.same} were there, "
         f"{sent.removed} were removed"
     )
 

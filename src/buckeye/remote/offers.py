@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from buckeye.base.columns import aligned
+from buckeye.base.columns import aligned, counted
 from buckeye.errors import RemoteError, UsageError
 from buckeye.remote.base import GpuRequest, Offer, Provider, RemoteRequest
 
@@ -83,7 +83,7 @@ def _reason(offer: Offer, gpus: GpuRequest, request: RemoteRequest) -> str | Non
     if offer.gpus.type != gpus.type:
         return f"has {offer.gpus.type}"
     if offer.gpus.count != gpus.count:
-        return f"has {offer.gpus.count} GPUs"
+        return f"has {counted(offer.gpus.count, 'GPU')}"
     if request.regions and not _is_in(offer, request.regions):
         return f"is in {offer.region or 'an unknown region'}"
     if offer.unfit is not None:

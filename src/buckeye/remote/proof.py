@@ -8,6 +8,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,7 +18,9 @@ from packaging.utils import canonicalize_name, parse_wheel_filename
 
 from buckeye.base.distribution import requirements
 from buckeye.base.process import run_program
+from buckeye.config.inference import InferenceConfig
 from buckeye.errors import UsageError
+from buckeye.inference.vllm.interpreter import GPU_REQUIREMENTS
 from buckeye.launch.preflight.check import Check, failed, skipped
 from buckeye.mcp.tasks.trust import TRUSTED_VARIABLE, trusted_digests
 from buckeye.remote.base import RemoteRequest
@@ -56,7 +59,18 @@ def prove(project: Project, request: RemoteRequest, *, rents: bool, tell: Tell) 
     machine installs must exist for its platform.
     """
     tell("Checking that the run can start there ...")
-    checks = [*start_checks(project, request, rents=rents), *(package_checks(project) if rents else ())]
+    if broken := obstacles(project, request, rents=rents, tell=tell):
+        nothing = "Nothing was ordered" if rents else "Nothing was started"
+        raise UsageError("\n".join([*broken, f"{nothing}: the run would fail on the machine"]))
+
+
+def obstacles(
+    project: Project, request: RemoteRequest, *, rents: bool, tell: Tell, text: str | None = None
+) -> list[str]:
+    """Return all reasons why the run cannot start on the requested machine. Report each point that cannot be
+    proved here in one line. `text` is the content of a configuration file that is not written yet."""
+    start = start_checks(project, request, rents=rents, text=text)
+    checks = [*start, *(package_checks(project) if rents else ())]
     failures = [check for check in checks if check.state == "failed"]
     # a host of the user may have its own variables, keys and files
     doubtful = [check for check in failures if not rents and check.name.startswith(_OF_HOST)]
@@ -65,20 +79,23 @@ def prove(project: Project, request: RemoteRequest, *, rents: bool, tell: Tell) 
             tell(f"not proved: {check.line}")
         elif check.state == "warning" or check in doubtful:
             tell(f"warning: {check.line}")
-    broken = dict.fromkeys(check.line for check in failures if check not in doubtful)
-    if broken:
-        nothing = "Nothing was ordered" if rents else "Nothing was started"
-        raise UsageError("\n".join([*broken, f"{nothing}: the run would fail on the machine"]))
+    return list(dict.fromkeys(check.line for check in failures if check not in doubtful))
 
 
-def start_checks(project: Project, request: RemoteRequest, *, rents: bool) -> list[Check]:
+def start_checks(
+    project: Project, request: RemoteRequest, *, rents: bool, text: str | None = None
+) -> list[Check]:
     """Return the checks of `clean_start`, in a folder that has what is sent and nothing else."""
     with TemporaryDirectory(prefix="buckeye-proof-") as name:
         folder, wheels, home = (Path(name, part) for part in ("project", "wheels", "home"))
         for made in (folder, wheels, home):
             made.mkdir()
         lay_out(project.manifest, folder)
-        packed = [env for env in project.environments if env.beside and env.wheel is not None]
+        if text is not None:
+            file = folder / project.arguments[1]
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text, encoding="utf-8")
+        packed = [env for env in project.environments if env.beside and env.wheel]
         for environment in packed:
             zipfile.ZipFile(BytesIO(environment.wheel or b"")).extractall(wheels)
         own = [parse_wheel_filename(environment.what)[0] for environment in packed]
@@ -164,16 +181,31 @@ def package_checks(project: Project, uv: str | None = None) -> Iterator[Check]:
         yield skipped(_PACKAGES, "uv is not here to look for them", "pip install uv")
         return
     with TemporaryDirectory(prefix="buckeye-proof-") as name:
-        beside = [_wheel(Path(name), env) for env in project.environments if env.beside]
+        environments = [env for env in project.environments if env.wheel != b""]
+        for env in project.environments:
+            if env.wheel == b"":
+                yield skipped(_PACKAGES, f"{env.what} is built only for an order")
+        beside = [_wheel(Path(name), env) for env in environments if env.beside]
         needed = _requirements(project)
         yield from _resolved(uv, "of the run", [*needed, *beside], pins(needed), None)
-        for env in project.environments:
+        yield from _vllm(uv, project.config.inference)
+        for env in environments:
             if not env.beside:
                 source = parse_source(env.what) if env.wheel is None else None
                 line = source.requirement if source is not None else _wheel(Path(name), env)
                 lock = (env.lock or b"").decode(errors="replace").splitlines()
                 index = source.index if source is not None else None
                 yield from _resolved(uv, f"of {env.what}", [line], lock, index)
+
+
+def _vllm(uv: str, inference: InferenceConfig | None) -> Iterator[Check]:
+    """Yield a check of the vLLM that the machine installs. Only `backend = "vllm"` needs it: otherwise a
+    machine without it runs the built-in engine."""
+    if inference is None or inference.backend == "torch":
+        return
+    for check in _resolved(uv, "of vLLM", GPU_REQUIREMENTS, (), None):
+        is_needed = inference.backend == "vllm" or check.state != "failed"
+        yield check if is_needed else replace(check, state="warning")
 
 
 def _requirements(project: Project) -> list[str]:
@@ -194,7 +226,8 @@ def _resolved(
 ) -> Iterator[Check]:
     """Yield a failed or skipped check if no versions fit together: first the versions of this machine, then,
     as on the other machine, any versions."""
-    for tried in (list(bounds), []):
+    bounds = list(bounds)
+    for tried in (bounds, []) if bounds else ([],):
         try:
             code, said = _compile(uv, lines, tried, index)
         except (OSError, subprocess.TimeoutExpired) as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from buckeye.base.columns import counted
 from buckeye.runs.checkpoint_facts import RunFacts, public_name
 
 _KINDS = {"rl": "reinforcement learning", "sft": "supervised fine-tuning"}
@@ -58,7 +59,8 @@ def _results(facts: RunFacts) -> str:
     before = {s.environment: s for s in facts.before}
     rows: list[Sequence[str]] = [
         (
-            f"{score.environment}, split `{score.split}`, mean reward of {score.rollouts} rollouts",
+            f"{score.environment}, split `{score.split}`, mean reward of "
+            f"{counted(score.rollouts, 'rollout')}",
             f"{before[score.environment].mean_reward:.4f}" if score.environment in before else "not measured",
             f"{score.mean_reward:.4f}",
         )

@@ -20,6 +20,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 
+from buckeye.base.columns import counted
 from buckeye.base.http_server import http_server, listen
 from buckeye.base.keys import made_key
 from buckeye.base.request_gate import Denied, Gate, Rules, is_loopback
@@ -66,7 +67,7 @@ def serve(
     with contextlib.ExitStack() as stack:
         key = None if is_loopback(host) else stack.enter_context(made_key(_KEY, at))
         tell(f"http://{shown}:{at}/{f'#key={key}' if key else ''}")
-        tell(f"{len(sources.all())} runs. Ctrl-C ends this, and no run.")
+        tell(f"{counted(len(sources.all()), 'run')}. Ctrl-C ends this, and no run.")
         asyncio.run(_serve(create_app(sources, host=host, key=key), listener))
 
 

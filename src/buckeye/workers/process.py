@@ -17,7 +17,7 @@ from typing import Any
 import psutil  # type: ignore[import-untyped]
 
 from buckeye.base.process import ends_within
-from buckeye.base.process_guard import GUARD
+from buckeye.base.process_guard import GUARD, MARK, kill_marked
 from buckeye.envs.base import Boundary
 from buckeye.envs.settings import WorkerSettings
 from buckeye.workers.errors import Fault, WorkerFault, fault_of
@@ -59,7 +59,10 @@ class WorkerProcess:
         streams: tuple[asyncio.StreamReader, asyncio.StreamWriter],
         settings: WorkerSettings,
         output: Output,
+        mark: str,
     ) -> None:
+        """Wrap a started process. `mark` identifies its children: it is in their environment."""
+        self._mark, self._cleared = mark, asyncio.Future[None]()
         self._process, self._settings, self._output = process, settings, output
         self._reader, self._writer = streams
         self._questions: dict[int, _Question] = {}
@@ -92,15 +95,16 @@ class WorkerProcess:
 
         Raises WorkerFault if it does not answer in time.
         """
+        mark = GUARD.new_mark()
         if place is not None:
             process, connection = await start_elsewhere(python, settings, place)
         else:
             variables = worker_variables(settings.variables, settings.address)
-            process, connection = await start_process(python, variables)
+            process, connection = await start_process(python, variables | {MARK: mark})
         connection.setblocking(False)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
         streams = await asyncio.open_connection(sock=connection, limit=1 << 20)
-        worker = cls(process, streams, settings, Output(log, most=settings.max_output_bytes))
+        worker = cls(process, streams, settings, Output(log, most=settings.max_output_bytes), mark)
         try:
             await worker._shake_hands(python)
         except BaseException:
@@ -178,6 +182,7 @@ class WorkerProcess:
             for task in self._tasks:
                 task.cancel()
             await ends_within(self._process, 5.0)
+            await asyncio.wait({self._cleared}, timeout=5.0)
             await asyncio.wait(self._tasks, timeout=1.0)
             self._output.close()
             self._writer.close()
@@ -290,6 +295,8 @@ class WorkerProcess:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         GUARD.forget(self.pid)
+        # children may have left the process group
+        self._cleared = asyncio.get_running_loop().run_in_executor(None, kill_marked, self._mark)
         for answer in (self._hello, *(question.answer for question in self._questions.values())):
             if not answer.done():
                 _fail(answer, fault)

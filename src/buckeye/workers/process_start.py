@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from buckeye.base.keys import key
-from buckeye.base.process import clean_environment
+from buckeye.base.process import PROGRESS_BAR_SWITCHES, clean_environment
 from buckeye.base.process_guard import GUARD
 from buckeye.envs import stdlib_only
 from buckeye.envs.settings import WorkerSettings
@@ -24,6 +24,7 @@ MAIN = Path(worker_side.__file__).with_name("main.py")
 _SHARED = Path(stdlib_only.__file__).parent
 _SEEN = (
     *("HF_HOME", "HF_HUB_CACHE", "HF_DATASETS_CACHE", "HF_ENDPOINT", "HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"),
+    *PROGRESS_BAR_SWITCHES,
     *("XDG_CACHE_HOME", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE"),
     *("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"),
 )

@@ -124,6 +124,39 @@ def test_a_failure_of_the_environment_is_an_error_and_no_reward(marker, way, sto
     assert outcome.error == wording
 
 
+INVALID = {
+    "action": ({}, {"action_mappings": {"act": mapping("nothing_such", "text")}}),
+    "setup": ({"setup_tool": {"name": "nothing_such"}}, {}),
+    "evaluate": ({"evaluate_tool": {"name": "nothing_such"}}, {}),
+    "grader": ({"grade": {"state": {"tool": "nothing_such", "contains": "x"}}}, {}),
+    "variable": ({"mcp_config": {"board": {"command": "x", "env": {"KEY": "$NO_SUCH_VARIABLE"}}}}, {}),
+    "program": ({"mcp_config": {"board": {"command": "no-such-program"}}}, {}),
+    "address": ({"mcp_config": {"board": {"url": "http:///mcp"}}}, {}),
+}
+
+
+@pytest.mark.parametrize("way", INVALID)
+def test_a_task_that_cannot_run_is_refused_before_a_run_and_never_retried(marker, way, wording, refusal):
+    fields, settings = INVALID[way]
+    policy = Scripted(WIN, DONE)
+    outcome = play(task(marker, **fields), policy, config(**settings))
+    assert (outcome.reward, outcome.boundary, policy.seen) == (None, "task", [])
+    assert outcome.error == wording
+    environment = McpEnvironment(config(shared_state=True, **settings), {"train": [task(marker, **fields)]})
+    with refusal(UsageError):
+        asyncio.run(environment.check_isolation())
+
+
+@pytest.mark.parametrize(("role", "way"), [("setup", "setup-fails"), ("evaluate", "evaluate-fails")])
+def test_a_failed_call_without_its_arguments_is_never_retried(marker, role, way):
+    fields = {f"{role}_tool": {"name": "act"}}
+    settings = config(action_mappings={"recall": mapping("recall")})
+    outcome = play(task(marker, "refuses-arguments", **fields), Scripted(DONE), settings)
+    assert (outcome.reward, outcome.boundary) == (None, "task")
+    retried = play(task(marker, way), Scripted(DONE))
+    assert (retried.reward, retried.boundary) == (None, None)
+
+
 @pytest.mark.parametrize(
     ("way", "read", "reward"),
     [
@@ -285,7 +318,7 @@ def test_two_servers_of_one_task(marker, refusal, wording):
         graded = task(marker, evaluate_tool={"name": f"{server}/evaluate"}, **two)
         assert play(graded, Scripted(WIN, DONE), settings).reward == reward
     outcome = play(task(marker, mcp_config=two["mcp_config"]), Scripted(), settings)
-    assert outcome.stop_reason == "setup_failed"
+    assert outcome.boundary == "task"
     assert outcome.error == wording
     for tool in ("one/setup", "two/evaluate"):
         with refusal(ConfigError):

@@ -5,10 +5,13 @@ import json
 import os
 import sqlite3
 import sys
+import uuid
 
 import pytest
+from tests.mcp.environment.leaks import processes_with
 
 from buckeye.mcp.client.session import CallResult
+from buckeye.mcp.grading import outside
 from buckeye.mcp.grading.grade import Played, verdict_of
 from buckeye.mcp.grading.judge import MadeCall
 from buckeye.mcp.grading.outside import GraderFailed
@@ -115,6 +118,19 @@ def test_a_command(folder):
     assert "0.5 s" in graded(slow, folder).said
     with pytest.raises(GraderFailed, match="no-such-program"):
         graded({"state": {"command": ["no-such-program"]}}, folder)
+
+
+def test_what_a_command_starts_ends_with_it_where_nothing_is_confined(folder, monkeypatch):
+    monkeypatch.setattr(outside, "confined", lambda argv, **_: argv)
+    monkeypatch.setattr(outside, "confined_environment", lambda variables: variables)
+    marker = f"marker-{uuid.uuid4()}"
+    starts = (
+        "import subprocess, sys; argv = [sys.executable, '-c', 'import time; time.sleep(60)', sys.argv[1]]; "
+        "subprocess.Popen(argv, start_new_session=True, stdout=subprocess.DEVNULL)"
+    )
+    command = [sys.executable, "-c", starts, marker]
+    assert graded({"state": {"command": command}}, folder).score == 1.0
+    assert processes_with(marker) == []
 
 
 def test_a_command_has_no_keys(folder, monkeypatch):

@@ -88,7 +88,7 @@ def test_a_server_with_a_clock_in_its_own_folder_is_not_accused():
 def test_what_cannot_be_played_is_said_and_no_pass():
     found = asyncio.run(environment(task(mcp_config={"notes": {"command": "no-such"}})).isolation(60))
     assert (found.tasks, list(found.shared)) == (0, [])
-    assert "StartError" in str(found)
+    assert "TaskError" in str(found)
     found = asyncio.run(environment(task()).isolation(0.001))
     assert "0.001 s" in str(found)
 

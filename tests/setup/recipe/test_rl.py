@@ -15,6 +15,7 @@ import pytest
 from tests.places import ROOT
 from tests.setup.recipe.rl_project import CONFIG, LOCK, files, fill, task, write_model
 
+from buckeye.base.columns import counted
 from buckeye.cli import main, train
 from buckeye.errors import RemoteError, UsageError
 from buckeye.launch.preflight import devices as machine
@@ -142,6 +143,20 @@ def test_a_run_that_cannot_begin_leaves_its_folder_free(rl, project, monkeypatch
     assert (files(project), (project / "outputs" / "my-env").exists()) == (before, False)
 
 
+@pytest.mark.parametrize("kept", ["", "a", "a/b", "a/b/c"])
+def test_a_run_that_cannot_begin_removes_the_folders_that_it_made_and_no_others(
+    rl, project, monkeypatch, kept
+):
+    def fail(*_):
+        raise UsageError("there is no such model")
+
+    (project / kept).mkdir(parents=True, exist_ok=True)
+    monkeypatch.setattr(train, "start", fail)
+    assert rl("--yes", "--output", "a/b/c")[0] == 2
+    left = [path.relative_to(project).as_posix() for path in (project / "a").rglob("*")]
+    assert ((project / "a").exists(), left) == (kept != "", ["a/b", "a/b/c"][: kept.count("/")])
+
+
 @pytest.mark.parametrize("ordered", [False, True])
 def test_a_run_that_cannot_begin_elsewhere_leaves_its_folder_free(rl, project, monkeypatch, ordered):
     def fail(file, flags):
@@ -202,7 +217,29 @@ def test_gpus_that_are_not_here_are_refused_and_planned_in_a_dry_run(rl, project
     assert re.sub(r"\d+ cores", "N cores", err) == wording
 
 
-def test_a_rented_machine_is_planned_with_its_price_to_come(rl, wording):
+def test_numbers_and_nouns_of_a_plan_agree(rl):
+    sizes = ("--orchestrator.batch-size", "2", "--orchestrator.rollouts-per-example", "2", "--max-steps", "1")
+    plan = "\n".join(plan_of(rl(*sizes, "--dry-run")[1]))
+    assert "2 rollouts: 1 task, each played 2 times; that needs at least 1 task" in plan
+
+
+@pytest.mark.parametrize(
+    ("number", "shown"),
+    [
+        (1, "1 time"),
+        (1.0, "1 time"),
+        (1.0004, "1 time"),
+        (0, "0 times"),
+        (0.5, "0.5 times"),
+        (2000, "2,000 times"),
+    ],
+)
+def test_a_noun_is_in_the_plural_unless_the_number_is_shown_as_1(number, shown):
+    assert counted(number, "time") == shown
+
+
+def test_a_rented_machine_is_planned_with_its_price_to_come(rl, wording, monkeypatch):
+    monkeypatch.setattr("buckeye.remote.dry_run.obstacles", lambda *given, **named: [])
     code, out, _ = rl("--gpus", "4xH100", "--provider", "prime", "--max-price", "9", "--dry-run")
     assert code == 0
     assert plan_of(out) == wording

@@ -15,7 +15,7 @@ from numbers import Real
 from pathlib import Path
 from typing import Any
 
-BOUNDARIES = ("load", "reset", "step", "model", "score", "agent", "worker", "timeout")
+BOUNDARIES = ("load", "reset", "step", "model", "score", "agent", "worker", "timeout", "task")
 """Places where a rollout can fail: loading the environment, starting an episode, running it, calling the
 model, scoring it, the agent program; also its worker, and its deadline.
 """

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from buckeye.base.columns import counted
 from buckeye.envs.base import Environment, Probe, Task
 from buckeye.envs.scripted import FailingPolicy
 from buckeye.evaluation.checks.chance import Chance, is_above
@@ -173,7 +174,7 @@ async def check_same_grade(
         start = end
     if not compared:
         return _nothing_scored(name, players[0])
-    return CheckResult(name, "pass", f"{compared:,} rollouts played again")
+    return CheckResult(name, "pass", f"{counted(compared, 'rollout')} played again")
 
 
 async def check_errors_unscored(player: Player, samples: Sequence[SplitSample]) -> CheckResult:
@@ -188,7 +189,7 @@ async def check_errors_unscored(player: Player, samples: Sequence[SplitSample]) 
             return CheckResult(name, "error", got)
     if not played:
         return no_time(name)
-    return CheckResult(name, "pass", f"a failing engine on {len(played)} tasks")
+    return CheckResult(name, "pass", f"a failing engine on {counted(len(played), 'task')}")
 
 
 async def check_isolated(environment: Environment, seconds: float) -> list[CheckResult]:
@@ -215,7 +216,7 @@ def check_all_graded(player: Player) -> CheckResult:
     if not player.rollouts:
         return no_time(name)
     if not player.errored:
-        return CheckResult(name, "pass", f"{player.rollouts:,} rollouts without an error")
+        return CheckResult(name, "pass", f"{counted(player.rollouts, 'rollout')} without an error")
     wrong = [played for played in player.errored if played.outcome.boundary != "timeout"]
     first = (wrong or player.errored)[0]
     return CheckResult(

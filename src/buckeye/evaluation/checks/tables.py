@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from buckeye.base.columns import counted
 from buckeye.evaluation.checks.result import Status, count_of
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def _print(console: Console, report: Report) -> None:
     console.print(Text("\nMean reward of the best policy without content", style="bold"))
     console.print(_scores(report))
     if report.missed:
-        what = ", ".join(f"{name} ({count:,} rollouts)" for name, count in report.missed.items())
+        what = ", ".join(f"{name} ({counted(count, 'rollout')})" for name, count in report.missed.items())
         console.print(Text(f"\nNo time within {report.budget:g} s (--budget) for: {what}", style="yellow"))
     count = {status: count_of(report.checks, status) for status in _STYLES}
     words: Mapping[Status, str] = {
@@ -62,7 +63,8 @@ def _print(console: Console, report: Report) -> None:
     console.print(
         Text(
             f"\n{report.environment}: {', '.join(f'{count[status]} {words[status]}' for status in _STYLES)}, "
-            f"in {report.seconds:.0f} s; at most {report.sample} tasks of a family and split (--sample)",
+            f"in {report.seconds:.0f} s; at most "
+            f"{counted(report.sample, 'task')} of a family and split (--sample)",
             style=_STYLES[worst],
         )
     )

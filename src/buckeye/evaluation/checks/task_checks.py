@@ -8,6 +8,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from buckeye.base.columns import counted
 from buckeye.envs.base import START, Task
 from buckeye.errors import RunError
 from buckeye.evaluation.checks.chance import is_above, options_of
@@ -60,7 +61,9 @@ def check_same_tasks(
         difference = str(made) if isinstance(made, RunError) else first_difference(here, made)
         if difference is not None:
             return CheckResult(name, "error", difference)
-    return CheckResult(name, "pass", f"{sum(len(tasks) - 1 for tasks in here.values()):,} tasks compared")
+    return CheckResult(
+        name, "pass", f"{counted(sum(len(tasks) - 1 for tasks in here.values()), 'task')} compared"
+    )
 
 
 def check_answers_hidden(samples: Sequence[SplitSample], limit: float, seed: int) -> CheckResult:
@@ -81,7 +84,7 @@ def check_answers_hidden(samples: Sequence[SplitSample], limit: float, seed: int
         often = (
             f"; {own:.0%} show it, and answers of others stand in {worst.others:.0%}" if worst.shown else ""
         )
-        return CheckResult(name, "pass", f"{read:,} tasks read{often}")
+        return CheckResult(name, "pass", f"{counted(read, 'task')} read{often}")
     return CheckResult(
         name,
         "warning" if worst.sure else "note",

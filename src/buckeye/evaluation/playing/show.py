@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from buckeye.base.columns import counted
 from buckeye.base.json_lines import printable
 from buckeye.envs.base import (
     NO_OPTIONS,
@@ -110,7 +111,7 @@ class Record:
 
     def lines(self) -> Iterator[str]:
         """Yield lines with the end of the rollout, the reward and its components."""
-        outcome, turns = self.outcome, f"{self.turns} turn{'' if self.turns == 1 else 's'}"
+        outcome, turns = self.outcome, counted(self.turns, "turn")
         if outcome.reward is None:
             yield printable(f"no reward: {outcome.error}")
             return

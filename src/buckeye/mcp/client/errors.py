@@ -2,6 +2,7 @@
 
     McpFault          the environment failed; the rollout has an error and no reward
     ├── StartError    the server could not be started or reached, or did not shake hands in time
+    │   └── TaskError  the task or the configuration does not fit this machine or its servers
     ├── SetupError    a call of `setup_tool` failed
     ├── ToolTimeout   a call gave no result within its deadline
     ├── SessionLost   the server ended, or closed the connection
@@ -36,6 +37,12 @@ class StartError(McpFault):
     """The server could not be started or reached, or did not shake hands in time."""
 
     stop_reason = "start_failed"
+
+
+class TaskError(StartError):
+    """The task or the configuration does not fit its servers or this machine: a retry fails the same way."""
+
+    final = True
 
 
 class SetupError(McpFault):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import re
 import signal
@@ -15,7 +16,7 @@ from buckeye.base.process import ends_within
 from buckeye.base.process_guard import GUARD, kill_marked
 from buckeye.base.threads import finish_in_thread
 from buckeye.mcp.client.control_group import end_group, group_of
-from buckeye.mcp.client.errors import McpFault, OutputFlood, StartError
+from buckeye.mcp.client.errors import McpFault, OutputFlood, StartError, TaskError
 
 MAX_OUTPUT = 16 * 1024 * 1024
 """Maximum bytes of standard output between two messages to the server."""
@@ -28,6 +29,7 @@ MAX_GARBAGE = 10_000
 
 _CHUNK = 64 * 1024
 _TAIL = 2_000
+_TEMPORARY = (errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.ETXTBSY)
 _WHERE = re.compile(
     r"^[\s|+]*(?:Exception Group )?Traceback \(most recent call last\):\n"
     r"|^(?:[\s|]*\| )?  File \".*\", line \d+.*\n(?:(?:[\s|]*\| )? {4}(?!\s*\|).*\n)*",
@@ -91,7 +93,10 @@ class ServerProcess:
         cwd: Path | None = None,
         mark: str | None = None,
     ) -> ServerProcess:
-        """Start `argv` with exactly the environment `env`. Raises StartError if it cannot be run."""
+        """Start `argv` with exactly the environment `env`.
+
+        Raises StartError if it cannot be run, and TaskError if a retry would fail too.
+        """
         try:
             process = await asyncio.create_subprocess_exec(
                 *argv,
@@ -104,7 +109,8 @@ class ServerProcess:
             )
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else str(error)
-            raise StartError(f"server {name!r}: {argv[0]} cannot be run: {reason}") from None
+            kind = StartError if isinstance(error, OSError) and error.errno in _TEMPORARY else TaskError
+            raise kind(f"server {name!r}: {argv[0]} cannot be run: {reason}") from None
         return cls(process, name, process._transport.close, mark)  # type: ignore[attr-defined]
 
     @property

@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx2
 import mcp_types as types
@@ -32,6 +33,7 @@ from buckeye.mcp.client.errors import (
     OutputFlood,
     SessionLost,
     StartError,
+    TaskError,
     ToolsChanged,
     ToolTimeout,
 )
@@ -311,7 +313,8 @@ class Session:
             return error
         if isinstance(self._server, HttpServer):
             why = why_unreachable(self._server.url, error, self._http.refusal if self._http else None)
-            return StartError(without_secrets(f"server {self.name!r}: {why}", self._secrets))
+            kind = StartError if urlsplit(self._server.url).hostname else TaskError
+            return kind(without_secrets(f"server {self.name!r}: {why}", self._secrets))
         return StartError(self._message(f"it could not be started or reached: {_short(error)}"))
 
     async def close(self, owner: asyncio.Task[None], *, grace: float = _SHORT_GRACE) -> None:

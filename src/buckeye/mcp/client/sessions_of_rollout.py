@@ -12,7 +12,7 @@ from typing import Any
 
 from buckeye.base.keys import variables
 from buckeye.errors import UsageError
-from buckeye.mcp.client.errors import StartError, WorkdirFull
+from buckeye.mcp.client.errors import TaskError, WorkdirFull
 from buckeye.mcp.client.session import CallResult, Deadlines, Server, Session, open_session
 from buckeye.mcp.gateway.starts import is_larger
 from buckeye.mcp.tasks.task_schema import McpTask, StdioServer
@@ -34,7 +34,7 @@ class Sessions:
             for tool in session.tools:
                 name = tool if having[tool] == 1 else f"{session.name}/{tool}"
                 if name in self._owners:
-                    raise StartError(f"two tools are called {name!r}")
+                    raise TaskError(f"two tools are called {name!r}")
                 self._owners[name] = session, tool
         self.tools = {name: session.tools[tool] for name, (session, tool) in self._owners.items()}
 
@@ -57,9 +57,9 @@ class Sessions:
         return replace(result, text=hidden(result.text), structured=hidden(result.structured))
 
     async def call_within(self, tool: str, arguments: Mapping[str, Any], seconds: float) -> CallResult:
-        """Call a tool with a timeout in seconds. Raises StartError for an unknown tool, else like `call`."""
+        """Call a tool with a timeout in seconds. Raises TaskError for an unknown tool, else like `call`."""
         if tool not in self._owners:
-            raise StartError(f"no server has the tool {tool!r}; there are: {', '.join(sorted(self.tools))}")
+            raise TaskError(f"no server has the tool {tool!r}; there are: {', '.join(sorted(self.tools))}")
         return await self.call(tool, arguments, timeout=seconds)
 
 
@@ -69,7 +69,8 @@ async def open_sessions(
 ) -> AsyncIterator[Sessions]:
     """Open sessions with all servers of a task. Servers that are commands start in `workdir`.
 
-    Only this function resolves variables. Raises StartError, also for an unset variable.
+    Only this function resolves variables. Raises StartError, and TaskError if a variable is not set or two
+    tools have one name.
     """
     async with AsyncExitStack() as stack:
         sessions = {}
@@ -107,6 +108,6 @@ def _resolved(name: str, server: Server) -> tuple[Server, list[str]]:
         given, known = server.model_dump(), variables()
         return type(server).model_validate(resolve(given, known)), values_of(given, known)
     except UsageError as error:
-        raise StartError(f"server {name!r} of mcp_config: {error}") from None
+        raise TaskError(f"server {name!r} of mcp_config: {error}") from None
     except ValueError as error:  # a variable's value is not a valid address
-        raise StartError(f"server {name!r} of mcp_config: {type(error).__name__} once resolved") from None
+        raise TaskError(f"server {name!r} of mcp_config: {type(error).__name__} once resolved") from None

@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from buckeye.base.process import clean_environment, ends_within
-from buckeye.base.process_guard import GUARD
+from buckeye.base.process_guard import GUARD, MARK, kill_marked
+from buckeye.base.threads import finish_in_thread
 from buckeye.errors import BuckeyeError
 from buckeye.mcp.grading.judge import Verdict
 from buckeye.mcp.sandbox.base import Limits
@@ -172,7 +173,8 @@ async def run_function(import_path: str, arguments: Mapping[str, Any], seconds: 
 
 
 async def _run(argv: Sequence[str], folder: Path, place: Path, given: bytes, seconds: float) -> Ran:
-    env = clean_environment({"HOME": str(place), "TMPDIR": str(place)})
+    mark = GUARD.new_mark()
+    env = clean_environment({"HOME": str(place), "TMPDIR": str(place), MARK: mark})
     (place / "input").write_bytes(given)
     with (place / "input").open("rb") as stdin, (place / "output").open("w+b") as output:
         process = await asyncio.create_subprocess_exec(
@@ -191,6 +193,7 @@ async def _run(argv: Sequence[str], folder: Path, place: Path, given: bytes, sec
                 os.killpg(process.pid, signal.SIGKILL)
             await ends_within(process, 5.0)
             GUARD.forget(process.pid)
+            await finish_in_thread(kill_marked, mark)  # children may have left the process group
         output.seek(0)
         said = output.read(_MOST_OUTPUT).decode("utf-8", "replace")
     return Ran(process.returncode if in_time else None, said)

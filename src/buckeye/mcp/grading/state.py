@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path, PurePosixPath
 
+from buckeye.base.columns import counted
 from buckeye.mcp.grading.judge import Verdict, judge_text, same, shown
 from buckeye.mcp.grading.read_only_sql import rows_of
 from buckeye.mcp.grading.schema import StateGrader
@@ -127,7 +128,7 @@ def _judge_database(grader: StateGrader, folder: Path, name: str) -> Verdict:
 
 
 def _rows(count: int) -> str:
-    return "1 row" if count == 1 else f"{count} rows"
+    return counted(count, "row")
 
 
 def _copy(folder: Path, name: str, to: Path) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from buckeye.base.columns import counted
 from buckeye.envs.base import Message, Reply, Tool
 from buckeye.errors import UsageError
 from buckeye.mcp.actions.check import DONE
@@ -51,7 +52,9 @@ class Isolation:
     allowed: bool = False
 
     def __str__(self) -> str:
-        played = f"{self.rollouts} rollouts of {self.tasks} tasks in {self.seconds:.1f} s"
+        played = (
+            f"{counted(self.rollouts, 'rollout')} of {counted(self.tasks, 'task')} in {self.seconds:.1f} s"
+        )
         if self.shared:
             more = f" (and {len(self.shared) - 1} more)" if len(self.shared) > 1 else ""
             return f"rollouts see each other: {self.shared[0]}{more}; {played}"

@@ -17,7 +17,7 @@ from typing import Any
 
 from buckeye.base.threads import acquire_in_thread, finish_in_thread
 from buckeye.errors import UsageError
-from buckeye.mcp.client.errors import StartError
+from buckeye.mcp.client.errors import StartError, TaskError
 from buckeye.mcp.config import GymConfig
 from buckeye.mcp.gateway.starts import remove_tree
 from buckeye.mcp.gateway.state import own_folder
@@ -74,7 +74,7 @@ async def open_workdir(task: McpTask, config: GymConfig) -> AsyncIterator[Workdi
     """Create a folder with the files of the task.
 
     At the end of the block it is deleted, or moved to the folder `keep_workdir` of the configuration. Raises
-    StartError if it cannot be created.
+    StartError if it cannot be created: TaskError if its files cannot be used.
     """
     limits = config.defaults
     try:
@@ -87,7 +87,8 @@ async def open_workdir(task: McpTask, config: GymConfig) -> AsyncIterator[Workdi
             release=lambda made: _remove(made.place, task.id),
         )
     except (OSError, UsageError) as error:
-        raise StartError(f"the rollout's folder cannot be made: {error}") from None
+        kind = TaskError if isinstance(error, UsageError) else StartError
+        raise kind(f"the rollout's folder cannot be made: {error}") from None
     try:
         yield workdir
     finally:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from buckeye.base.columns import counted
 from buckeye.base.disk import human_bytes
 from buckeye.mcp.workdir.folder import WORKDIR
 
@@ -128,7 +129,7 @@ class Copy:
     def __str__(self) -> str:
         left = [f"without {name}" for name in sorted(self.left)]
         left += [f"{self.cut} files more are too much to copy"] if self.cut else []
-        return "; ".join([f"{self.files} files, {human_bytes(self.bytes)}", *left])
+        return "; ".join([f"{counted(self.files, 'file')}, {human_bytes(self.bytes)}", *left])
 
     def file(self, source: str, target: str) -> None:
         """Copy one file, unless the total would exceed the limits."""

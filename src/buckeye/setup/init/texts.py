@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from buckeye.base.columns import counted
 from buckeye.setup.init.generate import Generated
 from buckeye.setup.init.scripted_rollout import Proof
 
@@ -13,14 +14,14 @@ from buckeye.setup.init.scripted_rollout import Proof
 def summary(generated: Generated, path: Path, files: Path | None) -> str:
     """Return the list of written files, and the decisions left to a person."""
     plan = generated.plan
-    lines = [f"{path}: {_count(len(plan.actions), 'action')}, and done()"]
+    lines = [f"{path}: {counted(len(plan.actions), 'action')}, and done()"]
     if files is not None:
         lines.append(f"{files}: what every rollout begins with")
     if plan.flagged:
         lines.append(f"not mapped, to be looked at: {', '.join(one.action.name for one in plan.flagged)}")
     lines += [f"note: {note}" for note in generated.notes]
     if generated.decisions:
-        lines.append(f"{_count(len(generated.decisions), 'decision')} for you; see CHECK in the file")
+        lines.append(f"{counted(len(generated.decisions), 'decision')} for you; see CHECK in the file")
     return "\n".join(lines)
 
 
@@ -67,7 +68,3 @@ def _why(proof: Proof, without: Sequence[str]) -> str:
     if proof.stop_reason != "done":
         return f"the rollout ended with {proof.stop_reason}, not with done."
     return "every tool refused made-up arguments. Name tasks that prepare the environment with --dataset."
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"

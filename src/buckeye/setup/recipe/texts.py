@@ -8,6 +8,7 @@ import textwrap
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from buckeye.base.columns import counted
 from buckeye.base.disk import human_bytes
 from buckeye.setup.recipe.sizes import described_text
 
@@ -76,11 +77,14 @@ def _rows(plan: Plan) -> dict[str, str]:
         "tasks": f"{plan.tasks} to train on, {held_out} ({recipe.dataset})",
         "they use": "; ".join(plan.uses.lines()),
         "model": _model(recipe),
-        "batch": f"{orchestrator.batch_size} rollouts: {_tasks(groups)}, each played "
-        f"{orchestrator.rollouts_per_example} times; that needs at least {_tasks(groups)}",
-        "rollout": f"up to {orchestrator.seq_len} tokens; the longest prompt has {sizes.prompt_tokens}"
-        + ("" if sizes.counted else " (estimated by its characters)"),
-        "steps": f"{steps}; every task is in a batch about {epochs:.3g} times" if steps else "without end",
+        "batch": f"{counted(orchestrator.batch_size, 'rollout')}: {counted(groups, 'task')}, each played "
+        f"{counted(orchestrator.rollouts_per_example, 'time')}; that needs at least "
+        f"{counted(groups, 'task')}",
+        "rollout": f"up to {counted(orchestrator.seq_len, 'token')}; the longest prompt has "
+        f"{sizes.prompt_tokens}" + ("" if sizes.counted else " (estimated by its characters)"),
+        "steps": f"{steps}; every task is in a batch about {counted(epochs, 'time')}"
+        if steps
+        else "without end",
         "where": plan.where,
         "disk": f"{needed} {human_bytes(plan.free)} free",
         "price": plan.price,
@@ -96,7 +100,3 @@ def _model(recipe: Recipe) -> str:
     trained = "adapters are trained" if recipe.lora else "all of them trained"
     to_fetch = "" if model.path else f"; about {human_bytes(count * _BYTES_PER_PARAMETER)} to fetch"
     return f"{model.name} ({'perhaps ' if model.guessed else ''}{size} parameters, {trained}{to_fetch})"
-
-
-def _tasks(count: int) -> str:
-    return f"{count} task{'' if count == 1 else 's'}"

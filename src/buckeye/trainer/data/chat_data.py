@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from buckeye.base.columns import counted
 from buckeye.errors import InferenceError, UsageError
 from buckeye.inference.render import ChatRenderer
 from buckeye.trainer.data.chat_messages import BrokenCallError, is_trained, read_message
@@ -156,7 +157,8 @@ class ChatCounts:
 
     def __str__(self) -> str:
         kept = (
-            f"{self.conversations} conversations, {self.samples} samples, {self.tokens} tokens, "
+            f"{counted(self.conversations, 'conversation')}, {counted(self.samples, 'sample')}, "
+            f"{counted(self.tokens, 'token')}, "
             f"{self.trained_tokens} of them trained"
         )
         left_out = self.left_out()

@@ -13,8 +13,8 @@ from ..outcomes import frames_of
 Json = dict[str, Any]
 """A JSON object."""
 
-Boundary = Literal["load", "reset", "step", "model", "score", "agent"]
-"""Boundary of a failure: loading, setup, a step, the model, scoring, or the agent's program."""
+Boundary = Literal["load", "reset", "step", "model", "score", "agent", "task"]
+"""Boundary of a failure: loading, setup, a step, the model, scoring, the agent's program, or the task."""
 
 
 class AdapterError(Exception):
