@@ -1,4 +1,4 @@
-"""The examples of docs/graders.md are valid graders."""
+"""The examples of docs/reference/graders.md are valid graders."""
 
 import json
 import re
@@ -11,7 +11,7 @@ from tests.whole.docs.blocks import blocks
 from buckeye.mcp.grading.judge import judge_text
 from buckeye.mcp.grading.reading import bound, read_graders
 
-PAGE = (Path(__file__).parents[3] / "docs" / "graders.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "graders.md").read_text(encoding="utf-8")
 
 
 def rows(section):
