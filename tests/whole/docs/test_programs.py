@@ -35,10 +35,10 @@ def texts(page, language):
     return [block.text for block in blocks((ROOT / page).read_text("utf-8")) if block.language == language]
 
 
-def test_the_configuration_and_the_environment_of_the_readme(tmp_path):
-    train, orch, mcp = texts("README.md", "toml")
-    (environment,) = texts("README.md", "python")
-    files = {"train.toml": train, "orch.toml": orch, "infer.toml": "", "mcp.toml": mcp}
+def test_the_configuration_of_the_readme_and_the_shown_environments(tmp_path):
+    (run,) = texts("README.md", "toml")
+    environment = texts("docs/how-to/write-environments.md", "python")[0]
+    files = {"run.toml": run, "mcp.toml": texts("docs/reference/mcp-files.md", "toml")[0]}
     for name, text in (files | {"capitals.py": environment}).items():
         (tmp_path / name).write_text(text)
     lines = "".join(texts("README.md", "bash")).splitlines()
