@@ -9,7 +9,7 @@ PYTEST := OMP_WAIT_POLICY=passive $(BIN)/pytest -n $(WORKERS) --dist loadfile
 TESTS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check format test test-all wording audit mutants
+.PHONY: help setup demo check format test test-all wording reference audit mutants
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -40,6 +40,9 @@ test-all: setup  ## All tests, those for a GPU where there is one; the units als
 
 wording: setup  ## Write the snapshots of messages in tests/wording again
 	$(PYTEST) -m "not slow and not gpu" --snapshot-update $(TESTS)
+
+reference: setup  ## Write the pages of docs/reference that are made from the code again
+	$(BIN)/python tools/reference.py
 
 audit: setup  ## Known holes in what this depends on, as far as their list can be reached
 	@$(BIN)/python tools/audit.py

@@ -3,8 +3,8 @@
     python benchmarks/published_servers.py [--folder DIR] [NAME ...]
 
 Needs PyPI, the npm registry, `uv` and `npm`. Every server has a separate folder below `--folder` (a temporary
-one by default) with its installation, files and output. A row of docs/published-servers.md is printed for
-each.
+one by default) with its installation, files and output. It prints a row of
+docs/tutorials/published-server.md for each.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Make pictures of command output for the documentation: docs/screens/NAME.svg, from real runs.
+"""Make pictures of command output for the documentation: docs/how-to/screens/NAME.svg, from real runs.
 
     python tools/screens.py [NAME ...]
 
@@ -21,22 +21,13 @@ from rich.console import Console
 from rich.text import Text
 
 ROOT = Path(__file__).parents[1]
-SCREENS = ROOT / "docs" / "screens"
+SCREENS = ROOT / "docs" / "how-to" / "screens"
 COLUMNS = 80
 LINES = 50
 SECONDS = 300.0
 COMMANDS = {
-    "help": ("buckeye --help",),
-    "env-help": ("buckeye env --help",),
-    "rl-help": ("buckeye rl --help",),
     "init": ("buckeye rl init --command text-2048",),
     "hf": ("buckeye env new guess --dir guess", "buckeye hf guess/tasks.json --name guess-tasks --no-push"),
-    "errors": (
-        "buckeye env pusch",
-        "buckeye env push",
-        "buckeye rl --model gpt-4o-mini --dataset tasks.json",
-        "buckeye rl @ run.toml",
-    ),
 }
 WIZARD = {
     "rl-environment": ((r"a command line: ", "text-2048"), (r"Write .*\? \[Y/n\]: ", "y")),

@@ -1,4 +1,4 @@
-"""Make pictures of `buckeye ui` for the documentation: docs/screens/ui-NAME.png, of a real run.
+"""Make pictures of `buckeye ui` for the documentation: docs/how-to/screens/ui-NAME.png, of a real run.
 
     python tools/ui_screens.py RUN
 
@@ -17,14 +17,13 @@ from pathlib import Path
 import httpx
 from playwright.sync_api import sync_playwright
 
-SCREENS = Path(__file__).parents[1] / "docs" / "screens"
+SCREENS = Path(__file__).parents[1] / "docs" / "how-to" / "screens"
 PICTURES = {
     "overview": ("overview", "light", 1200, 760),
     "rollouts": ("rollouts?step={step}", "light", 1200, 420),
     "group": ("rollouts?step={step}&group={group}", "light", 1200, 620),
     "tokens": ("rollouts?step={step}&group={group}&number=0&view=tokens&overlay=surprise", "dark", 1200, 560),
     "timeline": ("timeline?step={step}", "dark", 1200, 560),
-    "narrow": ("overview", "light", 390, 800),
 }
 """Page, color scheme, width and height of each picture, by name."""
 SECONDS = 120.0

@@ -1,4 +1,4 @@
-"""The examples of docs/inference.md work as printed."""
+"""The examples of docs/how-to/serve.md work as printed."""
 
 import re
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 from buckeye.config.inference import InferenceConfig
 from buckeye.config.load import load_with_warnings
 
-PAGE = (Path(__file__).parents[2] / "docs" / "inference.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "serve.md").read_text(encoding="utf-8")
 
 
 def blocks(language):
@@ -19,7 +19,7 @@ def test_the_code_of_the_page_runs(server, chat_model, capsys):
     code = code.replace("Qwen/Qwen3-0.6B", str(chat_model.directory))
     code = code.replace("import OpenAI\n", "import OpenAI\nimport httpx\n")
     code = code.replace(f'"{server.key}")', f'"{server.key}", http_client=httpx.Client(trust_env=False))')
-    exec(compile(code, "docs/inference.md", "exec"), {})
+    exec(compile(code, "docs/how-to/serve.md", "exec"), {})
     assert re.search(r" \d+$", capsys.readouterr().out, re.M)
 
 

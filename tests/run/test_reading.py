@@ -16,7 +16,7 @@ from buckeye.base.process import RunIdentity
 from buckeye.transport.batches import Batch, Sample, TrainedBatch, keep_trained
 
 ME = RunIdentity(run_id="read", attempt=1)
-DOCS = Path(__file__).parents[2] / "docs" / "reading-runs.md"
+DOCS = Path(__file__).parents[2] / "docs" / "reference" / "run-directory.md"
 
 
 def sample(ids, mask, advantage):

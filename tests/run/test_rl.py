@@ -9,9 +9,11 @@ import signal
 
 import pytest
 
+from buckeye.monitor.metrics import HEAD
 from tests.cli.printed_commands import follow
 from tests.run.conftest import processes_of
 from tests.waiting import wait_for
+from tests.whole.docs.reference_tool import reference
 
 
 @pytest.mark.e2e
@@ -32,6 +34,14 @@ def test_a_run_leaves_what_the_guide_says(finished):
     assert sorted(finished.metrics("out", "trainer")) == [0, 1, 2, 3, 4]
     assert_on_policy(finished, "out", staleness=0)
     assert not processes_of(out)
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("process", ["trainer", "orchestrator", "checkpoint"])
+def test_every_metric_of_a_run_is_documented(finished, process):
+    names = {name for record in finished.metrics("out", process).values() for name in record} - set(HEAD)
+    assert names
+    assert reference.unknown_metrics(process, names) == set()
 
 
 def assert_on_policy(runner, output, *, staleness):

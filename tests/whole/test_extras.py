@@ -24,7 +24,8 @@ from tests.places import ROOT
 from buckeye.base.distribution import DISTRIBUTION, requirements
 from buckeye.cli.tree import BY_WORDS
 
-CAPITALS = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.S)[1]
+_PAGE = (ROOT / "docs" / "how-to" / "write-environments.md").read_text(encoding="utf-8")
+CAPITALS = re.search(r"```python\n(.*?)```", _PAGE, re.S)[1]
 RUN_TOML = """
 trainer = {}
 inference = {}

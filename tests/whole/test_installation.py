@@ -64,14 +64,17 @@ def line(page, start):
 
 @pytest.mark.parametrize(
     ("page", "start", "place"),
-    [("README.md", "pip install '.[", ROOT), ("docs/tutorial.md", "pip install '../buckeye[", None)],
+    [
+        ("README.md", "pip install '.[", ROOT),
+        ("docs/tutorials/first-run.md", "pip install '../buckeye[", None),
+    ],
     ids=["README", "tutorial"],
 )
 def test_what_the_pages_say_installs_what_trains(clean, page, start, place):
     spec = importlib.util.spec_from_file_location("setup_tool", ROOT / "tools" / "setup.py")
     tool = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(tool)
-    assert tool.install_torch(clean.python)  # the build for this machine, as docs/install.md describes
+    assert tool.install_torch(clean.python)  # the build for this machine, as docs/how-to/install.md describes
     clean.run(line(page, start), cwd=place)
     clean.run("pip check")
     clean.run("buckeye model tiny tiny")  # the model of the demonstration

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from buckeye.base.json_lines import printable
+from buckeye.cli.help import show_page
 from buckeye.cli.load import load
 from buckeye.config.rl import RLConfig
 from buckeye.errors import UsageError
@@ -26,9 +27,19 @@ _TIME = re.compile(r"(\d+(?:\.\d+)?)(s|m|h)")
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
+_OPTIONS = (
+    ("--budget TIME", "As 90s, 10m or 1h: about how long. (default 10m)"),
+    ("-o, --output DIR", "A new folder. (default OUTPUT_DIR-tune)"),
+    ("--json", "Print one JSON object."),
+)
+
+
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"`rl tune`: {message}. `rl tune --help` explains it")
+
+    def print_help(self, file: object = None) -> None:
+        show_page("usage: rl tune CONFIG ... [OPTIONS]", _WHAT, {"Options": _OPTIONS})
 
 
 def tune(argv: list[str]) -> int:
@@ -71,11 +82,10 @@ def tune(argv: list[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser("rl tune", "rl tune CONFIG ... [OPTIONS]", _WHAT, allow_abbrev=False)
-    budget, output = "as 90s, 10m (default) or 1h: about how long", "a new folder (default OUTPUT_DIR-tune)"
-    parser.add_argument("--budget", metavar="TIME", type=_seconds, default="10m", help=budget)
-    parser.add_argument("-o", "--output", metavar="DIR", type=Path, help=output)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser = _Parser("rl tune", allow_abbrev=False)
+    parser.add_argument("--budget", type=_seconds, default="10m")
+    parser.add_argument("-o", "--output", type=Path)
+    parser.add_argument("--json", action="store_true")
     return parser
 
 

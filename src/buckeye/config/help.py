@@ -30,15 +30,28 @@ Files are TOML or JSON; later ones win, flags win over files. Write --a.b VALUE 
 
 
 @dataclass(frozen=True, slots=True)
+class Setting:
+    """A setting: its path, description, allowed values, and default (None if it is required)."""
+
+    path: KeyPath
+    description: str
+    expected: str
+    default: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class Section:
-    """Settings of a section as (flag, description), without those of nested sections. `title` has its name in
-    a file; `text` describes it.
-    """
+    """A section without its nested sections. `title` has its name in a file; `text` describes it."""
 
     path: KeyPath
     title: str
     text: str
-    settings: tuple[tuple[str, str], ...]
+    rows: tuple[Setting, ...]
+
+    @property
+    def settings(self) -> tuple[tuple[str, str], ...]:
+        """Return the flag of each setting, and its description, allowed values and default in one text."""
+        return tuple((flag_of(row.path), _meaning(row)) for row in self.rows)
 
 
 def help_text(model: type[BaseConfig], prog: str) -> str:
@@ -95,8 +108,8 @@ def _sections(model: type[BaseConfig], path: KeyPath, title: str, text: str) -> 
     fields = model.model_fields
     shapes = fields_of(model)
     plain = {name: shape for name, shape in shapes.items() if not _holds_sections(shape)}
-    lines = tuple((flag_of((*path, name)), _meaning(shape, fields[name])) for name, shape in plain.items())
-    yield Section(path, title, text, lines)
+    rows = tuple(_setting((*path, name), shape, fields[name]) for name, shape in plain.items())
+    yield Section(path, title, text, rows)
     for name, shape in shapes.items():
         if name not in plain:
             yield from _inner((*path, name), shape, fields[name])
@@ -118,10 +131,14 @@ def _inner(path: KeyPath, shape: Shape, info: FieldInfo) -> Iterator[Section]:
         yield from _sections(table, below, f"{header}{kind}", f"{text}{state}")
 
 
-def _meaning(shape: Shape, info: FieldInfo) -> str:
-    value = info.get_default(call_default_factory=True)
-    default = "required" if info.is_required() else f"default {_written(value)}"
-    return f"{info.description} ({shape.expected()}; {default})"
+def _setting(path: KeyPath, shape: Shape, info: FieldInfo) -> Setting:
+    default = None if info.is_required() else _written(info.get_default(call_default_factory=True))
+    return Setting(path, info.description or "", shape.expected(), default)
+
+
+def _meaning(row: Setting) -> str:
+    default = "required" if row.default is None else f"default {row.default}"
+    return f"{row.description} ({row.expected}; {default})"
 
 
 def _written(value: Any) -> str:

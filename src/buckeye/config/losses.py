@@ -1,4 +1,4 @@
-"""Settings of the policy-gradient losses; the formulas are in docs/algorithms.md."""
+"""Settings of the policy-gradient losses; the formulas are in docs/reference/losses.md."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class MaskedRatioLossConfig(BaseLossConfig):
     sequence_mask_ratio_low: NonNegativeFloat = 0.0
     """Sequences with any ratio below this give no gradient; 0 is off."""
     kl_tau: NonNegativeFloat = 0.0
-    """Weight of the log-ratio to the sampler: it makes sampled tokens rarer; see docs/algorithms.md."""
+    """Weight of the log-ratio to the sampler: it makes sampled tokens rarer; see docs/reference/losses.md."""
     kl_mask_type: KlMask = "all"
     """Which tokens that term sees."""
 

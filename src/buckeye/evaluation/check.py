@@ -1,6 +1,6 @@
 """Honesty check of an environment: are its tasks valid, and do its rewards measure the task?
 
-docs/environments.md lists the checks. All are seeded and need no model.
+docs/how-to/check-environments.md lists the checks. All are seeded and need no model.
 """
 
 from __future__ import annotations

@@ -229,7 +229,7 @@ def _tell_left_behind(config: GymConfig, tasks: Iterable[McpTask]) -> None:
         log.warning(
             "A server of task %s is given %s, which is here and not in the folder that each rollout has for "
             "itself: it will not find it. Put it there with `files` in the configuration and name it by "
-            "{workdir}, or give a whole path if rollouts may share it (docs/mcp-rollouts.md).",
+            "{workdir}, or give a whole path if rollouts may share it (docs/explanation/mcp-rollouts.md).",
             task_id,
             path,
         )

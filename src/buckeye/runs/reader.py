@@ -46,7 +46,7 @@ def open_run(run: str | Path) -> Run:
 
 @dataclass(frozen=True)
 class Run:
-    """Contents of a run directory; docs/reading-runs.md explains how to read them.
+    """Contents of a run directory; docs/how-to/inspect-runs.md explains how to read them.
 
     `unreadable` collects the damaged parts that were skipped.
     """

@@ -1,4 +1,4 @@
-"""The examples of docs/graders.md are valid graders."""
+"""The examples of docs/reference/mcp-files.md are valid graders."""
 
 import json
 import re
@@ -11,12 +11,13 @@ from tests.whole.docs.blocks import blocks
 from buckeye.mcp.grading.judge import judge_text
 from buckeye.mcp.grading.reading import bound, read_graders
 
-PAGE = (Path(__file__).parents[3] / "docs" / "graders.md").read_text(encoding="utf-8")
+_FILE = Path(__file__).parents[3] / "docs" / "reference" / "mcp-files.md"
+PAGE = _FILE.read_text(encoding="utf-8").partition("\n## Graders\n")[2]
 
 
 def rows(section):
     """Return the first column of a section's tables."""
-    text = PAGE[PAGE.index(f"\n## {section}\n") + 1 :].split("\n## ")[0]
+    text = PAGE[PAGE.index(f"\n### {section}\n") + 1 :].split("\n### ")[0]
     return re.findall(r"^\| `([^`]+)`", text, re.M)
 
 

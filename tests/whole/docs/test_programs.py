@@ -28,15 +28,17 @@ from buckeye.mcp.tasks.lock import read_lock
 from buckeye.orchestrator.advantages import Scored, batch_advantages, reward_shaping
 from buckeye.trainer.losses import LossInputs, total_loss
 
+PUBLISH = "docs/how-to/publish-environments.md"
+
 
 def texts(page, language):
     return [block.text for block in blocks((ROOT / page).read_text("utf-8")) if block.language == language]
 
 
-def test_the_configuration_and_the_environment_of_the_readme(tmp_path):
-    train, orch, mcp = texts("README.md", "toml")
-    (environment,) = texts("README.md", "python")
-    files = {"train.toml": train, "orch.toml": orch, "infer.toml": "", "mcp.toml": mcp}
+def test_the_configuration_of_the_readme_and_the_shown_environments(tmp_path):
+    (run,) = texts("README.md", "toml")
+    environment = texts("docs/how-to/write-environments.md", "python")[0]
+    files = {"run.toml": run, "mcp.toml": texts("docs/reference/mcp-files.md", "toml")[0]}
     for name, text in (files | {"capitals.py": environment}).items():
         (tmp_path / name).write_text(text)
     lines = "".join(texts("README.md", "bash")).splitlines()
@@ -52,7 +54,7 @@ def test_the_configuration_and_the_environment_of_the_readme(tmp_path):
 
 @pytest.mark.e2e
 def test_the_program_of_the_wire(tmp_path):
-    (program,) = texts("docs/wire.md", "python")
+    (program,) = texts("docs/how-to/agents.md", "python")
     command = [sys.executable, "-c", program]
     ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert ran.stdout == "The dog. 1\n", ran.stderr
@@ -60,25 +62,26 @@ def test_the_program_of_the_wire(tmp_path):
 
 def test_the_dataset_the_environment_and_the_lock_file_of_hf(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    Path("buckeye.lock.yaml").write_text(texts("docs/hf.md", "yaml")[0])
+    Path("buckeye.lock.yaml").write_text(texts(PUBLISH, "yaml")[0])
     task = {"prompt": "p", "evaluate_tool": {"name": "evaluate"}}
     Path("tasks.json").write_text(json.dumps(task))
-    kept = next(line for line in texts("docs/hf.md", "bash")[0].splitlines() if "--no-push" in line)
+    kept = next(line for line in texts(PUBLISH, "bash")[0].splitlines() if "--no-push" in line)
     done = run_here(*kept.partition("#")[0].split()[1:], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert read_lock(Path("buckeye.lock.yaml")).primary_dataset.name == "my-tasks"
     Path("configs").mkdir()
     Path("configs/my-env.yaml").write_text("system_prompt: p\naction_mappings: {done: {_tool: null}}\n")
-    Path("orch.toml").write_text(texts("docs/hf.md", "toml")[0])
+    Path("orch.toml").write_text(texts(PUBLISH, "toml")[0])
     (env,) = load_config(OrchestratorConfig, ["@", "orch.toml"]).env
     assert [one.id for one in load_environment(**env.args).tasks("train")] == ["task-0001"]
 
 
 @pytest.fixture
 def algorithms(tmp_path):
-    """File with the functions of docs/algorithms.md."""
+    """File with the functions of the pages on losses and rewards."""
     file = tmp_path / "own.py"
-    file.write_text("\n\n".join(texts("docs/algorithms.md", "python")))
+    pages = ("docs/reference/losses.md", "docs/reference/rewards.md")
+    file.write_text("\n\n".join(text for page in pages for text in texts(page, "python")))
     return file
 
 
@@ -113,7 +116,7 @@ def test_the_shaping(algorithms):
     assert [shaping.amounts(rollout)["function"] for rollout in rollouts] == [0.1, 0.0]
 
 
-MCP = (ROOT / "docs" / "mcp.md").read_text("utf-8")
+MCP = (ROOT / "docs" / "reference" / "mcp-files.md").read_text("utf-8")
 
 
 def table(heading):
@@ -125,7 +128,7 @@ def table(heading):
 
 def test_the_task_and_its_fields(tmp_path):
     path = tmp_path / "tasks.json"
-    path.write_text(texts("docs/mcp.md", "json")[0])
+    path.write_text(texts("docs/reference/mcp-files.md", "json")[0])
     (task,) = read_tasks(path)
     assert task.id == "task-001"
     assert [name for name, _ in table("| field | |")] == list(type(task).model_fields)
@@ -133,7 +136,7 @@ def test_the_task_and_its_fields(tmp_path):
 
 def test_the_configuration_shows_the_defaults(tmp_path):
     path = tmp_path / "my-env.yaml"
-    path.write_text(texts("docs/mcp.md", "yaml")[0])
+    path.write_text(texts("docs/reference/mcp-files.md", "yaml")[0])
     config = load_gym_config(path)
     assert (config.parser, config.rubric, config.defaults) == (
         ParserConfig(),

@@ -1,4 +1,4 @@
-"""docs/tutorial.md, run as printed: the model improves, and no key leaks.
+"""docs/tutorials/first-run.md, run as printed: the model improves, and no key leaks.
 
 Keys are planted in every place where users may keep them. The test goes beyond the tutorial: a push to a hub,
 and a model behind a URL. No file, log or process argument contains a key, and each key is sent only to its

@@ -1,7 +1,7 @@
-"""Run docs/tutorial.md in an empty folder, as a user with an empty home directory.
+"""Run docs/tutorials/first-run.md in an empty folder, as a user with an empty home directory.
 
-`python -m tests.whole.docs.tutorial_run` does it, and writes the measurements to docs/tutorial.json and into
-the page.
+`python -m tests.whole.docs.tutorial_run` does it, and writes the measurements to
+docs/tutorials/first-run.json and into the page.
 """
 
 import json
@@ -18,9 +18,9 @@ import psutil
 from tests.places import ROOT
 from tests.whole.docs.blocks import blocks
 
-DOCS = ROOT / "docs"
-TUTORIAL = (DOCS / "tutorial.md").read_text(encoding="utf-8")
-RECORD = DOCS / "tutorial.json"
+DOCS = ROOT / "docs" / "tutorials"
+TUTORIAL = (DOCS / "first-run.md").read_text(encoding="utf-8")
+RECORD = DOCS / "first-run.json"
 _BLOCK_SECONDS = 1_800
 _EVERY = 0.5  # seconds between checks of all processes
 
@@ -149,5 +149,5 @@ if __name__ == "__main__":
     page = TUTORIAL
     for pattern, text in shown(record).items():
         page = re.sub(pattern, text, page)
-    (DOCS / "tutorial.md").write_text(page)
+    (DOCS / "first-run.md").write_text(page)
     print(RECORD.read_text())

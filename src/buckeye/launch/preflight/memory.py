@@ -1,7 +1,7 @@
 """Memory that each process of a run will need, by purpose, from the model's sizes and the settings.
 
 The amounts follow from the shapes of tensors, except the fixed needs of a process, which were measured.
-docs/doctor.md has the formulas.
+docs/how-to/check-a-run.md has the formulas.
 """
 
 from __future__ import annotations

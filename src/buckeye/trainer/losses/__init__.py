@@ -1,4 +1,4 @@
-"""Policy-gradient losses: pure functions of log-probs, one per formula; formulas are in docs/algorithms.md.
+"""Policy-gradient losses: pure functions of log-probs, one per formula of docs/reference/losses.md.
 
 They take flat tensors of the N trained tokens of a row. The caller divides the sums by a count over the whole
 batch.

@@ -69,7 +69,8 @@ class ServedWeights:
                 "The engines do not sample with what is trained: rounding the weights for them leaves "
                 "%.0f %% of the change, and a KL divergence of %.2g nats a token. Let them have float32 "
                 '(trainer.weights.dtype = "float32", inference.model.dtype = "float32"), or set '
-                'trainer.weights.rounding = "stochastic"; docs/precision.md has what each costs and brings.',
+                'trainer.weights.rounding = "stochastic"; docs/explanation/precision.md has what each '
+                "costs and brings.",
                 100 * values.get("weights/arrived_share", 0.0),
                 kl,
             )

@@ -107,7 +107,7 @@ def what_instead(name: str) -> str | None:
     return (
         f"{library} is a library whose environments Buckeye cannot load by their names. A program can play "
         'them: id = "agent", with a command that plays one task with the model at OPENAI_BASE_URL and prints '
-        "its reward, run by a `python` that has the library (docs/environments-of-others.md, Any agent). Or "
+        "its reward, run by a `python` that has the library (docs/how-to/agents.md, Any agent). Or "
         "write an environment around it: buckeye env new NAME --kind python"
     )
 

@@ -1,0 +1,37 @@
+"""Generated pages of docs/reference are current, and tools/reference.toml has every name."""
+
+import re
+
+import pytest
+from tests.places import ROOT
+from tests.whole.docs.reference_tool import reference
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+LIMITS = {"pages": 35, "words": 35_000, "words of the README": 700}
+
+
+@pytest.mark.parametrize("name", reference.PAGES)
+def test_a_generated_page_is_current(name):
+    page = (ROOT / "docs" / "reference" / f"{name}.md").read_text(encoding="utf-8")
+    assert page == reference.PAGES[name](), "run `make reference`"
+
+
+def test_every_environment_variable_has_a_meaning_and_a_reader():
+    named = {name for texts in reference.TEXTS["variables"].values() for name in texts} - {"_"}
+    assert reference.variables_in_code() <= named
+    assert [name for name in named if not reference.readers(name)] == []
+
+
+def test_metrics_match_their_patterns():
+    names = ["loss", "staleness_share_12", "seq_len/max", "lost"]
+    assert reference.unknown_metrics("trainer", names) == {"seq_len/max", "lost"}
+    assert reference.unknown_metrics("sft", ["epoch", "loss"]) == set()
+
+
+def test_handwritten_pages_stay_few_and_short():
+    texts = {page: page.read_text(encoding="utf-8") for page in PAGES}
+    written = {page: text for page, text in texts.items() if not text.startswith(reference.MARK)}
+    words = {page: len(re.findall(r"\S+", text)) for page, text in written.items()}
+    assert len(words) <= LIMITS["pages"]
+    assert sum(words.values()) <= LIMITS["words"]
+    assert words[ROOT / "README.md"] <= LIMITS["words of the README"]
